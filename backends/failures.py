@@ -54,6 +54,14 @@ class ForbiddenAddressError(OSError):
     """A host name led to an address that no backend can have."""
 
 
+class ProxyError(OSError):
+    """The HTTP proxy opened no tunnel. `status`: of its reply; 0: there was none."""
+
+    def __init__(self, status: int = 0) -> None:
+        super().__init__("no tunnel")
+        self.status = status
+
+
 _CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first match counts; all but the last are OSErrors
     (TimeoutError, "The backend did not accept a connection in time."),
     (ForbiddenAddressError, "The backend's name leads to an address that no backend may have."),
@@ -68,6 +76,9 @@ _CONNECT: tuple[tuple[type[Exception], str], ...] = (  # the first match counts;
 
 def of_connect(error: Exception) -> Failure:
     """Of an exception raised before anything was sent."""
+    if isinstance(error, ProxyError):
+        refused = "refused the gateway's credentials" if error.status == 407 else "opened no connection to the backend"
+        return Failure(FailureKind.CONNECT, f"The proxy {refused}.")
     return Failure(FailureKind.CONNECT, next(text for kind, text in _CONNECT if isinstance(error, kind)))
 
 

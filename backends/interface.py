@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
+from urllib.parse import urlencode
 
 
 class Operation(Enum):
@@ -199,3 +200,22 @@ class BackendConfig:
     model: str
     api_key: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # extra, from config
+    query: Mapping[str, str] = field(default_factory=dict)  # added to the URL of every call of the API
+    rename: Mapping[str, str] = field(default_factory=dict)  # parameters of the body, by the name before
+    drop: frozenset[str] = frozenset()  # parameters of the body
+
+    def target(self, path: str) -> str:
+        """`path` with the configured query parameters."""
+        if not self.query:
+            return path
+        return f"{path}{'&' if '?' in path else '?'}{urlencode(self.query)}"
+
+    def adapted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body with parameters renamed and dropped. Of two spellings in a body, the servers' own counts."""
+        for name, known in self.rename.items():
+            if name in body:
+                value = body.pop(name)
+                body.setdefault(known, value)
+        for name in self.drop:
+            body.pop(name, None)
+        return body

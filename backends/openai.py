@@ -35,6 +35,7 @@ class OpenAI(Backend):
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
         self._secret, self.secret = config.api_key, config.api_key.encode()
+        self.config = config
         self._headers = _headers(config)
 
     def call(self, forward: BackendRequest) -> HttpCall:
@@ -47,7 +48,8 @@ class OpenAI(Backend):
             headers["tracestate"] = forward.tracestate
         if forward.session_id and self.names_sessions:
             headers["x-session-id"] = forward.session_id
-        return HttpCall("POST", forward.operation.value, headers, _encode(self._body(forward)))
+        body = self.config.adapted(self._body(forward))
+        return HttpCall("POST", self.config.target(forward.operation.value), headers, _encode(body))
 
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}

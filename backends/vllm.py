@@ -205,7 +205,9 @@ class Vllm(OpenAI):
 
     def count_prompt(self, forward: BackendRequest) -> HttpCall:
         body = {name: forward.body[name] for name in _TOKENIZED if name in forward.body}
-        return HttpCall("POST", "/tokenize", self._headers, _encode({**body, "model": forward.model}))
+        return HttpCall(
+            "POST", self.config.target("/tokenize"), self._headers, _encode({**body, "model": forward.model})
+        )
 
     def load(self) -> HttpCall | None:
         return HttpCall("GET", "/metrics")
@@ -217,7 +219,7 @@ class Vllm(OpenAI):
         return self.metrics.model(body)
 
     def models(self) -> HttpCall | None:
-        return HttpCall("GET", "/v1/models", self._headers)
+        return HttpCall("GET", self.config.target("/v1/models"), self._headers)
 
     def read_models(self, body: bytes) -> frozenset[str]:
         try:

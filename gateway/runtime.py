@@ -17,6 +17,8 @@ from typing import Any
 from backends import catalog
 from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
+from backends.http.tls_files import TlsFiles
+from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
 from gateway.api.same_origin import SameOrigin
@@ -36,11 +38,16 @@ Backends = Mapping[str, tuple[BackendConfig, Backend]]  # by pool
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAddress:
-    """Network address of endpoints, which share connections. `at`: resolved address; `connect`: timeout in s."""
+    """Network address of endpoints and the way there; equal ones share connections.
+
+    `at`: resolved address; `connect`: timeout in s.
+    """
 
     url: str
     at: str
     connect: float
+    tls: TlsFiles | None = None
+    proxy: ProxyAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +89,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     backends = {name: _backend(name, config, before) for name in config.pools}
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections
-    addresses = {
-        endpoint: UpstreamAddress(address.url, address.ip, config.defaults.connect)
-        for endpoint, address in config.addresses().items()
-    }
+    addresses = upstream_addresses(config)
     connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
     known_keys = tenants(config)
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
@@ -117,6 +121,17 @@ def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[Backend
     return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
 
 
+def upstream_addresses(config: Config) -> dict[str, UpstreamAddress]:
+    """By endpoint id."""
+    found: dict[str, UpstreamAddress] = {}
+    for pool in config.fleet():
+        section = config.pools[pool.name]
+        tls, proxy = None if section.tls is None else section.tls.files, section.proxy_address
+        for id, address in config.addresses_of(pool.name).items():
+            found[id] = UpstreamAddress(address.url, address.ip, config.defaults.connect, tls, proxy)
+    return found
+
+
 def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> ConnectionPool:
     return ConnectionPool(
         address.url,
@@ -125,6 +140,8 @@ def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> Connect
         idle_timeout=IDLE,
         receive_buffer=RECEIVE_BUFFER,
         coalescer=coalescer,
+        tls=None if address.tls is None else address.tls.context(),
+        proxy=address.proxy,
     )
 
 

@@ -28,6 +28,7 @@ class Endpoint:
     id: str
     pool: str
     region: str = ""
+    first_token_limit: float | None = None  # s, in place of the default
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from backends import failures
 from backends.failures import TransportError
 from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
+from backends.http.tunnel import ProxyAddress, open_tunnel
 from backends.interface import Failure, HttpCall
 
 TCP_KEEPIDLE: int = getattr(socket, "TCP_KEEPIDLE", 0x10)  # macOS: TCP_KEEPALIVE
@@ -124,7 +125,8 @@ class ConnectionPool:
     """The connections to an endpoint's URL.
 
     `connect_to`: IP address to use instead of resolving the URL's host; Host header and TLS name stay the URL's.
-    `receive_buffer`: bytes; None: the kernel's choice. `coalescer`: may be shared by several pools.
+    `receive_buffer`: bytes; None: the kernel's choice. `coalescer`: may be shared by several pools. `proxy`: every
+    connection is a tunnel through this proxy, which resolves the host.
     """
 
     def __init__(
@@ -139,11 +141,13 @@ class ConnectionPool:
         receive_buffer: int | None = None,
         coalescer: WriteCoalescer | None = None,
         connect_to: str = "",
+        proxy: ProxyAddress | None = None,
     ) -> None:
         self.address = BackendAddress.parse(url)
         self.coalescer = coalescer or WriteCoalescer()
         self.stale_retries = 0
         self._connect_to = connect_to or self.address.host
+        self._proxy = proxy
         self._by_name = not _is_ip_address(self._connect_to)
         self._max_age = max_age if self._by_name else inf
         self._connect_timeout = connect_timeout
@@ -241,16 +245,13 @@ class ConnectionPool:
         address, connection = self.address, Connection(self)
         try:
             async with asyncio.timeout(self._connect_timeout):
-                transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: connection,
-                    self._connect_to,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=address.host if address.tls else None,
+                transport = await (
+                    self._connect_directly(connection) if self._proxy is None else self._tunnel(connection)
                 )
             if not connection.usable:
                 raise ConnectionAbortedError  # closed by the server, or bytes arrived, before the request
-            if self._by_name and not is_allowed(address.host, transport.get_extra_info("peername")[0]):
+            named = self._by_name and self._proxy is None  # a proxy resolves names itself
+            if named and not is_allowed(address.host, transport.get_extra_info("peername")[0]):
                 transport.abort()
                 raise failures.ForbiddenAddressError
         except (OSError, UnicodeError) as error:
@@ -261,6 +262,38 @@ class ConnectionPool:
             raise
         self._set_options(transport.get_extra_info("socket"))
         return connection
+
+    async def _connect_directly(self, connection: Connection) -> asyncio.Transport:
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: connection,
+            self._connect_to,
+            self.address.port,
+            ssl=self._tls,
+            server_hostname=self.address.host if self.address.tls else None,
+        )
+        return transport
+
+    async def _tunnel(self, connection: Connection) -> asyncio.Transport:
+        assert self._proxy is not None
+        host = f"[{self._connect_to}]" if ":" in self._connect_to else self._connect_to
+        transport = await open_tunnel(self._proxy, f"{host}:{self.address.port}")
+        try:
+            if self._tls is not None:
+                name = self.address.host
+                loop = asyncio.get_running_loop()
+                secured = await loop.start_tls(transport, connection, self._tls, server_hostname=name)
+                if secured is None:
+                    raise ConnectionAbortedError
+                transport = secured
+            else:
+                transport.set_protocol(connection)
+        except BaseException:
+            transport.abort()
+            raise
+        connection.connection_made(transport)
+        if self._tls is None:
+            transport.resume_reading()
+        return transport
 
     def _set_options(self, sock: socket.socket) -> None:
         for level, option, value in KEEP_ALIVE:

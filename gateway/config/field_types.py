@@ -17,6 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainVa
 
 from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
+from backends.http.tunnel import ProxyAddress
 from backends.simulated.profiles import PROFILES
 from gateway.config.config_errors import did_you_mean
 from policies.routes.route import Duration, Strict
@@ -26,6 +27,7 @@ _TCP = r"tcp://[^/@\s]+:[0-9]{1,5}"
 _POOL = r"[A-Za-z0-9][A-Za-z0-9._:-]*"
 _HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
 _TRANSPORT_HEADER = r"(?i:host|content-length|transfer-encoding|connection)"
+_OWN_PARAMETER = r"model|stream|messages|prompt|input|cache_salt"
 _DIGEST = r"[0-9a-fA-F]{64}"
 REDIS_OPTIONS = frozenset(
     "db client_name ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_keyfile_password ssl_cert_reqs"
@@ -215,6 +217,11 @@ def _redis(value: SecretStr) -> SecretStr:
     return value
 
 
+def _proxy(value: SecretStr) -> SecretStr:
+    ProxyAddress.parse(value.get_secret_value())
+    return value
+
+
 def _text(pattern: str, **described: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, **described})
 
@@ -261,6 +268,15 @@ HeaderName = Annotated[
     AfterValidator(str.lower),
 ]
 HeaderValue = Annotated[SecretStr, _matching(r"[\t -~]*", "the value of a header is one line of visible ASCII")]
+QueryName = Annotated[str, _matching(r"[!-~]+", "a query parameter has a name of visible ASCII")]
+ParameterName = Annotated[
+    str,
+    _matching(r"[!-~]+", "a parameter has a name of visible ASCII"),
+    _matching(
+        f"(?!(?:{_OWN_PARAMETER})$).*", "'{value}' is the gateway's own to set: it is neither renamed nor dropped"
+    ),
+]
+ProxyUrl = Annotated[SecretStr, AfterValidator(_proxy), _text(r"^http://[^/?#\s]+/?$")]
 RedisSetting = Annotated[SecretStr, AfterValidator(_redis), _text(r"^(rediss?(\+sentinel|\+cluster)?|unix)://")]
 CacheSecret = Annotated[
     SecretStr, _matching(r"(?s).{16,}", "a secret needs at least 16 characters: openssl rand -hex 32")

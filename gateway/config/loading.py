@@ -111,12 +111,22 @@ def change(before: Config, wanted: Config) -> Change:
     config = wanted.model_copy(update={name: getattr(before, name) for name in FIXED_AT_START})
     if config != wanted and (found := problems(config)):
         raise ConfigError([problem.at(COMBINED) for problem in found])
-    paths = list(_differences(before.model_dump(), wanted.model_dump(), ()))
+    paths = [*_differences(before.model_dump(), wanted.model_dump(), ()), *_renewed(before, wanted)]
     return Change(
         config,
         tuple(dotted(path) for path in paths if path[0] not in FIXED_AT_START),
         tuple(dotted(path) for path in paths if path[0] in FIXED_AT_START),
     )
+
+
+def _renewed(before: Config, wanted: Config) -> Iterator[KeyPath]:
+    """Pools whose certificates are other files under the same names."""
+    for name, pool in wanted.pools.items():
+        known = before.pools.get(name)
+        if known is None or known.tls is None or pool.tls is None:
+            continue
+        if known.tls.model_dump() == pool.tls.model_dump() and known.tls.files != pool.tls.files:
+            yield "pools", name, "tls"
 
 
 def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPath]:

@@ -8,20 +8,16 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from backends.catalog import KINDS, BackendKind
-from backends.http.connection_pool import BackendAddress
 from backends.interface import BackendConfig
 from gateway.config import field_types as fields
-from gateway.config.config_errors import did_you_mean
-from gateway.config.field_types import Positive, Section, authority, is_ip, written
+from gateway.config.field_types import Positive, Section, written
+from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
 from policies.routes.route import Duration, Route, Share, Size, Workload, with_preset
@@ -29,175 +25,6 @@ from policies.routes.route import Duration, Route, Share, Size, Workload, with_p
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
 MAX_LIMIT = 10**12  # of any limit of a key
-PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
-Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
-# The encodings of gateway.tokenize.tokenizers, which is slow to import.
-ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointAddress:
-    """Destination of requests. `ip`: one address of the URL's host name; "": the host is resolved per connection."""
-
-    url: str
-    ip: str = ""
-    region: str = ""
-    kv_events: str | None = None
-    kv_replay: str | None = None
-
-
-class EndpointSection(Section):
-    """One server of a pool: its URL, or a mapping."""
-
-    url: fields.HttpUrl
-    region: str = ""
-    """Label, for affinity and metrics."""
-    kv_events: fields.TcpUrl | None = None
-    """ZMQ address of the engine's KV cache events."""
-    kv_replay: fields.TcpUrl | None = None
-    """ZMQ address for the replay of missed events."""
-    profile: fields.ProfileName | None = None
-    """Simulation profile for `replay`, where it differs from the pool's."""
-    resolve: Positive | None = None
-    """Every address of the host name becomes an endpoint; the value is the resolution interval, such as 10s."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_url(cls, value: Any) -> Any:
-        return {"url": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.kv_replay and not self.kv_events:
-            raise ValueError("kv_replay requires kv_events: add kv_events, or remove kv_replay")
-        if self.resolve is None:
-            return self
-        if is_ip(self.host):
-            raise ValueError(f"{self.host} is an IP address, not a host name; remove resolve")
-        for key, url in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
-            if url is not None and url.removeprefix("tcp://").rpartition(":")[0] != self.host:
-                raise ValueError(f"{key} must have the host {self.host} too: resolve replaces it by each address")
-        return self
-
-    @property
-    def host(self) -> str:
-        return BackendAddress.parse(self.url).host
-
-    def addresses(self, resolved: Addresses | None) -> list[EndpointAddress]:
-        """A single address, or with `resolve` every address in `resolved` (None: not resolved yet)."""
-        if self.resolve is None or resolved is None:
-            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay)]
-        found = []
-        for ip in resolved.get(self.host, ()):
-            events, replay = (
-                url and f"tcp://{fields.ListenAddress(ip, int(url.rpartition(':')[2]))}"
-                for url in (self.kv_events, self.kv_replay)
-            )
-            found.append(EndpointAddress(self.url, ip, self.region, events, replay))
-        return found
-
-
-class PriceSection(Section):
-    """USD per million tokens."""
-
-    input: float = Field(default=0.0, ge=0)
-    output: float = Field(default=0.0, ge=0)
-
-
-class KeepWarm(Section):
-    idle: Positive
-    """Send a one-token request after this time without requests."""
-
-
-class PoolSection(Section):
-    """Interchangeable endpoints that serve one model."""
-
-    backend: fields.BackendName
-    """Kind of server."""
-    model: str = ""
-    """Model name that the servers know."""
-    endpoints: tuple[EndpointSection, ...] = ()
-    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve}."""
-    base_url: fields.HttpUrl | None = None
-    """For an API, in place of endpoints; each API backend has a default."""
-    api_key: SecretStr = SecretStr("")
-    """Sent to the servers; write "${NAME}" and keep the key in the environment."""
-    headers: Mapping[fields.HeaderName, fields.HeaderValue] = {}
-    """Sent to the servers with every request."""
-    tokenizer: str = "o200k_base"
-    """o200k_base, cl100k_base, o200k_harmony, or the path of a tokenizer.json."""
-    context_window: int | None = Field(default=None, gt=0)
-    """Tokens of prompt and output together."""
-    capabilities: frozenset[Literal["tools", "images", "json_schema"]] | None = None
-    """Capabilities of the model; absent: unknown, no request is excluded."""
-    price: PriceSection = PriceSection()
-    block_size: int = Field(default=16, gt=0, le=4096)
-    """Tokens of a prefix cache block, until learned from the server."""
-    keep_warm: KeepWarm | None = None
-    priority_scheduling: bool = False
-    """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
-    profile: fields.ProfileName | None = None
-    """Simulation profile for `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
-
-    @field_validator("tokenizer")
-    @classmethod
-    def _known_tokenizer(cls, value: str) -> str:
-        if value not in ENCODINGS and not Path(value).exists():
-            raise ValueError(f"'{value}' is neither an encoding nor a file{did_you_mean(value, ENCODINGS)}")
-        return value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.endpoints and self.base_url:
-            raise ValueError("endpoints and base_url exclude each other; keep one")
-        if not self.urls:
-            raise ValueError(f"a {self.backend} pool needs endpoints, the URLs of its servers")
-        if self.kind.needs_key and not self.api_key.get_secret_value() and "authorization" not in self.headers:
-            hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
-            raise ValueError(f"{self.backend} needs a key; {hint}")
-        if self.keep_warm and not self.model:
-            raise ValueError("keep_warm requires model: add model, or remove keep_warm")
-        if self.priority_scheduling and self.backend not in PRIORITY:
-            raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
-        seen: dict[str, int] = {}
-        for i, url in enumerate(self.urls):
-            first = seen.setdefault(authority(url), i)
-            if first != i:
-                raise ValueError(f"endpoints[{i}] and endpoints[{first}] are both {authority(url)}; keep one")
-        return self
-
-    @property
-    def kind(self) -> BackendKind:
-        return KINDS[self.backend]
-
-    @cached_property
-    def urls(self) -> tuple[str, ...]:
-        if self.endpoints:
-            return tuple(endpoint.url for endpoint in self.endpoints)
-        base = self.base_url or self.kind.base_url
-        return (base,) if base else ()
-
-    def addresses(self, name: str, resolved: Addresses | None) -> Mapping[str, EndpointAddress]:
-        """By endpoint id, stable across reloads. `resolved`: addresses by host name; None: not resolved yet."""
-        if self.endpoints:
-            found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
-        else:
-            found = [EndpointAddress(url) for url in self.urls]
-        return {f"{name}/{authority(address.url, address.ip)}": address for address in found}
-
-    def to_pool(self, name: str, resolved: Addresses | None) -> facts.Pool:
-        """The pool as a value of the policies."""
-        addresses = self.addresses(name, resolved)
-        return facts.Pool(
-            name=name,
-            model=self.model,
-            endpoints=tuple(facts.Endpoint(id, name, address.region) for id, address in addresses.items()),
-            local=self.kind.local,
-            context_window=self.context_window,
-            capabilities=self.capabilities,
-            price=facts.Price(self.price.input, self.price.output),
-            block_size=self.block_size,
-        )
 
 
 class Drain(Section):
@@ -356,10 +183,13 @@ class Config(Section):
         """The pools, as values of the policies."""
         return tuple(pool.to_pool(name, self._addresses) for name, pool in self.pools.items())
 
+    def addresses_of(self, pool: str) -> Mapping[str, EndpointAddress]:
+        """Of one pool, by endpoint id."""
+        return self.pools[pool].addresses(pool, self._addresses)
+
     def addresses(self) -> Mapping[str, EndpointAddress]:
         """By endpoint id."""
-        every = (pool.addresses(name, self._addresses) for name, pool in self.pools.items())
-        return {id: address for addresses in every for id, address in addresses.items()}
+        return {id: address for pool in self.pools for id, address in self.addresses_of(pool).items()}
 
     def urls(self) -> Mapping[str, str]:
         """Endpoint id -> base URL."""
@@ -375,9 +205,7 @@ class Config(Section):
 
     def backend(self, name: str) -> BackendConfig:
         """Input of the catalog for the backend of a pool."""
-        pool = self.pools[name]
-        headers = {header: value.get_secret_value() for header, value in pool.headers.items()}
-        return BackendConfig(pool.backend, pool.model, pool.api_key.get_secret_value(), headers)
+        return self.pools[name].backend_config()
 
     @cached_property
     def passthrough_route(self) -> Route | None:

@@ -20,7 +20,8 @@ from backends.simulated.engine import Engine
 from backends.simulated.profiles import PROFILES, ApiProfile, EngineRequest, Event, Profile, RequestId
 from backends.simulated.virtual_engine import HostedApi, VirtualEngine
 from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates
-from gateway.config.models import Config, PoolSection
+from gateway.config.models import Config
+from gateway.config.pool_section import PoolSection
 from gateway.replay.traces import BLOCK
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.routes.route import Route

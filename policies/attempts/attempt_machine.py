@@ -23,8 +23,9 @@ Rules:
   (`policies.attempts.hedging`). With `hedge`, and `may_retry` at TimerFired, the two race instead: the first content
   wins and the other is cancelled. No more than two race at a time.
 - An answer that is not streamed arrives whole, so its silence is no evidence; nor is any without a deadline. Every
-  attempt is abandoned `first_token_limit` after its sending, and at `limit_at`, the end of the time for the whole
-  answer. An answer that is not streamed is left for the next candidate after half of what remains until then.
+  attempt is abandoned `first_token_limit` (of the endpoint, where it has its own) after its sending, and at
+  `limit_at`, the end of the time for the whole answer. An answer that is not streamed is left for the next candidate
+  after half of what remains until then.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - Events about attempts that have ended, and all events after the end, change nothing.
 - A retry after an overload reply (429, 5xx) adds load to a pool, so retries are bounded by a share of the requests
@@ -295,7 +296,7 @@ class AttemptMachine:
         elif upcoming is not None:
             self._open_next(self._next_kind, now)
         elif not self.pending:
-            self._give_up(f"no first token within {self._first_token_limit:g} s")
+            self._give_up(f"no first token within {self._limit_of(pending.attempt.candidate):g} s")
 
     # -- opening and ending -------------------------------------------------------------------
 
@@ -322,7 +323,7 @@ class AttemptMachine:
         if 1 < self._opened == self._max_attempts - 1:
             self._keep_last_for_another_pool()
         attempt = Attempt(self._opened, kind, candidate)
-        limit_at = self._silence_limit(now)
+        limit_at = self._silence_limit(candidate, now)
         recheck_at = self._first_check(candidate, now, limit_at)
         self.pending[attempt.number] = PendingAttempt(attempt, now, limit_at, recheck_at)
         self._actions.append(Open(attempt))
@@ -332,9 +333,16 @@ class AttemptMachine:
         if any(self._pool_at(rank) not in seen for rank in range(self._tried, self._count)):
             self._avoided = seen
 
-    def _silence_limit(self, now: float) -> float:
+    def _limit_of(self, candidate: Candidate) -> float:
+        """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
+        own = candidate.endpoint.first_token_limit
+        if own is None or self._committed is not None:
+            return self._first_token_limit
+        return own if self._stream else max(own, self._first_token_limit)
+
+    def _silence_limit(self, candidate: Candidate, now: float) -> float:
         """Time at which an attempt sent now is abandoned in any case."""
-        limit_at = min(now + self._first_token_limit, self._limit_at)
+        limit_at = min(now + self._limit_of(candidate), self._limit_at)
         if not self._stream and self._limit_at < FOREVER and self._has_next():
             return min(limit_at, now + (self._limit_at - now) / 2)
         return limit_at

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.models import ENCODINGS, Config
+from gateway.config.models import Config
+from gateway.config.pool_section import ENCODINGS
 from gateway.tokenize.tokenizers import ALIASES, PATTERNS
 from policies import types
 from policies.routes.route import Route

@@ -1,0 +1,255 @@
+"""The `pools` section: models, their servers, and the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from backends.catalog import KINDS, BackendKind
+from backends.http.connection_pool import BackendAddress
+from backends.http.tls_files import TlsFiles
+from backends.http.tunnel import ProxyAddress
+from backends.interface import BackendConfig
+from gateway.config import field_types as fields
+from gateway.config.config_errors import did_you_mean
+from gateway.config.field_types import Positive, Section, authority, is_ip
+from policies import types as facts
+
+PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
+Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
+# The encodings of gateway.tokenize.tokenizers, which is slow to import.
+ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAddress:
+    """Destination of requests. `ip`: one address of the URL's host name; "": the host is resolved per connection."""
+
+    url: str
+    ip: str = ""
+    region: str = ""
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+
+class EndpointSection(Section):
+    """One server of a pool: its URL, or a mapping."""
+
+    url: fields.HttpUrl
+    region: str = ""
+    """Label, for affinity and metrics."""
+    kv_events: fields.TcpUrl | None = None
+    """ZMQ address of the engine's KV cache events."""
+    kv_replay: fields.TcpUrl | None = None
+    """ZMQ address for the replay of missed events."""
+    profile: fields.ProfileName | None = None
+    """Simulation profile for `replay`, where it differs from the pool's."""
+    resolve: Positive | None = None
+    """Every address of the host name becomes an endpoint; the value is the resolution interval, such as 10s."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_url(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kv_replay and not self.kv_events:
+            raise ValueError("kv_replay requires kv_events: add kv_events, or remove kv_replay")
+        if self.resolve is None:
+            return self
+        if is_ip(self.host):
+            raise ValueError(f"{self.host} is an IP address, not a host name; remove resolve")
+        for key, url in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
+            if url is not None and url.removeprefix("tcp://").rpartition(":")[0] != self.host:
+                raise ValueError(f"{key} must have the host {self.host} too: resolve replaces it by each address")
+        return self
+
+    @property
+    def host(self) -> str:
+        return BackendAddress.parse(self.url).host
+
+    def addresses(self, resolved: Addresses | None) -> list[EndpointAddress]:
+        """A single address, or with `resolve` every address in `resolved` (None: not resolved yet)."""
+        if self.resolve is None or resolved is None:
+            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay)]
+        found = []
+        for ip in resolved.get(self.host, ()):
+            events, replay = (
+                url and f"tcp://{fields.ListenAddress(ip, int(url.rpartition(':')[2]))}"
+                for url in (self.kv_events, self.kv_replay)
+            )
+            found.append(EndpointAddress(self.url, ip, self.region, events, replay))
+        return found
+
+
+class PriceSection(Section):
+    """USD per million tokens."""
+
+    input: float = Field(default=0.0, ge=0)
+    output: float = Field(default=0.0, ge=0)
+
+
+class TlsSection(Section):
+    """Certificates of the connections to the servers, PEM files."""
+
+    ca: str = ""
+    """Certificates that the servers' are verified against, in place of the system's."""
+    certificate: str = ""
+    """Client certificate (mutual TLS), with its chain."""
+    key: str = ""
+    """Private key of the certificate, without a passphrase; absent: in the file of the certificate."""
+    _files: TlsFiles = TlsFiles()
+
+    @model_validator(mode="after")
+    def _loadable(self) -> Self:
+        if self.key and not self.certificate:
+            raise ValueError("key requires certificate: add certificate, or remove key")
+        for name in ("ca", "certificate", "key"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ValueError(f"{name}: there is no file '{path}'")
+        try:
+            self._files = TlsFiles.of(self.ca, self.certificate, self.key)
+            self._files.context()
+        except OSError as error:
+            raise ValueError(f"the certificates cannot be used: {error.strerror or error}") from None
+        return self
+
+    @property
+    def files(self) -> TlsFiles:
+        """As found when the configuration was read."""
+        return self._files
+
+
+class KeepWarm(Section):
+    idle: Positive
+    """Send a one-token request after this time without requests."""
+
+
+class PoolSection(Section):
+    """Interchangeable endpoints that serve one model."""
+
+    backend: fields.BackendName
+    """Kind of server."""
+    model: str = ""
+    """Model name that the servers know."""
+    endpoints: tuple[EndpointSection, ...] = ()
+    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve}."""
+    base_url: fields.HttpUrl | None = None
+    """For an API, in place of endpoints; each API backend has a default."""
+    api_key: SecretStr = SecretStr("")
+    """Sent to the servers; write "${NAME}" and keep the key in the environment."""
+    headers: Mapping[fields.HeaderName, fields.HeaderValue] = {}
+    """Sent to the servers with every request."""
+    query: Mapping[fields.QueryName, SecretStr] = {}
+    """Query parameters, added to the URL of every request."""
+    rename: Mapping[fields.ParameterName, fields.ParameterName] = {}
+    """Parameters of the body that the servers know by another name: {max_tokens: max_completion_tokens}."""
+    drop: frozenset[fields.ParameterName] = frozenset()
+    """Parameters of the body that the servers do not know, and are not sent."""
+    tls: TlsSection | None = None
+    proxy: fields.ProxyUrl | None = None
+    """HTTP proxy through which the servers are reached (CONNECT): http://[USER:PASSWORD@]HOST:PORT."""
+    first_token: Positive | None = None
+    """Hard timeout of the first token from these servers, in place of defaults.first_token."""
+    tokenizer: str = "o200k_base"
+    """o200k_base, cl100k_base, o200k_harmony, or the path of a tokenizer.json."""
+    context_window: int | None = Field(default=None, gt=0)
+    """Tokens of prompt and output together."""
+    capabilities: frozenset[Literal["tools", "images", "json_schema"]] | None = None
+    """Capabilities of the model; absent: unknown, no request is excluded."""
+    price: PriceSection = PriceSection()
+    block_size: int = Field(default=16, gt=0, le=4096)
+    """Tokens of a prefix cache block, until learned from the server."""
+    keep_warm: KeepWarm | None = None
+    priority_scheduling: bool = False
+    """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
+    profile: fields.ProfileName | None = None
+    """Simulation profile for `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known_tokenizer(cls, value: str) -> str:
+        if value not in ENCODINGS and not Path(value).exists():
+            raise ValueError(f"'{value}' is neither an encoding nor a file{did_you_mean(value, ENCODINGS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.endpoints and self.base_url:
+            raise ValueError("endpoints and base_url exclude each other; keep one")
+        if not self.urls:
+            raise ValueError(f"a {self.backend} pool needs endpoints, the URLs of its servers")
+        if self.kind.needs_key and not self.api_key.get_secret_value() and "authorization" not in self.headers:
+            hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
+            raise ValueError(f"{self.backend} needs a key; {hint}")
+        if taken := self.rename.keys() & self.drop:
+            raise ValueError(f"{min(taken)} is both renamed and dropped; keep one")
+        if self.tls and all(url.startswith("http:") for url in self.urls):
+            raise ValueError("tls is of no use: every URL of this pool is http, not https")
+        if self.keep_warm and not self.model:
+            raise ValueError("keep_warm requires model: add model, or remove keep_warm")
+        if self.priority_scheduling and self.backend not in PRIORITY:
+            raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
+        seen: dict[str, int] = {}
+        for i, url in enumerate(self.urls):
+            first = seen.setdefault(authority(url), i)
+            if first != i:
+                raise ValueError(f"endpoints[{i}] and endpoints[{first}] are both {authority(url)}; keep one")
+        return self
+
+    @property
+    def kind(self) -> BackendKind:
+        return KINDS[self.backend]
+
+    @cached_property
+    def urls(self) -> tuple[str, ...]:
+        if self.endpoints:
+            return tuple(endpoint.url for endpoint in self.endpoints)
+        base = self.base_url or self.kind.base_url
+        return (base,) if base else ()
+
+    def addresses(self, name: str, resolved: Addresses | None) -> Mapping[str, EndpointAddress]:
+        """By endpoint id, stable across reloads. `resolved`: addresses by host name; None: not resolved yet."""
+        if self.endpoints:
+            found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
+        else:
+            found = [EndpointAddress(url) for url in self.urls]
+        return {f"{name}/{authority(address.url, address.ip)}": address for address in found}
+
+    def backend_config(self) -> BackendConfig:
+        return BackendConfig(
+            self.backend,
+            self.model,
+            self.api_key.get_secret_value(),
+            {name: value.get_secret_value() for name, value in self.headers.items()},
+            query={name: value.get_secret_value() for name, value in self.query.items()},
+            rename=self.rename,
+            drop=self.drop,
+        )
+
+    @property
+    def proxy_address(self) -> ProxyAddress | None:
+        return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
+
+    def to_pool(self, name: str, resolved: Addresses | None) -> facts.Pool:
+        """The pool as a value of the policies."""
+        addresses = self.addresses(name, resolved)
+        return facts.Pool(
+            name=name,
+            model=self.model,
+            endpoints=tuple(
+                facts.Endpoint(id, name, address.region, self.first_token) for id, address in addresses.items()
+            ),
+            local=self.kind.local,
+            context_window=self.context_window,
+            capabilities=self.capabilities,
+            price=facts.Price(self.price.input, self.price.output),
+            block_size=self.block_size,
+        )
