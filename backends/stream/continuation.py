@@ -4,8 +4,9 @@
 - `read_partial` decodes the kept events once a stream has broken, and says whether the answer can be continued. Text
   can. Tool calls, reasoning and structured output cannot: an engine that is given a part of them as the assistant's
   words does not resume their grammar.
-- `Continuation` rewrites the events of the second stream: the identity of the first one, no second role, no white space
-  twice, and usage of the whole answer.
+- `Continuation` rewrites the events of the second stream: the identity of the first one, no second role, no text twice,
+  and usage of the whole answer. An engine that refuses to continue writes the whole answer again (`restarted`); if its
+  text does not begin with the text so far, the two are no answer of either (`Diverged`).
 """
 
 from __future__ import annotations
@@ -119,18 +120,24 @@ def read_partial(relayed: RelayedEvents) -> PartialAnswer:
     return answer
 
 
+class Diverged(ValueError):
+    """The whole answer of a second engine does not begin with the text so far."""
+
+
 class Continuation:
     """A `Rewriter` of the second stream. `answer`: the answer so far.
 
     `given`: the part of the text that the engine was given. Chat templates remove trailing white space, so `given` may
-    lack it, and the continuation may begin with that white space again.
+    lack it, and the continuation may begin with that white space again. None: the engine writes the whole answer again,
+    and `feed` raises Diverged where it does not begin with the text so far.
     """
 
-    def __init__(self, answer: PartialAnswer, given: str, prompt_tokens: int | None = None) -> None:
+    def __init__(self, answer: PartialAnswer, given: str | None, prompt_tokens: int | None = None) -> None:
         self.answer = answer
+        self.restarted = given is None
         self.prompt_tokens = prompt_tokens  # of the original prompt, where an engine has counted them
-        self.tokens = answer.tokens  # of the answer so far; exact once the engine has reported usage
-        self._repeated = answer.text[len(given) :]
+        self.tokens = 0 if given is None else answer.tokens  # given to the engine; exact once it has reported usage
+        self._repeated = answer.text[len(given or "") :]
         self._decoder = SseDecoder()
 
     def feed(self, data: bytes) -> bytes:
@@ -165,13 +172,17 @@ class Continuation:
         text = text_of.get(name)
         if isinstance(text, str):
             text_of[name] = text = self._without_repetition(text)
-        return bool(text or choice.get("finish_reason") or any(value for key, value in text_of.items() if key != name))
+        more = bool(choice.get("finish_reason") or any(value for key, value in text_of.items() if key != name))
+        if more and self.restarted and self._repeated:
+            raise Diverged
+        return more or bool(text)
 
     def _without_repetition(self, text: str) -> str:
-        while text and self._repeated and text[0] == self._repeated[0]:
-            text, self._repeated = text[1:], self._repeated[1:]
-        if text:
-            self._repeated = ""
+        repeated = _common(text, self._repeated)
+        text, rest = text[repeated:], self._repeated[repeated:]
+        if text and rest and self.restarted:
+            raise Diverged
+        self._repeated = "" if text else rest
         return text
 
     def _correct_usage(self, usage: dict[str, Any]) -> None:
@@ -190,3 +201,9 @@ class Continuation:
             and type(details.get("cached_tokens")) is int
         ):
             details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+
+
+def _common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    pairs = zip(one, other, strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -7,7 +7,7 @@ joined to the relay in the very call of the first token. A caller that leaves ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -375,11 +375,17 @@ class AttemptRunner:
 
     # -- RescueRunner -------------------------------------------------------------------------
 
-    def down(self) -> Collection[str]:
-        """Endpoints among the candidates that are not up."""
-        loads = self.dispatcher.fleet.snapshot(monotonic()).loads
-        ids = [candidate.endpoint.id for candidate in self.routed.decision.ranked]
-        return {id for id in ids if (load := loads.get(id)) is None or load.health is not Health.UP}
+    def unable(self, tokens: int) -> dict[str, str]:
+        """Candidates that cannot continue an answer of `tokens` now, with the reason."""
+        loads, winner = self.dispatcher.fleet.snapshot(monotonic()).loads, self.relay.winner.attempt
+        found: dict[str, str] = {}
+        for endpoint in (candidate.endpoint for candidate in self.routed.decision.ranked):
+            upstream = self.routed.upstreams[endpoint.id]
+            if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
+                found[endpoint.id] = "no peer is up"
+            elif obstacle := upstream.backend.obstacle(self.backend_request(upstream, winner), tokens):
+                found[endpoint.id] = obstacle
+        return found
 
     def race_again(self, broken: Broken) -> None:
         self._advance(broken)
@@ -398,14 +404,16 @@ class AttemptRunner:
         attempt, lost = upstream_request.attempt, failure.kind in CONNECTION_LOST
         endpoint = attempt.candidate.endpoint
         avoid = self._pools_alike(failure, endpoint.pool)
+        refused = self.rescue if upstream_request.continues and failure.kind is FailureKind.CLIENT else None
         event = Failed(
             attempt.number,
-            failure.retryable or bool(avoid) or self._is_doubtful(failure, endpoint.id),
+            failure.retryable or bool(avoid or refused) or self._is_doubtful(failure, endpoint.id),
             connection_lost=lost,
             retry_after=failure.retry_after,
             taken=lost and upstream_request.accepted,
             again=failure.again,
             avoid=avoid,
+            restart=refused is not None and refused.restart(),
         )
         if failure.kind in OVERLOAD:
             self._retry_on_budget(event, endpoint.pool)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import Failure, FailureKind
-from backends.stream.continuation import RewriterChain
+from backends.stream.continuation import Diverged, RewriterChain
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper, WholeEvents
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, envelope
@@ -32,6 +32,9 @@ READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 STALL = 60.0  # s with a full buffer unread by the client
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
+DIVERGED = Failure(
+    FailureKind.PROTOCOL, "The backend broke in the middle of the answer, and another wrote other words."
+)
 LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
 STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
 
@@ -68,8 +71,10 @@ class Relay:
         self.idle = idle
         self.limit_at = limit_at
         self.begun = False
+        self.diverged = False  # the winner's answer is another one than the answer so far
         self.winner: UpstreamRequest  # the winning attempt, once begun
         self.rewriter: Rewriter | None = None
+        self.base_rewriter: Rewriter | None = None  # of every part of a joined stream
         self.chunked = http.http11
         self.idle_timer: asyncio.TimerHandle | None = None
         self.stall_timer: asyncio.TimerHandle | None = None
@@ -111,6 +116,8 @@ class Relay:
         """Relay the rest of a broken answer from a further attempt."""
         assert self.base_rewriter is not None  # of every stream
         self.base_rewriter.drop()
+        if self._is_masked(winner) and not self._is_masked(self.winner):
+            self.base_rewriter = CachedCountMasker(self.base_rewriter)
         self.winner, self.rewriter = winner, RewriterChain(continuation, self.base_rewriter)
         self.body(winner.take_buffered())
         self._follow(winner)
@@ -124,8 +131,10 @@ class Relay:
                 rewriter = RewriterChain(self.rescue.events, rewriter)
         elif backend.secret:
             rewriter = SecretMasker(backend.secret)
-        masked = self.winner.attempt.candidate.endpoint.pool in self.masked_pools
-        return CachedCountMasker(rewriter) if masked else rewriter
+        return CachedCountMasker(rewriter) if self._is_masked(self.winner) else rewriter
+
+    def _is_masked(self, winner: UpstreamRequest) -> bool:
+        return winner.attempt.candidate.endpoint.pool in self.masked_pools
 
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""
@@ -142,7 +151,11 @@ class Relay:
         """Write a read of the upstream at once, unless the client is gone."""
         if self.transport.is_closing():
             return
-        rewritten = data if self.rewriter is None else self.rewriter.feed(data)
+        try:
+            rewritten = data if self.rewriter is None else self.rewriter.feed(data)
+        except Diverged:
+            self._on_diverged()
+            return
         if framed and self.chunked and rewritten == data:
             self.writer.write_through(framed)
         elif rewritten:
@@ -157,9 +170,15 @@ class Relay:
 
     def end(self) -> None:
         """The body is complete; the tap knows if the answer is."""
+        if self.diverged:
+            return
         if self.winner.tap.spoiled:
             self.replace_held(b"")
-        tail = self.rewriter.close() if self.rewriter is not None else b""
+        try:
+            tail = self.rewriter.close() if self.rewriter is not None else b""
+        except Diverged:
+            self._on_diverged()
+            return
         if self.winner.answered:
             self._finish(self._last(tail), RequestOutcome.COMPLETED)
         elif self.winner.stream:
@@ -171,13 +190,24 @@ class Relay:
     def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
         """The upstream broke after the first token: a peer continues, or an error event is written at once, the
         backend's own if there is one."""
-        if self.rescue is not None and self.rescue.take_over(self.winner, failure):
+        if self.diverged or (self.rescue is not None and self.rescue.take_over(self.winner, failure)):
             return
         if error_event:
-            event = error_event if self.rewriter is None else self.rewriter.feed(error_event)
+            event = error_event if self.base_rewriter is None else self.base_rewriter.feed(error_event)
             self._end_broken(event, RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
         else:
             self._end_broken(_error_event(failure), RequestOutcome.UPSTREAM_BROKE, failure.message)
+
+    def _on_diverged(self) -> None:
+        """Leave the winner, once the read in hand is over."""
+        self.diverged = True
+        self.winner.stop(AttemptOutcome.BROKEN)
+        self.loop.call_soon(self._leave_diverged)
+
+    def _leave_diverged(self) -> None:
+        if not self.done.done():
+            self.diverged = False
+            self.on_broken(DIVERGED)
 
     def give_up(self) -> None:
         """No peer has continued the broken answer."""

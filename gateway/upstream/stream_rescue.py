@@ -1,8 +1,10 @@
 """Mid-stream rescue: a peer writes the rest of a broken answer, and the caller reads one stream.
 
 Rules:
-- Text alone is continued, by an endpoint of the same pool. All else ends by an error event at once: tool calls,
-  reasoning, structured output, several choices.
+- Text alone is continued, by an endpoint of the same pool or else of the next tiers. All else ends by an error event at
+  once: tool calls, reasoning, structured output, several choices.
+- A peer that refuses to continue is asked for the whole answer, and the text so far is skipped. Where its text differs,
+  the next peer is asked, or the stream ends by an error event.
 - The pace decides when a silent stream is left: after 20 of its mean gaps, twice the peer's predicted TTFT or 2 s,
   whichever is longest. An answer that cannot be continued is left after `stream_idle` only, and so is an answer with
   tools on offer: parsers of tool calls hold tokens back.
@@ -12,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -26,7 +28,6 @@ from gateway.observe.record import Record
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.attempts.attempt_events import Broken
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.types import Attempt
 
 log = logging.getLogger("firsttoken")
 
@@ -42,11 +43,8 @@ class RescueRunner(Protocol):
 
     machine: AttemptMachine
 
-    def down(self) -> Collection[str]:
-        """Endpoints not to be used now."""
-
-    def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
-        """The request of the caller, for an attempt."""
+    def unable(self, tokens: int) -> Mapping[str, str]:
+        """Endpoints that cannot continue an answer of `tokens` now, with the reason."""
 
     def race_again(self, broken: Broken) -> None:
         """Open further attempts. The first token of one, or the failure of all, goes to the relay."""
@@ -81,15 +79,13 @@ class StreamRescue:
 
     def may_leave(self, winner: UpstreamRequest) -> bool:
         """A peer can continue the answer so far."""
-        return not self._request.tools and not self._obstacle(winner, read_partial(self.events))
+        return not self._request.tools and not self._obstacle(read_partial(self.events))
 
     def take_over(self, winner: UpstreamRequest, failure: Failure) -> bool:
         """Let a peer continue the broken answer. False: no peer can."""
         assert self.runner is not None
         answer = read_partial(self.events)
-        obstacle = self._obstacle(winner, answer)
-        if failure.kind is FailureKind.CLIENT:
-            obstacle = "an error of the request"
+        obstacle = "an error of the request" if failure.kind is FailureKind.CLIENT else self._obstacle(answer)
         if obstacle:
             log.debug("request %s: the broken stream is not continued: %s", self._record.request_id, obstacle)
             self._record.rescue = "failed" if self.continuation else "refused"
@@ -99,32 +95,45 @@ class StreamRescue:
         self.continuation = Continuation(answer, self._given, known)
         self.first_in = self.first_in or winner.first_in or winner.opened
         self._record.rescue = "failed"  # up to the first token of a peer
-        self.runner.race_again(Broken(failure.kind in DEATHS, self._idle, self.runner.down()))
+        self.runner.race_again(Broken(failure.kind in DEATHS, self._idle, self.runner.unable(answer.tokens)))
         return True
 
-    def _obstacle(self, winner: UpstreamRequest, answer: PartialAnswer) -> str:
+    def _obstacle(self, answer: PartialAnswer) -> str:
         """The reason for which the answer cannot be continued; empty: it can."""
         runner = self.runner
         assert runner is not None
-        request = runner.backend_request(winner.upstream, winner.attempt)
-        obstacle = answer.obstacle or winner.upstream.backend.obstacle(request, answer.tokens)
-        return obstacle or ("" if runner.machine.peers(runner.down()) else "no peer is up")
+        if answer.obstacle:
+            return answer.obstacle
+        unable = runner.unable(answer.tokens)
+        if runner.machine.peers(unable):
+            return ""
+        return next((unable[peer.endpoint.id] for peer in runner.machine.peers(())), "no peer is left")
 
     # -- for the runner -----------------------------------------------------------------------
 
     @property
     def tokens(self) -> int:
-        """Of the answer so far."""
+        """Of the answer so far, as given to the peer."""
         return self.continuation.tokens if self.continuation else 0
+
+    def restart(self) -> bool:
+        """A peer refuses to continue: the next attempt asks for the whole answer. False: it refuses that too."""
+        before = self.continuation
+        if before is None or before.restarted:
+            return False
+        self.continuation = Continuation(before.answer, None)
+        return True
 
     def continued(self, upstream: Upstream, request: BackendRequest) -> BackendRequest:
         """The request for the rest of the answer."""
+        if self.continuation is None or self.continuation.restarted:
+            return request
         return upstream.backend.continued(request, self._given, self.tokens)
 
     async def count_prompt(self, upstream: Upstream, request: BackendRequest) -> None:
         """Without an answer in time the events of the first stream are the count of its tokens."""
         call, continuation = upstream.backend.count_prompt(request), self.continuation
-        if call is None or continuation is None:
+        if call is None or continuation is None or continuation.restarted:
             return
         with suppress(TransportError, msgspec.DecodeError):
             reply = await upstream.connections.fetch(call, COUNTING)

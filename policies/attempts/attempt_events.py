@@ -28,7 +28,8 @@ class Failed:
 
     `retryable`: another endpoint might succeed. `connection_lost`, as opposed to an overload reply. `retry_after`: s,
     as the server asked. `taken`: the connection was lost after the server had accepted the request. `again`: the same
-    endpoint might succeed. `avoid`: pools that would fail in the same way.
+    endpoint might succeed. `avoid`: pools that would fail in the same way. `restart`: the endpoint refuses to continue
+    an answer, and is asked for the whole of it.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Failed:
     taken: bool = False
     again: bool = True
     avoid: frozenset[str] = frozenset()
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ class ClientGone:
 class Broken:
     """The committed stream broke, and its answer can be continued.
 
-    `down`: endpoints not to be used; `patience`: s without a token until the continuing attempt is abandoned.
+    `unable`: endpoints not to be used; `patience`: s without a token until the continuing attempt is abandoned.
     """
 
     connection_lost: bool
     patience: float
-    down: Collection[str] = ()
+    unable: Collection[str] = ()
 
 
 Event = Begin | FirstToken | Failed | EndpointDown | TimerFired | ClientGone | Broken

@@ -7,9 +7,9 @@
 
 Rules:
 - Nothing has reached the client before the first token, so any earlier failure can be hidden. After Commit only a
-  stream that a peer can continue is resumed (Broken): another endpoint of the same pool, one with no failure in this
-  request. Hedges and the deadline are for the first token alone. Every request ends in exactly one of Commit, GiveUp
-  or ClientGone; after Broken, once more.
+  stream that a peer can continue is resumed (Broken): an endpoint without a failure in this request, of the same pool
+  if there is one, else of the other tiers. Hedges and the deadline are for the first token alone. Every request ends in
+  exactly one of Commit, GiveUp or ClientGone; after Broken, once more.
 - Candidates are tried in the order of the decision, each once; `max_attempts` bounds all of them. Of three or more
   attempts, the last goes to a pool that was not tried, if there is one.
 - A failure that another endpoint may not have goes to the next candidate at once. After an overload reply, the same
@@ -198,6 +198,8 @@ class AttemptMachine:
             self._avoided.add(pending.attempt.candidate.endpoint.pool)
         if self.pending:
             self._reset_silence(now)
+        elif failure.restart and self._may_open:
+            self._open(pending.attempt.candidate, self._next_kind, now)
         elif not failure.retryable:
             self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
         elif self._next() is not None:
@@ -234,7 +236,7 @@ class AttemptMachine:
         assert self._committed is not None
         self._lost.add(self._committed.endpoint.id)
         self._deaths += broken.connection_lost
-        self._candidates = self.peers(broken.down)
+        self._candidates = self.peers(broken.unable)
         self._count, self._tried = len(self._candidates), 0
         self._avoided = set()
         self._next_kind, self._hedge = AttemptKind.RESCUE, False
@@ -246,12 +248,13 @@ class AttemptMachine:
         else:
             self._give_up(self._exhausted())
 
-    def peers(self, down: Collection[str]) -> Sequence[Candidate]:
-        """Candidates able to continue the committed answer, best first; none where no further attempt is allowed."""
+    def peers(self, unable: Collection[str]) -> Sequence[Candidate]:
+        """Candidates to continue the committed answer, of its pool first; none where no further attempt is allowed."""
         if self._committed is None or not self._may_open:
             return ()
-        pool, avoided = self._committed.endpoint.pool, self._lost.union(down, [self._committed.endpoint.id])
-        return [each for each in self._ranked if each.endpoint.pool == pool and each.endpoint.id not in avoided]
+        pool, avoided = self._committed.endpoint.pool, self._lost.union(unable, [self._committed.endpoint.id])
+        able = (each for each in self._ranked if each.endpoint.id not in avoided)
+        return sorted(able, key=lambda each: each.endpoint.pool != pool)
 
     # -- silence ------------------------------------------------------------------------------
 

@@ -201,7 +201,9 @@ class Route(Strict):
     on_miss: Literal["best_effort", "queue", "shed"] = "best_effort"
     """If no tier can make the TTFT budget: queue for an idle endpoint, with or without a limit of 30 s; or refuse."""
     rescue: Annotated[Literal["on", "off"], BeforeValidator(_switch)] = "off"
-    """Continue a stream that breaks after its first token on another endpoint of its pool (vllm, sglang)."""
+    """Continue a stream that breaks after its first token on another endpoint of its pool, else of the other tiers.
+
+    Peers are vllm and sglang pools."""
     fallback: Fallback = Fallback()
     prefer: Literal["quality", "cost", "latency"] = "quality"
     """Among tiers that can make the budget: the first, the cheapest, or the fastest."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.continuation import KEPT, Continuation, PartialAnswer, RelayedEvents, read_partial
+from backends.stream.continuation import KEPT, Continuation, Diverged, PartialAnswer, RelayedEvents, read_partial
 
 
 def event(**chunk: Any) -> bytes:
@@ -131,3 +132,19 @@ def test_white_space_given_to_the_engine_is_not_repeated() -> None:
     """Completions have no template: the continuation's own white space is new."""
     rewriter = Continuation(partial(token("one ")), "one ")
     assert texts(rewriter.feed(token(" two", id="second"))) == " two"
+
+
+@given(data=st.data())
+def test_a_whole_second_answer_is_joined_where_its_text_begins_with_the_first(data: st.DataObject) -> None:
+    """For any split of both into tokens."""
+    text = data.draw(st.text("ab \n", min_size=2, max_size=12))
+    end = data.draw(st.integers(1, len(text)))
+    cuts = sorted({0, len(text), *data.draw(st.sets(st.integers(0, len(text)), max_size=5))})
+    parts = [text[a:b] for a, b in pairwise(cuts)]
+    joined = Continuation(partial(ROLE, token(text[:end])), None)
+    out = b"".join(joined.feed(event) for event in (*(token(part, "second") for part in parts), STOP))
+    assert text[:end] + texts(out) == text
+    assert joined.tokens == 0
+    other = Continuation(partial(ROLE, token(text[:end] + "c")), None)
+    with pytest.raises(Diverged):
+        other.feed(b"".join(token(part, "second") for part in parts) + STOP)

@@ -55,7 +55,8 @@ class Seen:
 
     @property
     def whole(self) -> bool:
-        return not self.error and self.text == ANSWER and self.finish == "stop"
+        counted = self.tokens in (None, len(TOKENS))
+        return not self.error and self.text == ANSWER and self.finish == "stop" and counted
 
 
 Verdict = tuple[str, Seen]

@@ -115,7 +115,7 @@ class Provider:
             await asyncio.sleep(GAP)
         await reply.write(self._event({}, "stop"))
         if (body.get("stream_options") or {}).get("include_usage"):
-            await reply.write(self._event(None, usage=_usage(len(left))))
+            await reply.write(self._event(None, usage=_usage(left)))
         if not fault.no_done:
             await reply.write(b"data: [DONE]\n\n")
         return reply
@@ -129,7 +129,7 @@ class Provider:
         message = {"role": "assistant", "content": "".join(left)}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         reply = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": self.model}
-        return {**reply, "choices": choices, "usage": _usage(len(left))}
+        return {**reply, "choices": choices, "usage": _usage(left)}
 
 
 def _begun(body: dict[str, Any]) -> str:
@@ -138,8 +138,10 @@ def _begun(body: dict[str, Any]) -> str:
     return str(last.get("content") or "") if last["role"] == "assistant" else ""
 
 
-def _usage(tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
+def _usage(left: list[str]) -> dict[str, int]:
+    """A beginning of the answer counts as prompt."""
+    prompt = 10 + len(TOKENS) - len(left)
+    return {"prompt_tokens": prompt, "completion_tokens": len(left), "total_tokens": prompt + len(left)}
 
 
 def _error(fault: ProviderFault) -> web.Response:

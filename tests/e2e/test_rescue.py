@@ -327,6 +327,7 @@ PEERS: Mapping[str, Script] = {
     "dies": [RESET],
     "is silent": [HANG],
     "breaks too": [STREAM_HEAD + chunk(REST), RESET],
+    "sends an error event": [STREAM_HEAD + chunk(REST), chunk(b'data: {"error": {"message": "x"}}\n\n'), LAST_CHUNK],
 }
 
 
@@ -340,6 +341,92 @@ async def test_a_peer_that_fails_too_is_an_explicit_error(case: str) -> None:
         record = last(pool.gateway)
         assert (record.rescue, record.end) == ("failed", RequestOutcome.UPSTREAM_BROKE)
         assert pool.gateway.proxy.dispatcher.retries.retrying == 0
+
+
+REFUSAL: Script = [reply(b'{"error": {"message": "The last message is no user message."}}', "400 Bad Request")]
+WHOLE = scripted({"role": "assistant", "content": ""}, {"content": "one t"}, {"content": "wo"}, {"content": " three"})
+USAGE_OF_WHOLE = (
+    b'data: {"id":"2","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,"total_tokens":13}}\n\n'
+)
+
+
+async def test_a_peer_that_refuses_to_continue_writes_the_whole_answer_again() -> None:
+    """The text so far is skipped, however the second answer is cut into tokens; usage is that of the whole."""
+    again = [STREAM_HEAD, chunk(WHOLE), chunk(FINISH + USAGE_OF_WHOLE + b"data: [DONE]\n\n"), LAST_CHUNK]
+    async with scripted_pool(BREAKS["reset"], REFUSAL, again) as pool:
+        answer = await read(pool.client, "hello", max_tokens=60)
+        assert (answer.text, answer.finish_reasons, answer.error) == ("one two three", ["stop"], "")
+        assert (answer.ids, answer.roles) == ({"1"}, 1)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 4)
+        body = json.loads(pool.answered[2].body)
+        assert (body["messages"], body["max_tokens"]) == ([{"role": "user", "content": "hello"}], 60)
+        assert "continue_final_message" not in body
+        record = last(pool.gateway)
+        assert (record.rescue, record.prompt_tokens_reported, record.output_tokens) == ("rescued", 9, 4)
+        assert sorted(attempt.kind.value for attempt in record.attempts) == ["primary", "rescue", "rescue"]
+
+
+OTHER_WORDS: Mapping[str, bytes] = {
+    "at once": scripted({"content": "uno"}),
+    "within a token": scripted({"content": "one twin"}),
+    "an end too early": scripted({"content": "one"}) + FINISH,
+    "reasoning": scripted({"content": "one"}, {"reasoning_content": "hm"}),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_WORDS)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_second_answer_in_other_words_is_an_explicit_error(case: str, at_once: bool) -> None:
+    """No word of it is relayed, nor an end."""
+    rest = FINISH + b"data: [DONE]\n\n"
+    events = OTHER_WORDS[case]
+    again = (
+        [chunk(events + rest)]
+        if at_once
+        else [part for each in events.split(b"\n\n")[:-1] for part in (chunk(each + b"\n\n"), Pause(0.01))]
+    )
+    async with scripted_pool(BREAKS["reset"], REFUSAL, [STREAM_HEAD, *again, HANG]) as pool:
+        answer = await read(pool.client, "hello")
+        assert (answer.text, answer.finish_reasons, answer.usage) == ("one two", [], None)
+        assert "other words" in answer.error
+        assert (last(pool.gateway).rescue, last(pool.gateway).end) == ("failed", RequestOutcome.UPSTREAM_BROKE)
+
+
+@asynccontextmanager
+async def two_tiers(first: Script, second: Script, kind: str = "vllm") -> AsyncIterator[Scripted]:
+    """Two pools of different models; the second is of the given kind."""
+    answered: list[Received] = []
+    async with (
+        ScriptedEngine(first, answered=answered) as one,
+        ScriptedEngine(second, answered=answered) as two,
+        running(
+            {
+                "small": {"backend": "vllm", "model": "little", "endpoints": [one.url]},
+                "large": {"backend": kind, "model": "big", "endpoints": [two.url]},
+            },
+            {"chat": {**RESCUE["chat"], "tiers": ["small", "large"]}},
+        ) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Scripted(gateway, client, (one, two), answered)
+
+
+async def test_without_a_peer_in_the_pool_the_next_tier_continues() -> None:
+    """By its own model; the stream keeps its identity."""
+    async with two_tiers(BREAKS["reset"], [STREAM_HEAD, Pause(0.05), chunk(REST), *END]) as pool:
+        answer = await read(pool.client, "hello", max_tokens=60)
+        assert (answer.text, answer.finish_reasons, answer.ids, answer.error) == ("one two three", ["stop"], {"1"}, "")
+        assert (pool.continuation["model"], pool.continuation["max_tokens"]) == ("big", 58)
+        record = last(pool.gateway)
+        assert record.rescue == "rescued"
+        assert [attempt.pool for attempt in record.attempts] == ["small", "large"]
+
+
+async def test_a_next_tier_that_cannot_continue_is_not_asked() -> None:
+    async with two_tiers(BREAKS["reset"], [STREAM_HEAD, chunk(REST), *END], "llamacpp") as pool:
+        answer = await read(pool.client, "hello")
+        assert (answer.text, bool(answer.error), len(pool.answered)) == ("one two", True, 1)
+        assert last(pool.gateway).rescue == "refused"
 
 
 async def test_reasoning_is_not_continued() -> None:

@@ -28,12 +28,23 @@ def test_a_peer_continues_and_commits() -> None:
     assert race.state is AttemptState.COMMITTED
 
 
-def test_only_the_same_pool_continues() -> None:
+def test_the_same_pool_continues_before_the_next_tiers() -> None:
     """Another pool serves another model."""
-    race = committed(A, candidate("x", pool="other"), C)
+    other = candidate("x", pool="other")
+    race = committed(A, other, C)
     assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue c"]
-    race = committed(A, candidate("x", pool="other"))
-    assert told(race.on(BROKEN, 1.0)) == ["give up"]
+    race = committed(A, other)
+    assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue x"]
+    assert told(committed(A, other).on(Broken(True, 5.0, unable={"x"}), 1.0)) == ["give up"]
+
+
+def test_a_peer_that_does_not_continue_is_asked_for_the_whole_answer() -> None:
+    race = committed(A, B, C)
+    race.on(BROKEN, 1.0)
+    assert told(race.on(Failed(2, restart=True), 1.1)) == ["open 3 rescue b"]
+    race = committed(A, B, C, max_attempts=2)
+    race.on(BROKEN, 1.0)
+    assert told(race.on(Failed(2, restart=True), 1.1)) == ["give up"]
 
 
 def test_an_endpoint_that_is_down_or_has_failed_does_not_continue() -> None:
@@ -41,7 +52,7 @@ def test_an_endpoint_that_is_down_or_has_failed_does_not_continue() -> None:
     race.on(Begin(), 0.0)
     race.on(Failed(1), 0.1)
     race.on(FirstToken(2), 0.2)
-    assert told(race.on(Broken(False, 5.0, down={"c"}), 1.0)) == ["give up"]
+    assert told(race.on(Broken(False, 5.0, unable={"c"}), 1.0)) == ["give up"]
 
 
 def test_a_second_break_goes_to_a_third_endpoint() -> None:
