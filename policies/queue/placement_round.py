@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 
 from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
+from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.fair_share import FairShare
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
@@ -39,7 +40,7 @@ class EndpointQueues:
 
     new: list[QueuedRequest] = field(default_factory=list)
     assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
-    best_effort: list[QueuedRequest] = field(default_factory=list)  # in order of arrival
+    best_effort: BestEffortQueue = field(default_factory=BestEffortQueue)
     in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
 
     def __len__(self) -> int:
@@ -61,26 +62,20 @@ class EndpointQueues:
             del self.assigned[queued.assigned.id]
         queued.assigned = None
 
-    def add_best_effort(self, queued: QueuedRequest) -> None:
-        insort(self.best_effort, queued, key=lambda other: other.sequence)
-
     def remove(self, request_key: Hashable) -> QueuedRequest | None:
         """Takes a request out of all queues; None: not found."""
         self.in_dispatch.pop(request_key, None)
-        for queued in chain(self.new, self.settled()):
+        if (late := self.best_effort.get(request_key)) is not None:
+            self.best_effort.remove(late)
+            return late
+        for queued in chain(self.new, *self.assigned.values()):
             if queued.request_key == request_key:
                 if queued in self.new:
                     self.new.remove(queued)
-                elif queued in self.best_effort:
-                    self.best_effort.remove(queued)
                 else:
                     self.unassign(queued)
                 return queued
         return None
-
-    def settled(self) -> Iterator[QueuedRequest]:
-        """Requests with a place: assigned or best-effort."""
-        return chain(self.best_effort, *self.assigned.values())
 
     def due_to_spill(self, now: float) -> list[QueuedRequest]:
         """Assigned requests at the last moment for another tier."""
@@ -98,8 +93,12 @@ class EndpointQueues:
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
         """The latest arrival of the tenant with most requests in the queues."""
-        [(tenant, _)] = Counter(queued.tenant for queued in self.settled()).most_common(1)
-        return max((q for q in self.settled() if q.tenant == tenant), key=lambda q: q.sequence)
+        assigned = list(chain(*self.assigned.values()))
+        held = self.best_effort.by_tenant() + Counter(queued.tenant for queued in assigned)
+        [(tenant, _)] = held.most_common(1)
+        latest = self.best_effort.latest_of(tenant)
+        own = [queued for queued in assigned if queued.tenant == tenant] + ([latest] if latest else [])
+        return max(own, key=lambda queued: queued.sequence)
 
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
@@ -125,14 +124,15 @@ class PlacementRound:
 
     # ---------------------------------------------------------------- decisions
 
-    def decide(self, queued: QueuedRequest, ignore_interference: bool = False) -> Decision:
-        """A decision with the queues ahead. `ignore_interference`: as if no engine's answers had to catch up."""
+    def decide(self, queued: QueuedRequest, ignore_interference: bool = False, behind: float = 0.0) -> Decision:
+        """A decision with the queues ahead. `ignore_interference`: as if no engine's answers had to catch up. `behind`:
+        more seconds to wait for any engine."""
         snapshot, queues = self.fleet.snapshot(self.now), self.queues
         if queued.route.scorer == "predicted":
             ahead = queues.prefill_ahead(queued) if queues.in_dispatch or queues.assigned else {}
             delayed: dict[str, Load] = {}
             for name, load in snapshot.loads.items():
-                wait = ahead.get(name, 0.0)
+                wait = ahead.get(name, 0.0) + (behind if self.fleet.is_local(name) else 0.0)
                 if load.reopens_in and not ignore_interference:
                     wait += max(load.reopens_in - load.backlog_s, 0.0)
                 if wait:
@@ -180,13 +180,24 @@ class PlacementRound:
         return at if at > self.now else self.now + RECHECK_TIERS
 
     def _place_best_effort(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
-        """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end."""
+        """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end, or refuses
+        where the route sheds and those ahead leave no time."""
         preferred = self.best_effort_order(queued, decision)
         if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
+        if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
+            refusal = self.decide(queued, behind=self._best_effort_ahead(queued, decision))
+            if refusal.chosen is None:
+                return refusal
+        queued.prefill_s = preferred[0].forecast.prefill
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
-        self.queues.add_best_effort(queued)
+        self.queues.best_effort.add(queued)
         return None
+
+    def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
+        """Seconds until the engines have taken what the tenant has queued before."""
+        engines = sum(self.fleet.is_local(candidate.endpoint.id) for candidate in decision.ranked)
+        return self.queues.best_effort.prefill_ahead(queued) / max(engines, 1)
 
     # ---------------------------------------------------------------- assigned requests
 
@@ -263,7 +274,7 @@ class PlacementRound:
         for queue in tuple(self.queues.assigned.values()):
             for queued in [queued for queued in queue if self.shares.is_over(queued.tenant)]:
                 self.queues.unassign(queued)
-                self.queues.add_best_effort(queued)
+                self.queues.best_effort.add(queued)
 
     def waits_for_rate_limit(self, queued: QueuedRequest, decision: Decision, preferred: list[Candidate]) -> bool:
         """An API would take this best-effort request, but for a rate limit."""

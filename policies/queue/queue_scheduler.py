@@ -18,7 +18,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
@@ -115,22 +115,14 @@ class QueueScheduler:
 
     def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
         """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""
-        for queued in sorted(self._heads(turn.now), key=self._best_effort_order):
+        heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
+        for queued in sorted(heads, key=self._best_effort_order):
             if (decision := self._best_effort_decision(queued, turn)) is not None:
                 self.queues.best_effort.remove(queued)
                 self._turn = self._turns_of(queued)
                 self._turns[queued.tenant, queued.route.name] = self._turn + 1
                 return queued, decision
         return None
-
-    def _heads(self, now: float) -> Iterable[QueuedRequest]:
-        """The first request of each tenant and route. Above the share it is the latest in time: behind a queue that
-        only grows, every request would come too late."""
-        waiting = self.queues.best_effort
-        heads = {(queued.tenant, queued.route.name): queued for queued in reversed(waiting)}
-        if over := {tenant for tenant, _ in heads if self._shares.is_over(tenant)}:
-            heads |= {(q.tenant, q.route.name): q for q in waiting if q.tenant in over and now < q.deadline < FOREVER}
-        return heads.values()
 
     def _best_effort_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
         return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence

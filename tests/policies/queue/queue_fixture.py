@@ -174,5 +174,5 @@ class QueueFixture:
             self.fleet.on_ended(key, AttemptOutcome.COMPLETED, self.now)
 
 
-def _names(queue: Sequence[QueuedRequest]) -> list[str]:
+def _names(queue: Iterable[QueuedRequest]) -> list[str]:
     return [str(queued.request_key) for queued in queue]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from policies.queue import queue_scheduler
 from policies.types import Placement
 from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture
 
@@ -107,6 +111,40 @@ def test_an_arrival_at_an_idle_engine_does_not_overtake_queued_requests() -> Non
     queue.enter("first", **LATE)
     queue.first_tokens(*keys)
     assert queue.enter("second", **LATE) == ["first"]
+
+
+# --------------------------------------------------------------------------- cost
+
+
+def calls(act: Callable[[], object]) -> int:
+    """Python calls of `act`, steps of generators included: its cost on any machine."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+@pytest.mark.parametrize("bound", [60, 2000])
+def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrivals, departures, checks, and refusals at the bound of the queue."""
+    monkeypatch.setattr(queue_scheduler, "MAX_HELD", bound)
+    queue = QueueFixture()
+    fill_engines(queue)
+    for number in range(bound):
+        queue.arrive(f"r{number}", **LATE, tenant=f"key {number % 2}")
+        queue.release()
+    assert calls(lambda: queue.enter("above the bound", **LATE, tenant="key 0")) < 500
+    assert calls(queue.release) < 200
+    assert calls(lambda: queue.scheduler.leave(f"r{bound // 2}")) < 40
+    assert queue.scheduler.held == bound - 1
 
 
 # --------------------------------------------------------------------------- on_miss

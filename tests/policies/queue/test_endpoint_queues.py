@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ def sent_to(endpoint: Endpoint, prefill_s: float) -> Candidate:
     return Candidate(endpoint, 0, 1000, 0, Forecast(0.1, prefill=prefill_s), 1.0, 0.0)
 
 
-def names(queue: list[QueuedRequest]) -> list[str]:
+def names(queue: Iterable[QueuedRequest]) -> list[str]:
     return [str(one.request_key) for one in queue]
 
 
@@ -46,7 +48,7 @@ def test_the_best_effort_queue_is_in_order_of_arrival() -> None:
     """Missed deadlines order nothing."""
     queues = EndpointQueues()
     for one in (held("b", 0.1, sequence=2), held("a", 9.0, sequence=1), held("c", 0.0, sequence=3)):
-        queues.add_best_effort(one)
+        queues.best_effort.add(one)
     assert names(queues.best_effort) == ["a", "b", "c"]
 
 
@@ -72,7 +74,7 @@ def test_prefill_ahead_counts_requests_in_dispatch() -> None:
 def test_prefill_ahead_ignores_the_best_effort_queue() -> None:
     """Requests in time go before best-effort requests."""
     queues = EndpointQueues()
-    queues.add_best_effort(held("a", 0.5))
+    queues.best_effort.add(held("a", 0.5))
     assert queues.prefill_ahead(held("b", 1.0)) == {}
 
 
@@ -81,7 +83,7 @@ def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> Non
     queues = EndpointQueues()
     queues.assign(held("a", 1.0, "x", sequence=4), ONE, 9.0)
     queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.1)
-    queues.add_best_effort(held("c", 1.0, "y", sequence=3))
+    queues.best_effort.add(held("c", 1.0, "y", sequence=3))
     queues.assign(held("d", 9.0, "y", sequence=2), TWO, 0.1)
     assert queues.latest_of_largest_tenant().request_key == "c"
 
@@ -94,7 +96,7 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
         case "new":
             queues.new.append(one)
         case "last":
-            queues.add_best_effort(one)
+            queues.best_effort.add(one)
         case "bound":
             queues.assign(one, ONE, 0.1)
         case "leaving":
@@ -147,7 +149,7 @@ def test_a_request_is_in_one_queue_at_a_time(steps: list[tuple[str, int, Endpoin
             case "bind":
                 queues.assign(one, endpoint, 0.1)
             case "last":
-                queues.add_best_effort(one)
+                queues.best_effort.add(one)
             case "send":
                 queues.in_dispatch[request_key] = sent_to(endpoint, 0.1)
         if move != "drop":

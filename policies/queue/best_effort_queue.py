@@ -1,0 +1,77 @@
+"""Requests that wait for an idle endpoint: late, without a deadline, or of a tenant above its share.
+
+At an overload it holds thousands, and every event looks at it. So what an event costs depends on the number of tenants
+and routes, not on the number of requests.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+
+from policies.routing.candidates import QueuedRequest
+from policies.types import FOREVER
+
+
+def _sequence(queued: QueuedRequest) -> int:
+    return queued.sequence
+
+
+class BestEffortQueue:
+    """Queues by tenant and route, each in order of arrival."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, QueuedRequest] = {}
+        self._queues: dict[tuple[str, str], list[QueuedRequest]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """In order of arrival."""
+        return iter(sorted(self._by_key.values(), key=_sequence))
+
+    def get(self, request_key: Hashable) -> QueuedRequest | None:
+        return self._by_key.get(request_key)
+
+    def add(self, queued: QueuedRequest) -> None:
+        self._by_key[queued.request_key] = queued
+        insort(self._queues.setdefault((queued.tenant, queued.route.name), []), queued, key=_sequence)
+
+    def remove(self, queued: QueuedRequest) -> None:
+        del self._by_key[queued.request_key]
+        owner = queued.tenant, queued.route.name
+        queue = self._queues[owner]
+        del queue[bisect_left(queue, queued.sequence, key=_sequence)]
+        if not queue:
+            del self._queues[owner]
+
+    def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
+        """The next request of each tenant and route: the first. Above the share it is the latest in time: behind a
+        queue that only grows, every request would come too late. On a route that sheds the queue does not grow."""
+        return [
+            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(tenant) else queue[0]
+            for (tenant, _), queue in self._queues.items()
+        ]
+
+    def prefill_ahead(self, queued: QueuedRequest) -> float:
+        """Seconds of prefill of the same tenant and route that arrived before."""
+        queue = self._queues.get((queued.tenant, queued.route.name), ())
+        return sum(other.prefill_s for other in queue if other.sequence < queued.sequence)
+
+    def by_tenant(self) -> Counter[str]:
+        """Number of requests."""
+        held = Counter[str]()
+        for (tenant, _), queue in self._queues.items():
+            held[tenant] += len(queue)
+        return held
+
+    def latest_of(self, tenant: str) -> QueuedRequest | None:
+        latest = (queue[-1] for (name, _), queue in self._queues.items() if name == tenant)
+        return max(latest, key=_sequence, default=None)
+
+
+def _latest_in_time(queue: list[QueuedRequest], now: float) -> QueuedRequest:
+    """The first where none is."""
+    return next((queued for queued in reversed(queue) if now < queued.deadline < FOREVER), queue[0])
