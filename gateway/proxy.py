@@ -16,6 +16,8 @@ from gateway.admission.auth import Tenant, admit
 from gateway.admission.quotas import Admission
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.inference_request import InferenceRequest, request_id_of
+from gateway.api.model_list import model_list, model_object
+from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.cache_warming import CacheWarming
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome, Stage
@@ -55,6 +57,8 @@ class Proxy:
         """Route by path. An unknown path never gets further than this."""
         if self.draining:
             http.keep_alive = False
+        if http.path not in METHODS:
+            http.path, http.model = canonical(http.path)
         operation = OPERATIONS.get(http.path)
         if operation is not None and http.method == "POST":
             await self.infer(http, operation)
@@ -65,6 +69,10 @@ class Proxy:
 
     def precheck(self, http: HttpRequest) -> ApiError | None:
         """The reason to refuse a request by the head alone, before the body has arrived."""
+        if http.path not in METHODS:
+            http.path, http.model = canonical(http.path)
+        if http.path == Operation.RESPONSES.value and offers_websocket(http):
+            return websocket_refused()
         if (methods := METHODS.get(http.path)) is None:
             return _not_found()
         if http.method not in methods:
@@ -81,7 +89,7 @@ class Proxy:
         runtime = self.runtime.current
         if runtime.same_origin is not None:
             runtime.same_origin.check(http.headers, http.writer.transport)
-        return runtime.keys.tenant(http.headers.get("authorization"))
+        return runtime.keys.tenant(http.headers)
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
@@ -111,6 +119,8 @@ class Proxy:
         if http.fault is not None:
             raise http.fault
         timeline.end_stage(Stage.READ)
+        if http.model:
+            http.body = await self.decider.with_model(http.body, http.model)
         request_id = timeline.record.request_id
         request = await self.decider.parse(
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
@@ -172,11 +182,20 @@ class Proxy:
             self.refuse(http, internal(timeline.record.request_id), timeline, RequestOutcome.INTERNAL)
 
     def models(self, http: HttpRequest) -> None:
-        """List the routes open to the caller's key, as OpenAI lists models."""
+        """List the routes open to the caller's key."""
         tenant = self.authorize(http)
         names = [name for name in self.runtime.current.routes.by_name if tenant.may_use(name)]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "firsttoken"} for name in names]
-        return http.respond(200, encode({"object": "list", "data": data}))
+        http.respond(200, encode(model_list(names, http.headers)))
+
+    def model(self, http: HttpRequest) -> None:
+        """Describe the model that the path names, if requests for it would be served."""
+        tenant, routes = self.authorize(http), self.runtime.current.routes
+        try:
+            admit(tenant, routes.match(http.model), http.model)
+        except ApiError as refusal:
+            http.refuse(refusal)
+        else:
+            http.respond(200, encode(model_object(http.model, http.headers)))
 
     def health(self, http: HttpRequest) -> None:
         http.respond(200, b'{"status":"alive"}')
@@ -191,7 +210,7 @@ class Proxy:
 
 
 PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
-GETS = {"/v1/models": Proxy.models, **PROBES}
+GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
 METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD"))}
 
 
@@ -243,6 +262,18 @@ def record_winner(run: UpstreamRequest, routed: RoutedRequest, rescue: StreamRes
         tpot=tpot,
         blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
     )
+
+
+def offers_websocket(http: HttpRequest) -> bool:
+    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
+
+
+def websocket_refused() -> ApiError:
+    """Coding agents ask for a WebSocket first; after this status alone they go on with HTTP at once (Codex 0.118 and
+    later). The reply names the protocol to use (RFC 9110, section 15.5.22)."""
+    message = "Responses are not served over WebSocket here. Send POST /v1/responses over HTTP, with stream: true."
+    headers = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
+    return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
 
 
 def _not_found() -> ApiError:

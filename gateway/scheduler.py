@@ -23,7 +23,7 @@ from time import monotonic
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
-from gateway.api.inference_request import InferenceRequest, parse
+from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.estimator import Estimator
 from policies.fleet.fleet import Fleet
@@ -68,6 +68,12 @@ class Decider:
         if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_messages(raw) <= MANY):
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
+
+    async def with_model(self, raw: bytes, model: str) -> bytes:
+        """A body with this model, in a thread if slow."""
+        if len(raw) <= LARGE:
+            return with_model(raw, model)
+        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, with_model, raw, model)
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""

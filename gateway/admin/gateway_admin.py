@@ -25,6 +25,7 @@ from gateway.admin.admin_server import json_response
 from gateway.admin.admin_views import RequestQuery, endpoint_view, explain
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
+from gateway.api.inference_request import KEY_HEADERS
 from gateway.config.models import Config
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
@@ -83,8 +84,8 @@ class GatewayAdmin:
         return [endpoint_view(fleet.statistics(endpoint, now), now) for endpoint in fleet.snapshot(now).loads]
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
-        runtime, key = self.runtime.current, headers.get("authorization")
-        tenant = ANYONE if key is None else runtime.keys.tenant(key)
+        runtime = self.runtime.current
+        tenant = ANYONE if headers.keys().isdisjoint(KEY_HEADERS) else runtime.keys.tenant(headers)
         wanted = runtime.wanted_headers
         request = await self.decider.parse(operation, body, headers, monotonic(), "explain", wanted)
         route = runtime.routes.match(request.model)

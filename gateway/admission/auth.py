@@ -5,6 +5,8 @@ Rules:
   depends on the digest of the presented key, in which nobody can choose a byte: knowing how much of it equals a known
   digest, a caller would still have to find a key with that digest (a preimage). Nor can a caller tell which known
   digest is meant: the table is hashed with a secret of the process, and compares bytes of equal hashes alone.
+- A key may come in any header of the three dialects. Two headers with different keys are refused: a proxy in front may
+  have checked the other one.
 - Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
 - A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix index.
@@ -24,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.api.api_error import ApiError
+from gateway.api.inference_request import KEY_HEADERS
 from policies.quota.key_limits import KeyLimits
 from policies.routes.route import Route
 
@@ -49,24 +52,34 @@ ANYONE = Tenant("-")
 
 
 class Keys:
-    """Finds the Tenant of an authorization header. `closed`: no request is admitted while there are no keys."""
+    """Finds the Tenant of a caller's headers. `closed`: no request is admitted while there are no keys."""
 
     def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
         self.tenants, self.closed = tuple(tenants), closed
         self._by_digest = {tenant.digest: tenant for tenant in self.tenants}
 
-    def tenant(self, authorization: str | None) -> Tenant:
-        """Raises ApiError (401), which does not tell which keys exist."""
+    def tenant(self, headers: Mapping[str, str]) -> Tenant:
+        """Raises ApiError (401), which does not tell which keys exist. `headers`: names in lower case."""
         if not (self.tenants or self.closed):
             return ANYONE
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise _unauthorized("No API key was given. Send 'authorization: Bearer <key>'.")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        digest = hashlib.sha256(presented_key(headers).encode("utf-8", "surrogateescape")).digest()
         found = self._by_digest.get(digest)
         if found is None:
             raise _unauthorized("The API key is not known here.")
         return found
+
+
+def presented_key(headers: Mapping[str, str]) -> str:
+    """The one key in the headers. Raises ApiError (401). An authorization by another scheme is no key."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    found = {"authorization": bearer.strip()} if scheme.lower() == "bearer" else {}
+    found |= {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
+    given = {name: key for name, key in found.items() if key}
+    if len({*given.values()}) > 1:
+        raise _unauthorized(f"The headers {' and '.join(given)} have different API keys; send one.")
+    if not given:
+        raise _unauthorized("No API key was given. Send 'authorization: Bearer <key>', x-api-key or api-key.")
+    return next(iter(given.values()))
 
 
 def _unauthorized(message: str) -> ApiError:

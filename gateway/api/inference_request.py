@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from gateway.tokenize.estimator import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView
 
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")  # OpenAI's, Anthropic's and Azure's
 KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
 _MAX_NAME = 256  # characters of a model name cached
@@ -107,7 +108,7 @@ _parameters: GenerationalCache[Parameters] = GenerationalCache(KNOWN_PARAMETERS)
 _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
 
 
-def read(operation: Operation, raw: bytes, key: str | None) -> ParsedBody:
+def read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
     if operation is not Operation.CHAT:
         return parse_full(operation, raw)
@@ -256,6 +257,15 @@ class InferenceRequest(RequestView):
     size: int  # bytes of body
 
 
+def with_model(raw: bytes, model: str) -> bytes:
+    """The body with the model that the path names (Azure: whatever model the body names). A body that is no JSON object
+    is left to the parser."""
+    try:
+        return encode({**members(raw), "model": model})
+    except UNREADABLE:
+        return raw
+
+
 def parse(
     operation: Operation,
     raw: bytes,
@@ -265,7 +275,7 @@ def parse(
     wanted: frozenset[str] = frozenset(),
 ) -> InferenceRequest:
     """Raises ApiError (400) with the name of the field. `wanted`: headers read by conditions of routes."""
-    parsed = read(operation, raw, headers.get("authorization"))
+    parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
     parameters = parsed.parameters
     return InferenceRequest(
         operation=operation,

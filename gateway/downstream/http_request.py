@@ -8,6 +8,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from backends.http.connection import WriteCoalescer
 from gateway.api.api_error import REASONS, ApiError
+from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.same_origin import HOST
 
 
@@ -58,7 +60,8 @@ class HttpRequest:
     """A complete request; with `fault`, an incomplete one to be refused for that reason.
 
     `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
-    case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s).
+    case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s). `model`: named by
+    the path.
     """
 
     method: str
@@ -71,6 +74,7 @@ class HttpRequest:
     body: bytes = b""
     fault: ApiError | None = None
     begun: bool = False  # part of the answer is written
+    model: str = ""
 
     def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
         """Write a JSON reply with additional header lines."""
@@ -122,6 +126,13 @@ def framing_error(headers: Mapping[str, str], http11: bool, max_body: int) -> Ap
         message = "Compressed request bodies are not accepted; send it without Content-Encoding."
         return ApiError(415, message, close=True)
     return too_large(max_body) if int(headers.get("content-length", 0)) > max_body else None
+
+
+def refuse_repeated_keys(names: Iterable[str]) -> None:
+    """Raises ApiError for a second header with an API key: a proxy in front may have checked the first."""
+    for name, times in Counter(names).items():
+        if times > 1 and name in KEY_HEADERS:
+            raise ApiError(400, f"The header {name} is there {times} times; send it once.", close=True)
 
 
 def too_large(max_body: int) -> ApiError:

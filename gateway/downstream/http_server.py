@@ -28,7 +28,14 @@ from aiohttp.web_protocol import RequestHandler
 
 from backends.http.connection import WriteCoalescer
 from gateway.api.api_error import ApiError
-from gateway.downstream.http_request import HttpRequest, ResponseWriter, framing_error, rendered, too_large
+from gateway.downstream.http_request import (
+    HttpRequest,
+    ResponseWriter,
+    framing_error,
+    refuse_repeated_keys,
+    rendered,
+    too_large,
+)
 from gateway.downstream.intake import LINGERING, Intake
 
 log = logging.getLogger("firsttoken")
@@ -299,6 +306,8 @@ class DownstreamConnection(RequestHandler):
                 raise _head_too_long()
             if raw.version not in (HttpVersion10, HttpVersion11):
                 raise ApiError(400, "The request is neither HTTP/1.1 nor HTTP/1.0.", close=True)
+            if len(request.headers) < len(raw.raw_headers):
+                refuse_repeated_keys(name.decode("latin-1").lower() for name, _ in raw.raw_headers)
             request.body = await self._read_body(request, raw.content)
         except ApiError as fault:
             self._hold(0)

@@ -145,7 +145,7 @@ PATHS = [
     "/sleep",
     "/v1/load_lora_adapter",
     "/server_info",
-    "/v1/models/chat",
+    "/v1/model/chat",
     "*",
     "/../../etc/passwd",
     "/v1/embeddings",

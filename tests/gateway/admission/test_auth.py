@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from time import perf_counter
 
@@ -20,15 +21,19 @@ WEB, BATCH, LAB = tenant("web", "sk-web"), tenant("batch", "sk-batch"), tenant("
 ALL = Keys([WEB, BATCH, LAB])
 
 
-def refused(authorization: str | None) -> ApiError:
+def sent(authorization: str | None) -> dict[str, str]:
+    return {} if authorization is None else {"authorization": authorization}
+
+
+def refused(headers: Mapping[str, str]) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        ALL.tenant(authorization)
+        ALL.tenant(headers)
     return caught.value
 
 
 def test_without_keys_the_port_is_open() -> None:
     """For any caller and header; the configuration allows an open port on loopback only."""
-    assert [Keys().tenant(value) for value in (None, "", "Bearer x")] == [ANYONE] * 3
+    assert [Keys().tenant(sent(value)) for value in (None, "", "Bearer x")] == [ANYONE] * 3
     assert ANYONE.may_use("any route")
 
 
@@ -43,7 +48,7 @@ def test_without_keys_the_port_is_open() -> None:
 )
 def test_a_key_names_its_tenant(authorization: str, found: Tenant) -> None:
     """The scheme in any case (RFC 9110 section 11.1); the key to the byte."""
-    assert ALL.tenant(authorization) is found
+    assert ALL.tenant({"authorization": authorization}) is found
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_a_key_names_its_tenant(authorization: str, found: Tenant) -> None:
 )
 def test_an_unknown_key_is_401_with_a_constant_message(authorization: str) -> None:
     """A near miss, a prefix and a digest get the same answer."""
-    refusal = refused(authorization)
+    refusal = refused(sent(authorization))
     assert (refusal.status, refusal.code, refusal.message) == (401, "invalid_api_key", "The API key is not known here.")
     assert refusal.headers == {"www-authenticate": "Bearer"}
 
@@ -69,9 +74,35 @@ def test_an_unknown_key_is_401_with_a_constant_message(authorization: str) -> No
 @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Basic c2std2Vi", "sk-web", "Token sk-web"])
 def test_a_missing_key_is_401_with_instructions(authorization: str | None) -> None:
     """Another scheme is no key."""
-    refusal = refused(authorization)
+    refusal = refused(sent(authorization))
     assert (refusal.status, refusal.code) == (401, "invalid_api_key")
-    assert refusal.message == "No API key was given. Send 'authorization: Bearer <key>'."
+    assert refusal.message == "No API key was given. Send 'authorization: Bearer <key>', x-api-key or api-key."
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "api-key"])
+def test_a_key_may_come_in_the_header_of_another_dialect(name: str) -> None:
+    """Anthropic's and Azure's; an authorization by another scheme, as a proxy may leave there, is no key."""
+    assert ALL.tenant({name: "sk-web"}) is WEB
+    assert ALL.tenant({name: " sk-web "}) is WEB
+    assert ALL.tenant({name: "sk-web", "authorization": "Basic dTpw"}) is WEB
+    assert ALL.tenant({name: "", "authorization": "Bearer sk-web"}) is WEB
+    assert refused({name: "Bearer sk-web"}).message == "The API key is not known here."
+
+
+@pytest.mark.parametrize(
+    ("headers", "names"),
+    [
+        ({"authorization": "Bearer sk-web", "x-api-key": "sk-batch"}, "authorization and x-api-key"),
+        ({"authorization": "Bearer sk-web", "api-key": "sk-nobody"}, "authorization and api-key"),
+        ({"x-api-key": "sk-nobody", "api-key": "sk-web"}, "x-api-key and api-key"),
+    ],
+)
+def test_headers_with_different_keys_are_refused(headers: dict[str, str], names: str) -> None:
+    """Whichever of them is known: a proxy in front may have checked the other one. The same key twice is one key."""
+    assert refused(headers).message == f"The headers {names} have different API keys; send one."
+    assert refused(headers).status == 401
+    same = {name: "Bearer sk-web" if name == "authorization" else "sk-web" for name in headers}
+    assert ALL.tenant(same) is WEB
 
 
 def test_a_lookup_among_ten_thousand_keys_takes_constant_time() -> None:
@@ -83,12 +114,12 @@ def test_a_lookup_among_ten_thousand_keys_takes_constant_time() -> None:
         started = perf_counter()
         for _ in range(100):
             with suppress(ApiError):
-                known.tenant(f"Bearer {key}")
+                known.tenant(sent(f"Bearer {key}"))
         return (perf_counter() - started) / 100
 
     for key in ("sk-0", "sk-9999", "sk-nobody"):
         assert min(lookup(key) for _ in range(5)) < 50e-6
-    assert known.tenant("Bearer sk-9999") is many[-1]
+    assert known.tenant(sent("Bearer sk-9999")) is many[-1]
 
 
 def test_a_key_opens_its_own_routes_only() -> None:

@@ -14,7 +14,7 @@ from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
 from gateway.api import inference_request as body
 from gateway.api.api_error import ApiError
-from gateway.api.inference_request import ParsedBody, parse_full, read
+from gateway.api.inference_request import KEY_HEADERS, ParsedBody, parse, parse_full, read
 from gateway.strict_json import decode, encode
 from gateway.tokenize.prompt import Piece
 from tests.e2e.test_bad_input import BODIES
@@ -239,6 +239,15 @@ def test_the_parse_cache_is_separate_per_key(judged: list[bytes]) -> None:
     judged.clear()
     outcome(Operation.CHAT, chat(said("secret")), "two")
     assert judged == first
+
+
+@pytest.mark.parametrize("name", KEY_HEADERS)
+def test_the_parse_cache_is_separate_per_key_in_any_header(judged: list[bytes], name: str) -> None:
+    raw = chat(said("secret"))
+    for key in ("one", "two"):
+        judged.clear()
+        parse(Operation.CHAT, raw, {name: key}, 0.0, "id")
+        assert len(judged) == 2
 
 
 def test_the_parse_cache_keeps_digests_only(judged: list[bytes]) -> None:

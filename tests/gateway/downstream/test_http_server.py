@@ -199,6 +199,19 @@ async def test_an_upgrade_to_websocket_is_declined() -> None:
             assert (status, await caller.body(headers)) == (200, body)
 
 
+@pytest.mark.parametrize("name", ["Authorization", "X-Api-Key", "api-key"])
+async def test_a_repeated_key_is_refused(name: str) -> None:
+    """A proxy in front may have checked the first one; other headers may be repeated."""
+    async with serving(echo := Echo()) as caller:
+        assert (await caller.ask(post(b"x", "accept: a", "accept: b", f"{name}: k")))[0] == 200
+        assert await caller.reader.readexactly(1) == b"x"
+        status, headers, body = await caller.whole(post(b"x", f"{name}: k", f"{name.upper()}: other"))
+        assert await caller.rest() == b""
+    assert (status, headers["connection"]) == (400, "close")
+    assert f"The header {name.lower()} is there 2 times".encode() in body
+    assert echo.seen[-1].body == b""
+
+
 @pytest.mark.parametrize("target", [b"example.org:443", b"/v1/models"])
 async def test_a_tunnel_is_refused(target: bytes) -> None:
     """A 200 to CONNECT would promise a tunnel (RFC 9110 section 9.3.6)."""

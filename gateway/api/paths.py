@@ -1,0 +1,42 @@
+"""Paths of the data port beside those of `Operation`: a model named by a path, and Azure OpenAI's paths.
+
+- `/v1/models/{id}`: the id is percent-decoded, and may have slashes.
+- `/openai/deployments/{deployment}/chat/completions`, `.../completions`, `.../embeddings`: the deployment is the model.
+- `/openai/v1/...` (Azure's v1 API), `/openai/responses` and `/openai/models` (Azure's clients: no deployment there).
+- `/v2/rerank`: Cohere's ClientV2.
+
+Sources: openai-python 3.54 (lib/azure.py) and cohere 7.3, November 2026. Every other client has `/v1` in its paths or
+in its base URL, so no other path is accepted without.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from backends.interface import Operation
+
+MODELS = "/v1/models"
+MODEL = "/v1/models/{id}"
+
+_ONE_MODEL = MODELS + "/"
+_AZURE = re.compile(r"/openai(?:/deployments/([^/].*?)(/chat/completions|/completions|/embeddings)|(/v1/.+))")
+_RENAMED = {
+    "/openai/models": MODELS,
+    "/openai/responses": Operation.RESPONSES.value,
+    "/v2/rerank": Operation.RERANK.value,
+}
+
+
+def canonical(path: str) -> tuple[str, str]:
+    """The gateway's own name for a path, and the model named by the path. An unknown path stays as it is."""
+    path = _RENAMED.get(path, path)
+    if path.startswith("/openai/models/"):
+        path = "/v1" + path.removeprefix("/openai")
+    elif (azure := _AZURE.fullmatch(path)) is not None:
+        deployment, operation, path = azure[1], azure[2], azure[3]
+        if deployment:
+            return "/v1" + operation, unquote(deployment)
+    if path.startswith(_ONE_MODEL) and len(path) > len(_ONE_MODEL):
+        return MODEL, unquote(path.removeprefix(_ONE_MODEL))
+    return path, ""

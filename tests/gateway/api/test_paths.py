@@ -1,0 +1,164 @@
+"""Paths with a model, Azure OpenAI's paths, and the refusal of WebSockets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from gateway.api.paths import MODEL, canonical
+from tests.gateway.builders import CHAT, STREAMED, WHOLE, calling, conversing, get, post
+from tests.support.gateways import pool, running
+from tests.support.upstream import Upstream, reply
+
+AZURE = "/openai/deployments/chat/chat/completions?api-version=2024-10-21"
+UPGRADE = "connection: Upgrade\r\nupgrade: WebSocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA=="
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/v1/models/chat", (MODEL, "chat")),
+        ("/v1/models/meta-llama/Llama-3.3", (MODEL, "meta-llama/Llama-3.3")),
+        ("/v1/models/meta-llama%2FLlama-3.3", (MODEL, "meta-llama/Llama-3.3")),
+        ("/openai/models/chat", (MODEL, "chat")),
+        ("/openai/v1/models/a/b", (MODEL, "a/b")),
+        ("/openai/models", ("/v1/models", "")),
+        ("/openai/responses", ("/v1/responses", "")),
+        ("/openai/v1/chat/completions", ("/v1/chat/completions", "")),
+        ("/openai/deployments/chat/chat/completions", ("/v1/chat/completions", "chat")),
+        ("/openai/deployments/chat/completions", ("/v1/completions", "chat")),
+        ("/openai/deployments/a/b/chat/completions", ("/v1/chat/completions", "a/b")),
+        ("/openai/deployments/a%2Fb/embeddings", ("/v1/embeddings", "a/b")),
+        ("/v2/rerank", ("/v1/rerank", "")),
+    ],
+)
+def test_a_path_of_another_api_is_a_path_of_ours(path: str, found: tuple[str, str]) -> None:
+    assert canonical(path) == found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/v1/models/",
+        "/v1/model/chat",
+        "/models/chat",
+        "/chat/completions",
+        "/openai",
+        "/openai/v1",
+        "/openai/chat/completions",
+        "/openai/deployments/chat/completions/",
+        "/openai/deployments//chat/completions",
+        "/openai/deployments/chat",
+        "/openai/deployments/chat/images/generations",
+        "/OpenAI/deployments/chat/chat/completions",
+        "/v1/openai/deployments/chat/chat/completions",
+    ],
+)
+async def test_any_other_path_is_unknown(path: str) -> None:
+    """As it was before: 404, in the same shape, whatever follows."""
+    assert canonical(path) == (path, "")
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        status, _, body = await get(gateway.url, path)
+    assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
+
+
+def test_a_long_path_is_matched_in_linear_time() -> None:
+    """16 KiB of path, the most that a request line may have."""
+    hostile = "/openai/deployments/" + "/chat/completions" * 950 + "x"
+    started = perf_counter()
+    for _ in range(20):
+        assert canonical(hostile) == (hostile, "")
+    assert (perf_counter() - started) / 20 < 0.005
+
+
+# --------------------------------------------------------------------------- Azure
+
+
+@pytest.mark.parametrize("deployment", [None, "chat"])
+async def test_azures_client_works_with_an_endpoint_and_a_key_alone(deployment: str | None) -> None:
+    """Chat, streamed and not, and models; the deployment given once, or by each call's model."""
+    keys = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}]
+    given = {} if deployment is None else {"azure_deployment": deployment}
+    model = "chat" if deployment is None else "gpt-4.1"
+    asked: Any = {"model": model, "messages": CHAT["messages"]}
+    whole = reply(WHOLE, "200 OK", "content-type: application/json")
+    async with (
+        Upstream([whole], [STREAMED]) as upstream,
+        running({"only": pool(upstream.url)}, keys=keys) as gateway,
+        openai.AsyncAzureOpenAI(
+            azure_endpoint=gateway.url, api_key="sk-web", api_version="2024-10-21", max_retries=0, **given
+        ) as client,
+    ):
+        answer = await client.chat.completions.create(**asked)
+        stream = await client.chat.completions.create(**asked, stream=True)
+        streamed = "".join([event.choices[0].delta.content or "" async for event in stream if event.choices])
+        models = [model.id async for model in client.models.list()]
+        one = await client.models.retrieve("chat")
+    assert (answer.choices[0].message.content, streamed, models, one.id) == ("hi", "hi", ["chat"], "chat")
+    assert [json.loads(request.body)["model"] for request in upstream.requests] == ["served", "served"]
+    assert all("api-key" not in request.headers for request in upstream.requests)
+
+
+@pytest.mark.parametrize("body", [{"messages": CHAT["messages"]}, {**CHAT, "model": "other"}], ids=["none", "another"])
+async def test_the_deployment_is_the_model_whatever_the_body_says(body: dict[str, object]) -> None:
+    """As with Azure, where REST callers name no model."""
+    async with conversing([reply(WHOLE)]) as (_, caller, _):
+        status, headers, _ = await caller.whole(post(body, path=AZURE))
+        large = {**body, "messages": [{"role": "user", "content": "x" * 200_000}]}
+        assert (await caller.whole(post(large, path=AZURE)))[0] == 200
+    assert (status, headers["x-firsttoken-route"]) == (200, "chat")
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"model":"a","model":"b","messages":[]}', b'{"messages":[]}'])
+async def test_a_broken_body_for_a_deployment_is_a_400(raw: bytes) -> None:
+    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
+        status, _, body = await caller.whole(post(raw, path=AZURE))
+    assert (status, json.loads(body)["error"]["type"], upstream.requests) == (400, "invalid_request_error", [])
+
+
+async def test_an_unknown_deployment_is_an_unknown_model() -> None:
+    async with conversing([reply(WHOLE)]) as (_, caller, upstream):
+        status, _, body = await caller.whole(post(CHAT, path=AZURE.replace("/chat/", "/nope%0d%0a/", 1)))
+    assert (status, json.loads(body)["error"]["code"], upstream.requests) == (404, "model_not_found", [])
+
+
+# --------------------------------------------------------------------------- WebSocket
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/openai/v1/responses"])
+async def test_a_websocket_for_responses_is_refused_at_once(path: str) -> None:
+    """Coding agents try it first, without a retry after a 426 alone. No key is needed to hear it."""
+    keys = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}]
+    async with running({"only": pool("http://127.0.0.1:9")}, keys=keys) as gateway:
+        async with aiohttp.ClientSession() as client:
+            started = perf_counter()
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await client.ws_connect(gateway.url + path)
+            took = perf_counter() - started
+        status, headers, body = await get(gateway.url, path, UPGRADE)
+    assert refused.value.status == status == 426
+    assert took < 0.1
+    assert (headers["upgrade"], headers["connection"]) == ("HTTP/1.1", "close")
+    assert "POST /v1/responses" in json.loads(body)["error"]["message"]
+
+
+async def test_the_connection_of_a_refused_websocket_is_closed() -> None:
+    """Frames sent ahead of the answer are no requests."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
+        raw = f"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n\r\n"
+        assert (await caller.ask(raw.encode()))[0] == 426
+        assert (await caller.rest()).endswith(b"}")
+
+
+async def test_other_requests_ignore_the_offer_of_a_websocket() -> None:
+    """A server may ignore an Upgrade (RFC 9110 section 7.8)."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        assert (await get(gateway.url, "/v1/models", UPGRADE))[0] == 200
+        assert (await get(gateway.url, "/v1/chat/completions", UPGRADE))[0] == 405
