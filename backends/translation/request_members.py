@@ -1,0 +1,91 @@
+"""Members of a request on their way to another dialect: every member is taken, dropped by name, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from backends.translation.translation import UntranslatableError
+
+
+class Members:
+    """Reads an object member by member; null is the same as absent.
+
+    `path`: place of the object in the body, for errors. `dropped`: names of members to leave out, at any depth.
+    """
+
+    def __init__(self, members: Any, dropped: frozenset[str], path: str = "") -> None:
+        if not isinstance(members, Mapping):
+            raise UntranslatableError(path, f"'{path}' must be an object")
+        self.path, self.dropped = path, dropped
+        self._left = {name: value for name, value in members.items() if value is not None}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def at(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def take(self, name: str) -> Any:
+        """Value of a member; None: absent."""
+        return self._left.pop(name, None)
+
+    def take_all(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """All members of `names` that are present."""
+        return {name: self._left.pop(name) for name in names if name in self._left}
+
+    def text(self, name: str) -> str:
+        """Value of a required string. Raises UntranslatableError."""
+        value = self.take(name)
+        if type(value) is not str:
+            raise UntranslatableError(self.at(name), f"'{self.at(name)}' must be a string")
+        return value
+
+    def kind(self) -> str:
+        """The member `type`; empty: absent."""
+        value = self.take("type")
+        return "" if value is None else str(value)
+
+    def object(self, name: str) -> Members:
+        """The object in a required member. Raises UntranslatableError."""
+        return Members(self.take(name), self.dropped, self.at(name))
+
+    def array(self, name: str) -> list[Any]:
+        """Elements of an array; none if it is absent. Raises UntranslatableError."""
+        return self._array(name, self.take(name))
+
+    def objects(self, name: str) -> Iterator[Members]:
+        """The objects of an array; none if it is absent. Raises UntranslatableError."""
+        return self.each(name, self.take(name))
+
+    def each(self, name: str, values: Any) -> Iterator[Members]:
+        """The objects of `values`, taken from `name`. Raises UntranslatableError."""
+        numbered = enumerate(self._array(name, values))
+        return (Members(value, self.dropped, f"{self.at(name)}[{place}]") for place, value in numbered)
+
+    def _array(self, name: str, values: Any) -> list[Any]:
+        if values is not None and type(values) is not list:
+            raise UntranslatableError(self.at(name), f"'{self.at(name)}' must be an array")
+        return values or []
+
+    def default(self, name: str, *meaningless: Any) -> None:
+        """Accept a member with the value that its absence means; another value is refused."""
+        value = self.take(name)
+        if value is not None and not any(value == each and type(value) is type(each) for each in meaningless):
+            self.refuse(name)
+
+    def refuse(self, name: str, reason: str = "") -> None:
+        """Raises UntranslatableError unless the member is to be dropped."""
+        if name not in self.dropped:
+            raise UntranslatableError(self.at(name), reason)
+
+    def refuse_kind(self, kind: str) -> None:
+        """Raises UntranslatableError for the whole object, unless objects of its type are to be dropped."""
+        if kind not in self.dropped:
+            shown = f"'{self.path}' of type '{kind[:64]}'"
+            raise UntranslatableError(self.path, f"{shown} cannot be expressed in the dialect of the backend")
+
+    def close(self) -> None:
+        """Refuse what was not taken. Raises UntranslatableError."""
+        for name in self._left:
+            self.refuse(name)

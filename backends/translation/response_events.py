@@ -1,0 +1,398 @@
+"""Replies of OpenAI's Responses, whole and as events, made of a chat completion.
+
+- A whole reply is the last event of a stream: both are built by `ResponseWriter`.
+- Ids are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads that
+  brought its chunks.
+- Calls stay open to the end: a server may send the arguments of parallel calls in turns.
+
+Event names and members: openai-python 3.54, types/responses (2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from backends import failures
+from backends.interface import Failure
+from backends.stream.sse import ServerSentEvent
+from backends.translation.translation import EventTranslator, Json
+
+_encode = msgspec.json.Encoder().encode
+
+_ECHOED: Mapping[str, Any] = {  # members of the request that a response repeats, with their defaults
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+_FIXED: Json = {"background": False, "max_tool_calls": None, "previous_response_id": None, "store": False}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}  # by finish_reason
+_ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # of OpenAI, by status; else server_error
+
+
+@dataclass(frozen=True, slots=True)
+class _PartKind:
+    """A kind of streamed text: its item, its part, and the prefix of its events."""
+
+    item: str
+    part: str
+    key: str  # member of the part that holds the text
+    prefix: str
+
+
+_REASONING = _PartKind("reasoning", "reasoning_text", "text", "response.reasoning_text")
+_TEXT = _PartKind("message", "output_text", "text", "response.output_text")
+_REFUSAL = _PartKind("message", "refusal", "refusal", "response.refusal")
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under construction. `key`: the member that holds its text; `prefix`: of its events."""
+
+    output_index: int
+    item: Json
+    key: str
+    prefix: str
+    pieces: list[str] = field(default_factory=list)
+
+
+class ResponseWriter:
+    """Builds a response and its events. `events` collects the bytes to be taken. `body`: the caller's request."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.response: Json = {}  # once begun
+        self.ended = False
+        self.events: list[bytes] = []
+        self._body = body
+        self._suffix = ""  # of all ids
+        self._sequence = 0
+        self._output: list[Json] = []
+        self._item: Json = {}  # the open reasoning or message
+        self._kind: _PartKind | None = None  # of the open part
+        self._pieces: list[str] = []  # of the open part
+        self._logprobs: list[Any] = []
+        self._annotations: list[Mapping[str, Any]] = []
+        self._calls: dict[int, _Call] = {}  # by the index of the chat dialect
+        self._all_calls: list[_Call] = []
+
+    def take(self) -> bytes:
+        """Return the new events."""
+        events, self.events = b"".join(self.events), []
+        return events
+
+    # -- life of the response ------------------------------------------------------------
+
+    def begin(self, chat_id: Any, created: Any, model: Any) -> None:
+        self._suffix = str(chat_id or "0").removeprefix("chatcmpl-")
+        given = {name: self._body.get(name) for name in _ECHOED}
+        echo = {name: _ECHOED[name] if value is None else value for name, value in given.items()}
+        self.response = {
+            "id": f"resp_{self._suffix}",
+            "object": "response",
+            "created_at": created if type(created) in (int, float) else 0,
+            "model": model if isinstance(model, str) else self._body.get("model", ""),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            **echo,
+            **_FIXED,
+        }
+        self._emit("response.created", response=self.response)
+        self._emit("response.in_progress", response=self.response)
+
+    def finish(self, reason: str, usage: Any, service_tier: Any) -> None:
+        """End the response by the finish_reason of the chat completion."""
+        incomplete = _INCOMPLETE.get(reason)
+        status = "completed" if incomplete is None else "incomplete"
+        self._close_item(status)
+        self._close_calls(status)
+        details = None if incomplete is None else {"reason": incomplete}
+        self._end(status, incomplete_details=details, usage=usage_of_chat(usage), service_tier=service_tier)
+
+    def fail(self, failure: Failure) -> None:
+        """End the response by an error. What came before stays as it is, unfinished."""
+        if not self.response:
+            self.begin(None, None, None)
+        code = _ERROR_CODES.get(failure.status, "server_error")
+        self._end("failed", error={"code": code, "message": failure.message})
+
+    def _end(self, status: str, **members: Any) -> None:
+        self.ended = True
+        self.response |= {"status": status, "output": self._output, **members}
+        self._emit(f"response.{status}", response=self.response)
+
+    # -- text ----------------------------------------------------------------------------
+
+    def add(self, delta: Mapping[str, Any], logprobs: Any = None) -> None:
+        """Add a chat completion's delta, or its whole message."""
+        text, reasoning = _texts(delta.get("content"))
+        self._add_text(_REASONING, reasoning or delta.get("reasoning") or delta.get("reasoning_content"))
+        self._add_text(_TEXT, text, logprobs)
+        for annotation in as_objects(delta.get("annotations")):
+            self._annotate(annotation)
+        self._add_text(_REFUSAL, delta.get("refusal"))
+        for place, call in enumerate(as_objects(delta.get("tool_calls"))):
+            index = call.get("index")
+            self._add_call(call, index if type(index) is int else place)
+
+    def _add_text(self, kind: _PartKind, text: Any, logprobs: Any = None) -> None:
+        if not isinstance(text, str) or not text:
+            return
+        if self._kind is not kind:
+            self._open_part(kind)
+        self._pieces.append(text)
+        members = {} if kind is not _TEXT else {"logprobs": self._take_logprobs(logprobs)}
+        self._emit(f"{kind.prefix}.delta", **self._place(), delta=text, **members)
+
+    def _take_logprobs(self, logprobs: Any) -> list[Any]:
+        entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+        if not isinstance(entries, list):
+            return []
+        self._logprobs += entries
+        return entries
+
+    def _annotate(self, annotation: Mapping[str, Any]) -> None:
+        """A citation of the text so far. Chat completions nest its members."""
+        if self._kind is not _TEXT:
+            self._open_part(_TEXT)
+        if nested := as_object(annotation.get("url_citation")):
+            annotation = {"type": "url_citation", **nested}
+        number = len(self._annotations)
+        self._annotations.append(annotation)
+        self._emit(
+            "response.output_text.annotation.added", **self._place(), annotation_index=number, annotation=annotation
+        )
+
+    def _open_part(self, kind: _PartKind) -> None:
+        self._close_part()
+        if self._item.get("type") != kind.item:
+            self._close_item("completed")
+            self._open_item(kind.item)
+        self._kind, self._pieces = kind, []
+        self._logprobs, self._annotations = [], []
+        self._item["content"].append(None)  # counted in `_place`
+        self._emit("response.content_part.added", **self._place(), part=self._part(""))
+
+    def _open_item(self, kind: str) -> None:
+        place = len(self._output)
+        if kind == "reasoning":
+            self._item = {"id": f"rs_{self._suffix}_{place}", "type": kind, "summary": [], "content": []}
+        else:
+            member = {"role": "assistant", "status": "in_progress", "content": []}
+            self._item = {"id": f"msg_{self._suffix}_{place}", "type": kind, **member}
+        self._output.append(self._item)
+        self._emit("response.output_item.added", output_index=place, item=self._item)
+
+    def _place(self) -> Json:
+        item = self._item
+        place = self._output.index(item) if self._output[-1] is not item else len(self._output) - 1
+        return {"item_id": item["id"], "output_index": place, "content_index": len(item["content"]) - 1}
+
+    def _part(self, text: str) -> Json:
+        assert self._kind is not None
+        part: Json = {"type": self._kind.part, self._kind.key: text}
+        if self._kind is _TEXT:
+            part |= {"annotations": self._annotations, "logprobs": self._logprobs}
+        return part
+
+    def _close_part(self) -> None:
+        if self._kind is None:
+            return
+        text = "".join(self._pieces)
+        part = self._item["content"][-1] = self._part(text)
+        members = {self._kind.key: text, **({"logprobs": self._logprobs} if self._kind is _TEXT else {})}
+        self._emit(f"{self._kind.prefix}.done", **self._place(), **members)
+        self._emit("response.content_part.done", **self._place(), part=part)
+        self._kind = None
+
+    def _close_item(self, status: str) -> None:
+        if not self._item:
+            return
+        self._close_part()
+        if "status" in self._item:
+            self._item["status"] = status
+        self._emit("response.output_item.done", output_index=self._output.index(self._item), item=self._item)
+        self._item = {}
+
+    # -- calls ---------------------------------------------------------------------------
+
+    def _add_call(self, delta: Mapping[str, Any], index: int) -> None:
+        custom = delta.get("custom")
+        named = custom if isinstance(custom, Mapping) else delta.get("function")
+        named = named if isinstance(named, Mapping) else {}
+        call = self._calls.get(index)
+        given = delta.get("id")
+        if call is None or (given and given != call.item["call_id"]):  # some servers give all calls one index
+            call = self._open_call(index, given, str(named.get("name") or ""), custom is not None)
+        text = named.get("arguments" if call.key == "arguments" else "input")
+        if isinstance(text, str) and text:
+            call.pieces.append(text)
+            self._emit(f"{call.prefix}.delta", item_id=call.item["id"], output_index=call.output_index, delta=text)
+
+    def _open_call(self, index: int, call_id: Any, name: str, custom: bool) -> _Call:
+        self._close_item("completed")
+        place = len(self._output)
+        call_id = str(call_id or f"call_{self._suffix}_{place}")
+        if custom:
+            item = {"id": f"ctc_{self._suffix}_{place}", "type": "custom_tool_call", "status": "in_progress"}
+            call = _Call(place, item, "input", "response.custom_tool_call_input")
+        else:
+            item = {"id": f"fc_{self._suffix}_{place}", "type": "function_call", "status": "in_progress"}
+            call = _Call(place, item, "arguments", "response.function_call_arguments")
+        item |= {"call_id": call_id, "name": name, call.key: ""}
+        self._calls[index] = call
+        self._all_calls.append(call)
+        self._output.append(item)
+        self._emit("response.output_item.added", output_index=place, item=item)
+        return call
+
+    def _close_calls(self, status: str) -> None:
+        for call in self._all_calls:
+            call.item |= {call.key: (text := "".join(call.pieces)), "status": status}
+            place = {"item_id": call.item["id"], "output_index": call.output_index}
+            self._emit(f"{call.prefix}.done", **place, **{call.key: text})
+            self._emit("response.output_item.done", output_index=call.output_index, item=call.item)
+
+    def _emit(self, kind: str, **members: Any) -> None:
+        data = _encode({"type": kind, "sequence_number": self._sequence, **members})
+        self.events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+        self._sequence += 1
+
+
+# -- chat completions ------------------------------------------------------------------------
+
+
+class ResponsesOverChatStream(EventTranslator):
+    """Stream of a chat completion, for a caller of Responses."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._writer = ResponseWriter(body)
+        self._reason = ""  # why the answer has ended
+        self._usage: Any = None
+        self._service_tier: Any = None
+
+    def translate(self, event: ServerSentEvent) -> bytes:
+        if self._writer.ended:
+            return b""
+        if event.data.startswith(b"[DONE]"):
+            return self._complete()
+        chunk = decoded(event.data)
+        if chunk.get("error"):
+            return self.error(failures.of_event(chunk["error"]))
+        if not self._writer.response:
+            self._writer.begin(chunk.get("id"), chunk.get("created"), chunk.get("model"))
+        self._usage = chunk.get("usage") or self._usage
+        self._service_tier = chunk.get("service_tier") or self._service_tier
+        for choice in as_objects(chunk.get("choices")):
+            self._writer.add(as_object(choice.get("delta")), choice.get("logprobs"))
+            self._reason = str(choice.get("finish_reason") or self._reason)
+        return self._writer.take()
+
+    def close(self) -> bytes:
+        """End the stream. Without a finish_reason it is incomplete, and ends by `error`."""
+        rest = super().close()
+        return rest + self._complete() if self._reason and not self._writer.ended else rest
+
+    def error(self, failure: Failure) -> bytes:
+        if not self._writer.ended:
+            self._writer.fail(failure)
+        return self._writer.take()
+
+    def _complete(self) -> bytes:
+        if not self._writer.response:
+            self._writer.begin(None, None, None)
+        self._writer.finish(self._reason, self._usage, self._service_tier)
+        return self._writer.take()
+
+
+def response_of_chat(reply: Json, body: Mapping[str, Any]) -> Json:
+    """The `response` object for a whole chat completion."""
+    writer = ResponseWriter(body)
+    writer.begin(reply.get("id"), reply.get("created"), reply.get("model"))
+    reason = ""
+    for choice in as_objects(reply.get("choices")):
+        writer.add(as_object(choice.get("message")), choice.get("logprobs"))
+        reason = str(choice.get("finish_reason") or reason)
+    writer.finish(reason, reply.get("usage"), reply.get("service_tier"))
+    return writer.response
+
+
+def usage_of_chat(usage: Any) -> Json | None:
+    """Usage of a response; None: not reported."""
+    if not isinstance(usage, Mapping):
+        return None
+    prompt, completion = as_count(usage.get("prompt_tokens")), as_count(usage.get("completion_tokens"))
+    details, output_details = as_object(usage.get("prompt_tokens_details")), usage.get("completion_tokens_details")
+    cached = details.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))  # the second is DeepSeek's
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {
+            "cached_tokens": as_count(cached),
+            "cache_write_tokens": as_count(details.get("cache_write_tokens")),
+        },
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": as_count(as_object(output_details).get("reasoning_tokens"))},
+        "total_tokens": as_count(usage.get("total_tokens")) or prompt + completion,
+    }
+
+
+def as_count(value: Any) -> int:
+    return value if type(value) is int and value >= 0 else 0
+
+
+def as_object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def as_objects(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+def decoded(data: bytes) -> Mapping[str, Any]:
+    """The object of an event; empty: there is none (the tap reports it). JSON of Python servers is made strict."""
+    try:
+        return as_object(msgspec.json.decode(data))
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        lenient = json.dumps(failures.decode_leniently(data), ensure_ascii=False).encode("utf-8", "replace")
+        return as_object(json.loads(lenient, parse_int=_bounded))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _bounded(digits: str) -> float:
+    """An integer that JSON encoders can write."""
+    return int(digits) if len(digits) < 19 else float(digits)
+
+
+def _texts(content: Any) -> tuple[Any, Any]:
+    """Text and reasoning of a delta's content. Mistral sends a list of parts while its model thinks."""
+    if not isinstance(content, list):
+        return content, None
+    texts = [part.get("text") for part in as_objects(content)]
+    thoughts = [_texts(part.get("thinking"))[0] for part in as_objects(content)]
+    return _concatenated(texts), _concatenated(thoughts)
+
+
+def _concatenated(texts: Iterable[Any]) -> str:
+    return "".join(text for text in texts if isinstance(text, str))
