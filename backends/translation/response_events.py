@@ -1,6 +1,6 @@
 """Replies of OpenAI's Responses, whole and as events, made of a chat completion.
 
-- A whole reply is the last event of a stream: both are built by `ResponseWriter`.
+- A whole reply is the last event of a stream: both are built by `ResponseBuilder`.
 - Ids are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads that
   brought its chunks.
 - Calls stay open to the end: a server may send the arguments of parallel calls in turns.
@@ -72,7 +72,7 @@ class _Call:
     pieces: list[str] = field(default_factory=list)
 
 
-class ResponseWriter:
+class ResponseBuilder:
     """Builds a response and its events. `events` collects the bytes to be taken. `body`: the caller's request."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -285,55 +285,55 @@ class ResponsesOverChatStream(EventTranslator):
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__()
-        self._writer = ResponseWriter(body)
+        self._builder = ResponseBuilder(body)
         self._reason = ""  # why the answer has ended
         self._usage: Any = None
         self._service_tier: Any = None
 
     def translate(self, event: ServerSentEvent) -> bytes:
-        if self._writer.ended:
+        if self._builder.ended:
             return b""
         if event.data.startswith(b"[DONE]"):
             return self._complete()
         chunk = decoded(event.data)
         if chunk.get("error"):
             return self.error(failures.of_event(chunk["error"]))
-        if not self._writer.response:
-            self._writer.begin(chunk.get("id"), chunk.get("created"), chunk.get("model"))
+        if not self._builder.response:
+            self._builder.begin(chunk.get("id"), chunk.get("created"), chunk.get("model"))
         self._usage = chunk.get("usage") or self._usage
         self._service_tier = chunk.get("service_tier") or self._service_tier
         for choice in as_objects(chunk.get("choices")):
-            self._writer.add(as_object(choice.get("delta")), choice.get("logprobs"))
+            self._builder.add(as_object(choice.get("delta")), choice.get("logprobs"))
             self._reason = str(choice.get("finish_reason") or self._reason)
-        return self._writer.take()
+        return self._builder.take()
 
     def close(self) -> bytes:
         """End the stream. Without a finish_reason it is incomplete, and ends by `error`."""
         rest = super().close()
-        return rest + self._complete() if self._reason and not self._writer.ended else rest
+        return rest + self._complete() if self._reason and not self._builder.ended else rest
 
     def error(self, failure: Failure) -> bytes:
-        if not self._writer.ended:
-            self._writer.fail(failure)
-        return self._writer.take()
+        if not self._builder.ended:
+            self._builder.fail(failure)
+        return self._builder.take()
 
     def _complete(self) -> bytes:
-        if not self._writer.response:
-            self._writer.begin(None, None, None)
-        self._writer.finish(self._reason, self._usage, self._service_tier)
-        return self._writer.take()
+        if not self._builder.response:
+            self._builder.begin(None, None, None)
+        self._builder.finish(self._reason, self._usage, self._service_tier)
+        return self._builder.take()
 
 
 def response_of_chat(reply: Json, body: Mapping[str, Any]) -> Json:
     """The `response` object for a whole chat completion."""
-    writer = ResponseWriter(body)
-    writer.begin(reply.get("id"), reply.get("created"), reply.get("model"))
+    builder = ResponseBuilder(body)
+    builder.begin(reply.get("id"), reply.get("created"), reply.get("model"))
     reason = ""
     for choice in as_objects(reply.get("choices")):
-        writer.add(as_object(choice.get("message")), choice.get("logprobs"))
+        builder.add(as_object(choice.get("message")), choice.get("logprobs"))
         reason = str(choice.get("finish_reason") or reason)
-    writer.finish(reason, reply.get("usage"), reply.get("service_tier"))
-    return writer.response
+    builder.finish(reason, reply.get("usage"), reply.get("service_tier"))
+    return builder.response
 
 
 def usage_of_chat(usage: Any) -> Json | None:
