@@ -123,17 +123,20 @@ class EngineTimes:
 class Tap(Protocol):
     """Reads a response body in passing, and never changes or delays a byte."""
 
-    tokens: int  # visible output events so far: the token count until usage says better
+    tokens: int  # events with output so far: the token count until usage says better
+    reasoning_begun: bool  # output of reasoning was seen
+    answer_begun: bool  # output of the answer itself was seen
     usage: Usage
     times: EngineTimes
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     failure: Failure | None  # an error event
     spoiled: bool  # an event that must not be relayed was seen: the stream's last read
-    sound: bytes  # of a spoiled read: the complete events before
+    rest: bytes  # of a spoiled read: the end of an event too large to be kept
+    sound: bytes  # of a spoiled read: the complete events before, and after `rest`
     error_event: bytes  # of a spoiled read: the backend's own error event, if there is one
 
     def feed(self, data: bytes) -> bool:
-        """Read bytes of the body. True: visible output among the bytes (content, reasoning or a tool call)."""
+        """Read bytes of the body. True: output among the bytes, of reasoning or of the answer."""
 
     def close(self) -> None:
         """The body is complete."""

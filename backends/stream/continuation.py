@@ -61,9 +61,9 @@ class RewriterChain:
     def feed(self, data: bytes) -> bytes:
         return self._second.feed(self._first.feed(data))
 
-    def drop(self) -> None:
+    def drop(self) -> bytes:
         self._first.drop()
-        self._second.drop()
+        return self._second.drop()
 
     def close(self) -> bytes:
         return self._second.feed(self._first.close()) + self._second.close()
@@ -115,6 +115,8 @@ def read_partial(relayed: RelayedEvents) -> PartialAnswer:
     try:
         for event in decoder.feed(relayed.complete):
             answer.add(event)
+        if decoder.pending:  # of an event too large to be held back
+            answer.obstacle = answer.obstacle or "half an event"
     except StreamError:
         answer.obstacle = "an event of unknown form"
     return answer
@@ -143,8 +145,9 @@ class Continuation:
     def feed(self, data: bytes) -> bytes:
         return b"".join(map(self._rewritten, self._decoder.feed(data)))
 
-    def drop(self) -> None:
+    def drop(self) -> bytes:
         self._decoder = SseDecoder()
+        return b""
 
     def close(self) -> bytes:
         return b"".join(map(self._rewritten, self._decoder.flush()))

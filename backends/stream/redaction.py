@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from backends.stream.sse import BOM, LINE_LIMIT
+from backends.stream.sse import BLANK_LINE, BOM
 
 
 class Rewriter(Protocol):
@@ -24,8 +24,8 @@ class Rewriter(Protocol):
     def feed(self, data: bytes) -> bytes:
         """Return the bytes ready to be sent."""
 
-    def drop(self) -> None:
-        """Forget the held bytes."""
+    def drop(self) -> bytes:
+        """Forget the held bytes. Returns the end of an event that has passed in part."""
 
     def close(self) -> bytes:
         """End the body; return the held bytes."""
@@ -33,9 +33,7 @@ class Rewriter(Protocol):
 
 # --------------------------------------------------------------------------- the usage event
 
-# Blank lines end events. Atomic, else the CR and LF of one line end could be read as two; and a CR as the last byte
-# may be half of a line end.
-BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+HELD_LIMIT = 1 << 20  # bytes of an incomplete event to be held
 _GAP = rb"(?:\s|data:)*"  # JSON may continue in the next data line
 _NO_CHOICES = re.compile(rb'"choices"' + _GAP + b":" + _GAP + rb"\[" + _GAP + rb"\]")
 
@@ -49,11 +47,14 @@ _decode_chunk = msgspec.json.Decoder(_MaskedChunk).decode
 
 
 class WholeEvents:
-    """Holds back an incomplete event at the end of a read: no use to any client yet, and perhaps never to be whole."""
+    """Holds back an incomplete event at the end of a read: no use to any client yet, and perhaps never to be whole.
+
+    An event too large to be held passes as it comes.
+    """
 
     def __init__(self) -> None:
         self._held = b""
-        self._overflowed = False  # an event too large to be held has passed: all later bytes pass too
+        self._passing = False  # a large event: `_held` are its last bytes, which have passed
 
     def feed(self, data: bytes) -> bytes:
         if not self._held and data.endswith(b"\n\n"):
@@ -61,24 +62,34 @@ class WholeEvents:
         return self._complete(data)
 
     def _complete(self, data: bytes) -> bytes:
-        """All complete events."""
-        if self._overflowed:
-            return data
+        """All complete events, and what may pass of a large event."""
+        passed = len(self._held) if self._passing else 0
         search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
         data = self._held + data
-        end = max((blank.end() for blank in BLANK_LINE.finditer(data, search_from)), default=0)
-        if len(data) - end > LINE_LIMIT:
-            self._overflowed = True
+        end = _end_of_events(data, search_from)
+        self._passing = (self._passing and not end) or len(data) - end > HELD_LIMIT
+        if self._passing:
             end = len(data)
-        self._held = data[end:]
-        return data[:end]
+        self._held = data[-3:] if self._passing else data[end:]
+        return data[passed:end]
 
-    def drop(self) -> None:
-        self._held = b""
+    def drop(self) -> bytes:
+        torn, self._passing, self._held = self._passing, False, b""
+        return b"\n\n" if torn else b""
 
     def close(self) -> bytes:
+        if self._passing:
+            return b""
         rest, self._held = self._held, b""
         return rest
+
+
+def _end_of_events(data: bytes, search_from: int) -> int:
+    """The end of the last blank line; 0: there is none."""
+    if b"\r" not in data:
+        at = data.rfind(b"\n\n", search_from)
+        return at + 2 if at >= 0 else 0
+    return max((blank.end() for blank in BLANK_LINE.finditer(data, search_from)), default=0)
 
 
 class UsageStripper(WholeEvents):
@@ -132,8 +143,9 @@ class SecretMasker:
         self._held = data[end:]
         return data[:end]
 
-    def drop(self) -> None:
+    def drop(self) -> bytes:
         self._held = b""
+        return b""
 
     def close(self) -> bytes:
         rest, self._held = self._held, b""
@@ -185,9 +197,8 @@ class CachedCountMasker:
     def close(self) -> bytes:
         return b"" if self._inner is None else self._mask(self._inner.close())
 
-    def drop(self) -> None:
-        if self._inner is not None:
-            self._inner.drop()
+    def drop(self) -> bytes:
+        return b"" if self._inner is None else self._inner.drop()
 
     def _is_plain(self, data: bytes) -> bool:
         """Whole events without a count, as nearly all are."""

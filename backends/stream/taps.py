@@ -1,13 +1,17 @@
 """Taps: read an OpenAI reply in passing, for tokens, usage, end and failure.
 
+Output is what a caller gets to see or hear, of two kinds: reasoning, and the answer (text, a refusal, a tool call,
+audio, an image, a citation). Names of the members as of November 2026: OpenAI's API reference, vLLM 0.32, and the
+documentation of DeepSeek, OpenRouter, Mistral, Gemini (OpenAI-compatible), Perplexity, LiteLLM and GitHub Copilot.
+
 Rules:
 - A tap never changes or delays a byte.
-- Content is visible output: a non-empty delta of content, reasoning or refusal, a tool call with a name or arguments,
-  a completion's text. A role preamble, an empty delta, a comment and a usage event are not.
+- A role preamble, an empty delta, the id of a tool call or of audio, a comment, a ping and usage are no output.
 - After `ended` nothing turns success into failure; after `failure` nothing turns failure into success.
 - Events are decoded, by C and into the few fields in use: JSON has many spellings, beyond any byte pattern. An event
   equal to the last decoded event, byte for byte, except for the string of the content, is known
   without decoding: servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
+- Of an event above 1 MiB, as with an image in it, long strings are left out: the tap needs no more than their names.
 - An event that is no JSON object would break a caller's parser: the stream is `spoiled` from there on, even after
   `ended`.
 """
@@ -21,18 +25,26 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, FailureKind, Usage
-from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
+from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
 # ------------------------------------------------------- the fields in use
 
 
 class _Delta(msgspec.Struct, gc=False):
-    content: Any = None
+    content: Any = None  # a text; Mistral: or a list of parts
     reasoning: Any = None  # vLLM, OpenRouter
     reasoning_content: Any = None  # DeepSeek, SGLang, llama.cpp
+    reasoning_details: Any = None  # OpenRouter
+    reasoning_text: Any = None  # GitHub Copilot
+    thinking_blocks: Any = None  # LiteLLM
+    extra_content: Any = None  # Gemini: marks a content as a thought
     refusal: Any = None
     tool_calls: Any = None
     function_call: Any = None
+    audio: Any = None
+    images: Any = None  # OpenRouter
+    annotations: Any = None  # OpenAI, OpenRouter: citations
+    citations: Any = None  # Perplexity
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -85,11 +97,14 @@ class _ReplyTap:
 
     def __init__(self, secret: str) -> None:
         self.tokens = 0
+        self.reasoning_begun = False
+        self.answer_begun = False
         self.usage = Usage()
         self.times = EngineTimes()
         self.ended = False
         self.failure: Failure | None = None
         self.spoiled = False
+        self.rest = b""
         self.sound = b""
         self.error_event = b""
         self._secret = secret
@@ -102,7 +117,7 @@ class StreamTap(_ReplyTap):
         super().__init__(secret)
         self._choices = choices
         self._ended_choices: set[int] = set()  # by index
-        self._decoder = SseDecoder()
+        self._decoder = ExcerptDecoder()
         self._prefix = b""  # bytes of a token event before the content, once known
         self._suffix = b"\0"  # bytes after the content; no event ends with a NUL
 
@@ -124,12 +139,13 @@ class StreamTap(_ReplyTap):
             self.tokens += 1
             return True
         tokens, was_pending = self.tokens, self._decoder.pending
+        rest = self._decoder.rest_of_event(data) if self._decoder.shortened else b""
         try:
             events = self._decoder.feed(data)
         except StreamError:
             self._fail(failures.LINE_TOO_LONG)
             return False
-        self._read_events(events)
+        self._read_events(events, rest)
         if len(events) == 1 and self.tokens == tokens + 1 and not was_pending:
             self._learn_form(data)
         return self.tokens > tokens
@@ -147,7 +163,8 @@ class StreamTap(_ReplyTap):
             self._prefix = data[:start]
             self._suffix = data[end:]
 
-    def _read_events(self, events: list[ServerSentEvent]) -> None:
+    def _read_events(self, events: list[ServerSentEvent], rest: bytes = b"") -> None:
+        """`rest`: the end of a first event of which strings were left out."""
         for number, event in enumerate(events):
             if event.data.startswith(b"[DONE]"):
                 self.ended = self.failure is None
@@ -156,7 +173,8 @@ class StreamTap(_ReplyTap):
             else:
                 self._read_chunk(event.data)
             if self.spoiled:
-                self.sound = b"".join(map(bytes, events[:number]))
+                self.rest = rest if number else b""
+                self.sound = b"".join(map(bytes, events[bool(rest) : number]))
                 self.error_event = bytes(event) if _holds_error(event.data) else b""
                 return
 
@@ -173,15 +191,20 @@ class StreamTap(_ReplyTap):
         if chunk.error:
             self._fail(failures.of_event(chunk.error, self._secret))
         for choice in chunk.choices or ():
-            delta = choice.delta
-            if choice.text or (delta is not None and (delta.content or _is_visible(delta))):
-                self.tokens += 1
+            self._read_output(choice.text, choice.delta)
             if choice.finish_reason:
                 self._end_choice(choice)
         if chunk.usage is not None:
             read_usage(self.usage, chunk.usage)
         if chunk.metrics is not None:
             read_times(self.times, chunk.metrics)
+
+    def _read_output(self, text: Any, delta: _Delta | None) -> None:
+        answer = bool(text) or (delta is not None and _answers(delta))
+        reasoning = delta is not None and _reasons(delta)
+        self.answer_begun = self.answer_begun or answer
+        self.reasoning_begun = self.reasoning_begun or reasoning
+        self.tokens += answer or reasoning
 
     def _end_choice(self, choice: _Choice) -> None:
         if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
@@ -207,7 +230,7 @@ class StreamTap(_ReplyTap):
 
 
 class BodyTap(_ReplyTap):
-    """Tap of a whole reply: the first byte is the content, the usage is read at the end."""
+    """Tap of a whole reply: the first byte is the answer, the usage is read at the end."""
 
     def __init__(self, secret: str = "") -> None:
         super().__init__(secret)
@@ -223,12 +246,18 @@ class BodyTap(_ReplyTap):
         first = self.tokens == 0 and bool(data)
         if first:
             self.tokens = 1
-        self._too_large = self._too_large or len(self._body) + len(data) > BODY_LIMIT
-        if self._too_large:
-            self._body.clear()
-        else:
-            self._body += data
+            self.answer_begun = True
+        if not self._too_large:
+            self._keep(data)
         return first
+
+    def _keep(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > BODY_LIMIT:
+            self._body = bytearray(excerpt(self._body))
+            if len(self._body) > BODY_LIMIT // 2:
+                self._too_large = True
+                self._body.clear()
 
     def close(self) -> None:
         """The body is complete. A body too large to be read counts as a success."""
@@ -266,14 +295,61 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _is_visible(delta: _Delta) -> bool:
-    if delta.reasoning or delta.reasoning_content or delta.refusal:
-        return True
-    calls = delta.tool_calls if isinstance(delta.tool_calls, list) else ()
-    for function in (*(call.get("function") for call in calls if isinstance(call, dict)), delta.function_call):
-        if isinstance(function, dict) and (function.get("name") or function.get("arguments")):
+# Members with output, of parts of a content, tool calls, images, citations and thoughts. Labels are none: ids, types,
+# signatures, encrypted reasoning.
+_OUTPUT = (
+    *("text", "thinking", "summary", "content", "refusal", "function", "custom", "name", "arguments", "input"),
+    *("image_url", "url", "b64_json", "url_citation", "title", "reference_ids"),
+)
+_OUTPUT_DEPTH = 6  # a tool call's name is at 3: list, call, function
+
+
+def _answers(delta: _Delta) -> bool:
+    content = delta.content
+    if content and not _is_gemini_thought(delta.extra_content):
+        if isinstance(content, str):
             return True
-    return False
+        if _is_output([part for part in content if not _is_thought(part)] if isinstance(content, list) else content):
+            return True
+    audio = delta.audio
+    if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
+        return True
+    listed = delta.tool_calls, delta.images, delta.annotations, delta.citations
+    return any(_is_output(value) for value in listed if isinstance(value, list)) or (
+        _is_output(delta.refusal) or _is_output(delta.function_call)
+    )
+
+
+def _reasons(delta: _Delta) -> bool:
+    texts = delta.reasoning or delta.reasoning_content or delta.reasoning_text
+    if texts or delta.reasoning_details or delta.thinking_blocks:
+        return _is_output([texts, delta.reasoning_details, delta.thinking_blocks])
+    content = delta.content
+    if isinstance(content, list):
+        return _is_output([part for part in content if _is_thought(part)])
+    return bool(content) and _is_gemini_thought(delta.extra_content)
+
+
+def _is_output(value: Any, depth: int = _OUTPUT_DEPTH) -> bool:
+    if value is None or depth == 0:
+        return False
+    if isinstance(value, list):
+        return any(_is_output(item, depth - 1) for item in value)
+    if isinstance(value, dict):
+        return any(_is_output(value[name], depth - 1) for name in _OUTPUT if name in value)
+    return type(value) is int or bool(value)
+
+
+def _is_thought(part: Any) -> bool:
+    """Of Mistral's contents."""
+    return isinstance(part, dict) and part.get("type") == "thinking"
+
+
+def _is_gemini_thought(extra: Any) -> bool:
+    if extra is None:
+        return False
+    google = extra.get("google") if isinstance(extra, dict) else None
+    return isinstance(google, dict) and google.get("thought") is True
 
 
 def read_usage(usage: Usage, reported: Any) -> None:

@@ -42,9 +42,10 @@ class EventTranslator:
         """Return the translated events that `data` completes."""
         return b"".join(map(self.translate, self._decoder.feed(data)))
 
-    def drop(self) -> None:
-        """Forget an incomplete event."""
+    def drop(self) -> bytes:
+        """Forget an incomplete event. Returns nothing: no event passes in part."""
         self._decoder = SseDecoder()
+        return b""
 
     def close(self) -> bytes:
         """End the stream; return what is left to write."""

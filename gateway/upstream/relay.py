@@ -163,10 +163,8 @@ class Relay:
 
     def replace_held(self, data: bytes) -> None:
         """Write complete events in place of the held bytes."""
-        if self.rewriter is not None:
-            self.rewriter.drop()
-        if data:
-            self.body(data)
+        torn = b"" if self.rewriter is None else self.rewriter.drop()
+        self.body(data or torn)
 
     def end(self) -> None:
         """The body is complete; the tap knows if the answer is."""
@@ -216,7 +214,8 @@ class Relay:
     def _end_broken(self, event: bytes, ending: RequestOutcome, error: str) -> None:
         self.http.keep_alive = False
         if self.winner.stream:
-            self._finish(self._last(event), ending, error)
+            torn = b"" if self.rewriter is None else self.rewriter.drop()
+            self._finish(self._last(torn + event), ending, error)
         else:  # JSON leaves no sign but an incomplete body
             self._finish(b"", ending, error)
             self.writer.flush()

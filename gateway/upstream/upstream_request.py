@@ -257,6 +257,8 @@ class UpstreamRequest:
         self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN)
         if self.body_sink is None:
             return
+        if self.tap.rest:
+            self.body_sink.body(self.tap.rest)
         self.body_sink.replace_held(self.tap.sound)
         if self.tap.failure is None:
             self.body_sink.end()

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backends.stream.redaction import UsageStripper
-from backends.stream.sse import LINE_LIMIT, ServerSentEvent, SseDecoder, StreamError
+from backends.stream.redaction import HELD_LIMIT, UsageStripper, WholeEvents
+from backends.stream.sse import (
+    EVENT_LIMIT,
+    EXCERPT_LIMIT,
+    ExcerptDecoder,
+    ServerSentEvent,
+    SseDecoder,
+    StreamError,
+    excerpt,
+)
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
@@ -83,15 +92,82 @@ def test_the_last_event_may_lack_its_blank_line() -> None:
     assert [decoder.flush(), decoder.flush()] == [[ServerSentEvent(b"", b"[DONE]")], []]
 
 
+@pytest.mark.parametrize("kind", [SseDecoder, ExcerptDecoder])
 @pytest.mark.parametrize("line", [b"x" * 65536, b"data: " + b"x" * 65536, b"data: x\n" * 8192])
-def test_lines_and_events_are_bounded(line: bytes) -> None:
-    """A line, or an event of many lines, above a megabyte ends the stream."""
-    decoder = SseDecoder()
-    for _ in range(LINE_LIMIT // len(line) - 1):
+def test_lines_and_events_are_bounded(kind: type[SseDecoder], line: bytes) -> None:
+    """A line, or an event of many lines, above the limit ends the stream; the decoder forgets the event."""
+    decoder = kind()
+    for _ in range(decoder.limit // len(line) - 1):
         decoder.feed(line)
     with pytest.raises(StreamError):
         decoder.feed(line * 2)
     assert decoder.feed(b"\ndata: x\n\n") == [ServerSentEvent(b"", b"x")]
+
+
+# --------------------------------------------------------------------------- large events
+
+LONG = "x" * 700
+TEXTS = st.sampled_from(["", "a", LONG, LONG + '\\"', '"' * 300, "\\" * 301, "ä猫\N{GRINNING FACE}" * 200, "\n" * 300])
+VALUES = st.recursive(
+    TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8
+)
+
+
+def shortened(value: object) -> object:
+    if isinstance(value, str):
+        return "x" if len(json.dumps(value, ensure_ascii=False).encode()) > 256 else value
+    if isinstance(value, list):
+        return [shortened(each) for each in value]
+    if isinstance(value, dict):
+        return {shortened(name): shortened(each) for name, each in value.items()}
+    return value
+
+
+@given(VALUES, st.lists(st.integers(0, 9000), max_size=5))
+def test_an_excerpt_of_json_has_its_short_strings_and_its_structure(value: object, cuts: list[int]) -> None:
+    """Torn anywhere, with an excerpt of each beginning: within an escape, and within a character."""
+    written = json.dumps(value, ensure_ascii=False).encode()
+    text = b""
+    for part in pieces(written, cuts):
+        text = excerpt(text + part)
+    read = json.loads(text)
+    if not cuts:
+        assert read == shortened(value)
+    assert len(text) <= len(written)
+    assert json.loads(excerpt(written)) == shortened(value)
+
+
+@pytest.mark.parametrize("split", [4096, 65536])
+def test_an_event_with_a_large_string_keeps_all_else(split: int) -> None:
+    """Of 8 MiB, 1 MiB at most is held."""
+    event = b'data: {"a": 1, "url": "data:image/png;base64,%b", "b": {"c": 2}}\n\n' % (b"iVBOR" * (8 << 18))
+    decoder, found, most = ExcerptDecoder(), [], 0
+    for at in range(0, len(event), split):
+        found += decoder.feed(event[at : at + split])
+        most = max(most, decoder.held_bytes)
+    (one,) = found
+    assert (json.loads(one.data)["b"], json.loads(one.data)["url"][:1]) == ({"c": 2}, "x")
+    assert most <= EXCERPT_LIMIT
+    assert decoder.shortened is False
+
+
+def test_an_event_that_has_to_be_whole_may_have_megabytes() -> None:
+    """As translators need it."""
+    event = ServerSentEvent(b"", b'"%b"' % (b"x" * (EVENT_LIMIT - 100)))
+    assert decoded([bytes(event)[:-3], bytes(event)[-3:]]) == [event]
+
+
+@settings(deadline=None)
+@given(st.sampled_from([b"\n", b"\r\n", b"\r"]), st.lists(st.integers(0, 2 * HELD_LIMIT + 500), max_size=8))
+def test_a_large_event_passes_and_those_after_it_are_held_whole(end: bytes, cuts: list[int]) -> None:
+    """All bytes pass, in order; half an event after the large one is held again."""
+    large = b"data: " + b"x" * (2 * HELD_LIMIT) + end + end
+    stream = b"data: 1" + end + end + large + b"data: 2" + end + end
+    events = WholeEvents()
+    passed = b"".join(map(events.feed, pieces(stream, cuts)))
+    passed += events.feed(b"data: x" + end + end + b"data: half an event")
+    assert passed == stream + b"data: x" + end + end
+    assert events.close() == b"data: half an event"
 
 
 # --------------------------------------------------------------------------- usage removal
@@ -172,7 +248,7 @@ def test_an_event_beyond_the_buffer_passes() -> None:
     """Too large for usage; memory stays bounded, and every byte passes."""
     stripper = UsageStripper()
     out = b"".join(stripper.feed(b"x" * 65536) for _ in range(40))
-    assert len(stripper._held) <= LINE_LIMIT
+    assert len(stripper._held) <= HELD_LIMIT
     assert out + stripper.close() == b"x" * 65536 * 40
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interface import EngineTimes, FailureKind, Usage
-from backends.stream.sse import LINE_LIMIT
+from backends.stream.sse import EXCERPT_LIMIT
 from backends.stream.taps import BodyTap, StreamTap
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
@@ -155,24 +155,61 @@ def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> 
 # --------------------------------------------------------------------------- tokens
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"content": "a"},
-        {"content": " "},
-        {"content": [{"type": "text", "text": "a"}]},
-        {"reasoning": "a"},
-        {"reasoning_content": "a"},
-        {"refusal": "a"},
-        {"tool_calls": [{"index": 0, "function": {"name": "f"}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
-        {"function_call": {"name": "f"}},
-        {"role": "assistant", "content": "a"},
-    ],
-)
-def test_visible_output_is_content(fields: dict[str, Any]) -> None:
-    """Content, reasoning, a refusal, a tool call."""
-    assert fed(StreamTap(), delta(**fields)) == {"content"}
+CITATION = {"type": "url_citation", "url_citation": {"url": "https://a.example", "title": "A", "start_index": 0}}
+ANSWERS: list[dict[str, Any]] = [
+    {"content": "a"},
+    {"content": " "},
+    {"content": [{"type": "text", "text": "a"}]},
+    {"content": [{"type": "reference", "reference_ids": [0]}]},  # Mistral
+    {"refusal": "a"},
+    {"tool_calls": [{"index": 0, "function": {"name": "f"}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+    {"tool_calls": [{"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "f", "input": ""}}]},
+    {"tool_calls": [{"index": 0, "custom": {"input": "SELECT"}}]},
+    {"function_call": {"name": "f"}},
+    {"role": "assistant", "content": "a"},
+    {"audio": {"id": "audio_1", "data": "UklGRg=="}},
+    {"audio": {"id": "audio_1", "transcript": "a"}},
+    {"images": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}, "index": 0}]},
+    {"annotations": [CITATION]},
+    {"citations": ["https://a.example"]},
+]
+THOUGHTS: list[dict[str, Any]] = [
+    {"reasoning": "a"},
+    {"reasoning": "a", "content": "", "role": "assistant"},
+    {"reasoning_content": "a", "content": None},
+    {"reasoning_text": "a"},
+    {"reasoning_details": [{"type": "reasoning.text", "text": "a", "index": 0, "format": "unknown"}]},
+    {"reasoning_details": [{"type": "reasoning.summary", "summary": "a"}]},
+    {"thinking_blocks": [{"type": "thinking", "thinking": "a"}]},
+    {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}]},  # Mistral
+    {"content": "<thought>a", "extra_content": {"google": {"thought": True}}},  # Gemini
+]
+
+
+@pytest.mark.parametrize("fields", ANSWERS)
+def test_output_of_any_kind_begins_the_answer(fields: dict[str, Any]) -> None:
+    """Text, a refusal, a tool call of either type, audio, an image, a citation."""
+    tap = StreamTap()
+    assert fed(tap, delta(**fields)) == {"content"}
+    assert (tap.answer_begun, tap.reasoning_begun, tap.tokens) == (True, False, 1)
+
+
+@pytest.mark.parametrize("fields", THOUGHTS)
+def test_reasoning_of_any_name_is_a_token_and_no_answer(fields: dict[str, Any]) -> None:
+    """Each provider has its own member for the reasoning."""
+    tap = StreamTap()
+    assert fed(tap, delta(**fields)) == {"content"}
+    assert (tap.answer_begun, tap.reasoning_begun, tap.tokens) == (False, True, 1)
+    assert fed(tap, delta(content="a")) == {"content"}
+    assert (tap.answer_begun, tap.reasoning_begun, tap.tokens) == (True, True, 2)
+
+
+def test_a_delta_of_both_kinds_begins_both() -> None:
+    """One token, of a server that sends the last thought with the first word."""
+    tap = StreamTap()
+    assert fed(tap, delta(reasoning="a", content="b")) == {"content"}
+    assert (tap.answer_begun, tap.reasoning_begun, tap.tokens) == (True, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +223,21 @@ def test_visible_output_is_content(fields: dict[str, Any]) -> None:
         delta(tool_calls=[None, {"function": None}]),
         delta(tool_calls={"name": "f"}),
         delta(function_call={}),
+        delta(tool_calls=[{"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "", "input": ""}}]),
+        delta(content=[{"type": "text", "text": ""}]),
+        delta(content=[{"type": "thinking", "thinking": [{"type": "text", "text": ""}]}]),
+        delta(reasoning="", reasoning_content="", content=""),
+        delta(reasoning_details=[]),
+        delta(reasoning_details=[{"type": "reasoning.encrypted", "data": "gAAAAA", "id": "rs_1"}]),
+        delta(thinking_blocks=[{"type": "thinking", "thinking": "", "signature": "EqQB"}]),
+        delta(content="", extra_content={"google": {"thought": True, "thought_signature": "EqQB"}}),
+        delta(audio={"id": "audio_1"}),
+        delta(audio={"expires_at": 1}),
+        delta(audio=[]),
+        delta(images=[]),
+        delta(images=[{"type": "image_url", "image_url": {"url": ""}, "index": 0}]),
+        delta(annotations=[]),
+        delta(citations=[]),
         event({"choices": [{"index": 0, "text": "", "finish_reason": None}]}),
         event({"choices": []}),
         event({"choices": None}),
@@ -287,12 +339,48 @@ def test_nan_is_accepted() -> None:
     assert (fed(tap, data), tap.usage.prompt) == ({"content", "usage"}, 3)
 
 
+IMAGE = delta(
+    images=[{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * (1 << 17)}}]
+)
+
+
+def test_a_large_event_is_output_and_its_stream_goes_on() -> None:
+    """1.4 MiB of image in one event, at any reads; the end in the same event is seen."""
+    finished = json.loads(IMAGE[6:])
+    finished["choices"][0]["finish_reason"] = "stop"
+    finished["usage"] = {"prompt_tokens": 3}
+    for split in (1000, 65536, 1 << 22):
+        stream = IMAGE + event(finished)
+        tap = read([stream[at : at + split] for at in range(0, len(stream), split)])
+        assert (tap.tokens, tap.answer_begun, tap.ended, tap.failure, tap.usage.prompt) == (2, True, True, None, 3)
+
+
+@pytest.mark.parametrize("ahead", [2, 3, 100])
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_before_a_broken_event_the_rest_of_a_large_event_is_sound(ahead: int, end: bytes) -> None:
+    """The beginning was relayed when it arrived; `ahead`: bytes of the large event in the read of the broken one."""
+    large = IMAGE.removesuffix(b"\n\n") + end
+    tap = StreamTap()
+    for data in (large[: -ahead - len(end)], large[-ahead - len(end) :] + event({"choices": []}) + b"data: {junk\n\n"):
+        tap.feed(data)
+    assert tap.spoiled
+    assert (tap.rest, tap.sound) == (large[-ahead - len(end) :], event({"choices": []}))
+
+
+def test_deep_output_is_read_within_bounds() -> None:
+    """A hostile server cannot exhaust the stack."""
+    deep: Any = "a"
+    for _ in range(300):
+        deep = [deep]
+    assert fed(StreamTap(), delta(content=deep, images=deep)) == set()
+
+
 def test_an_endless_line_is_a_failure_with_bounded_memory() -> None:
     """Ten megabytes on one line: one failure."""
     tap = StreamTap()
     seen = [fed(tap, b"data: " + b"x" * 65536) for _ in range(160)]
     assert seen.count({"error"}) == 1
-    assert tap.held_bytes <= LINE_LIMIT
+    assert tap.held_bytes <= EXCERPT_LIMIT
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"data: ", b"\n\n", b'{"choices":[{', b"[DONE]", b"error"])))
@@ -381,3 +469,13 @@ def test_a_reply_beyond_the_buffer_is_assumed_complete() -> None:
         tap.feed(b"x" * (1 << 20))
     assert tap.held_bytes == 0
     assert (fed(tap, None), tap.ended, tap.usage) == ({"end"}, True, Usage())
+
+
+def test_the_usage_behind_a_large_image_is_read() -> None:
+    """8 MiB of base64; all but the long strings is kept."""
+    tap, image = BodyTap(), b"iVBORw0K" * (1 << 20)
+    body = b'{"choices":[{"message":{"images":["%b"]}}],"usage":{"prompt_tokens":3}}' % image
+    for at in range(0, len(body), 65536):
+        tap.feed(body[at : at + 65536])
+        assert tap.held_bytes <= 4 << 20
+    assert (fed(tap, None), tap.usage) == ({"end", "usage"}, Usage(3, None, None))
