@@ -6,6 +6,7 @@ Rules:
 - Where no endpoint of any tier is left, those that are down for failed replies alone are candidates after all.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
+- A request with state at an endpoint (an earlier response) has no other candidate.
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
 - The fleet view is asked once per tier, for all remaining endpoints.
 - A ranking holds every candidate, because failover never asks again, but is described on demand: mostly the first
@@ -152,9 +153,12 @@ class CandidateSet:
     def _usable(self, number: int, pool: Pool, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
         ready, warming = {}, {}
+        pinned = self.queued.request.pinned
         for endpoint in pool.endpoints:
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
-            if load.health is _DOWN and not (last_resort and load.failing):
+            if pinned and endpoint.id != pinned:
+                self._reject(pool.name, number, "the state of the request is at another endpoint", endpoint.id)
+            elif load.health is _DOWN and not (last_resort and load.failing):
                 self._reject(pool.name, number, "down", endpoint.id)
             elif load.blocked_until > self.now:
                 reason = f"rate limited for {load.blocked_until - self.now:.1f} s more"

@@ -235,12 +235,17 @@ def _probability_when_idle(found: CandidateSet, candidate: Candidate, budget: fl
     return alone.probability
 
 
+_OUT = "is down, on trial or rate limited"
+
+
 def _nowhere(found: CandidateSet) -> Decision:
     """No tier can ever take the request, or every able endpoint is out."""
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found))
-    waits = [_back_in(found.fleet.loads[r.endpoint], found.now) for r in found.rejected if r.endpoint]
-    reason = "every endpoint that could take it is down, on trial or rate limited"
+    pinned = found.queued.request.pinned
+    out = [r.endpoint for r in found.rejected if r.endpoint and pinned in ("", r.endpoint)]
+    waits = [_back_in(found.fleet.loads[endpoint], found.now) for endpoint in out]
+    reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
     return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))
 
 

@@ -47,6 +47,17 @@ def test_failing_endpoints_are_the_last_resort() -> None:
     assert DecisionScenario(TWO, loads={"a": lost, "b": lost}).decide().outcome is Placement.UNAVAILABLE
 
 
+def test_a_request_with_state_at_an_endpoint_goes_nowhere_else() -> None:
+    """Whatever the other endpoints and tiers could do; it waits for nothing if its own endpoint is lost."""
+    pinned = RequestView(0.0, stream=True, pinned="b")
+    pools = {**TWO, "large": {"c": 0.01}}
+    decision = DecisionScenario(pools, route=budget(0.05)).decide(pinned)
+    assert order(decision) == ["b"]
+    assert rejections(decision) == dict.fromkeys("ac", "the state of the request is at another endpoint")
+    lost = DecisionScenario(pools, loads={"b": Load(health=Health.DOWN)}).decide(pinned)
+    assert lost.outcome is Placement.UNAVAILABLE
+
+
 def test_a_warming_endpoint_is_a_candidate_only_without_other_endpoints() -> None:
     """A warming endpoint takes requests only if all usable endpoints of the pool are warming."""
     warming, down = Load(warming=True), Load(health=Health.DOWN)

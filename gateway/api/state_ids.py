@@ -1,0 +1,155 @@
+"""Ids of state that a backend keeps for a caller: responses, conversations, encrypted reasoning.
+
+Such state lives at one endpoint, or with the provider behind it. The id that a caller gets names the endpoint, sealed:
+
+    resp_<32 hex digits: HMAC-SHA256 over endpoint and id, 128 bits><the backend's id without `resp_`>
+
+Rules:
+- The seal is all that is needed to find the endpoint again: the endpoints of the fleet are tried. Nothing is stored,
+  and every replica with the same keys and endpoints opens an id, also after a restart.
+- The key of the seals belongs to a key of a caller (a tenant): an id of another tenant is as unknown as a forged one.
+- Nothing of an endpoint's name can be read from an id.
+- A seal depends on nothing else: the same id of a backend always gets the same seal.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from gateway.api.api_error import ApiError
+
+SEAL = 32  # hex digits
+_PREFIX = re.compile(r"[a-z]{1,16}_")
+_IDS, _CONTENTS = b"id", b"encrypted content"  # what is sealed
+
+
+@dataclass(frozen=True, slots=True)
+class StateHolder:
+    """A backend's own id, and the endpoint that knows it."""
+
+    endpoint: str
+    id: str
+
+
+def seal_key(secret: bytes, tenant: str) -> bytes:
+    """Key of the ids of a tenant. `secret`: configured, or the digest of the tenant's key; open gateways have none."""
+    return hmac.digest(secret, b"state ids of " + tenant.encode(), "sha256")
+
+
+class StateIds:
+    """Seals and opens the ids of a tenant."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def seal(self, backend_id: str, endpoint: str) -> str:
+        prefix = _prefix(backend_id)
+        return prefix + self._mac(_IDS, endpoint, backend_id) + backend_id[len(prefix) :]
+
+    def open(self, sealed: str, endpoints: Iterable[str]) -> StateHolder | None:
+        """None: an id that this gateway has not given to this tenant, or one of an endpoint that is gone."""
+        prefix = _prefix(sealed)
+        seal, rest = sealed[len(prefix) : len(prefix) + SEAL], sealed[len(prefix) + SEAL :]
+        return self._find(_IDS, seal, prefix + rest, endpoints)
+
+    def seal_content(self, content: str, endpoint: str) -> str:
+        """Seal encrypted content, of which only the endpoint's provider has the key."""
+        return self._mac(_CONTENTS, endpoint, content) + content
+
+    def open_content(self, sealed: str, endpoints: Iterable[str]) -> StateHolder | None:
+        return self._find(_CONTENTS, sealed[:SEAL], sealed[SEAL:], endpoints)
+
+    def _find(self, kind: bytes, seal: str, backend_id: str, endpoints: Iterable[str]) -> StateHolder | None:
+        if len(seal) < SEAL or not backend_id:
+            return None
+        given, digest = _bytes(seal), _digest(backend_id)
+        for endpoint in endpoints:
+            if hmac.compare_digest(given, self._mac_of(kind, endpoint, digest).encode()):
+                return StateHolder(endpoint, backend_id)
+        return None
+
+    def _mac(self, kind: bytes, endpoint: str, backend_id: str) -> str:
+        return self._mac_of(kind, endpoint, _digest(backend_id))
+
+    def _mac_of(self, kind: bytes, endpoint: str, digest: bytes) -> str:
+        message = b"%b\0%b\0%b" % (kind, endpoint.encode(), digest)
+        return hmac.digest(self._key, message, "sha256").hex()[:SEAL]
+
+
+# -- requests --------------------------------------------------------------------------------
+
+
+def open_request(body: Mapping[str, Any], ids: StateIds, endpoints: Collection[str]) -> tuple[Mapping[str, Any], str]:
+    """The body with the backend's own ids, and the endpoint that knows them; empty: the body names no state.
+
+    `endpoints`: those that may serve the request. Raises ApiError (404) for an unknown id.
+    """
+    opener = _Opener(ids, endpoints)
+    changed: dict[str, Any] = {}
+    if isinstance(given := body.get("previous_response_id"), str):
+        changed["previous_response_id"] = opener.id(given, "previous_response_id", "Previous response")
+    conversation = body.get("conversation")
+    if isinstance(conversation, str):
+        changed["conversation"] = opener.id(conversation, "conversation", "Conversation")
+    elif isinstance(conversation, dict) and isinstance(given := conversation.get("id"), str):
+        changed["conversation"] = {**conversation, "id": opener.id(given, "conversation", "Conversation")}
+    items = body.get("input")
+    if isinstance(items, list) and any(map(_encrypted, items)):
+        changed["input"] = [opener.item(item, f"input[{place}]") for place, item in enumerate(items)]
+    return {**body, **changed} if changed else body, opener.endpoint
+
+
+def _encrypted(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("encrypted_content"), str)
+
+
+class _Opener:
+    """Opens the ids of one request, all of which must belong to one endpoint."""
+
+    def __init__(self, ids: StateIds, endpoints: Collection[str]) -> None:
+        self.endpoint = ""
+        self._ids, self._endpoints = ids, endpoints
+
+    def id(self, sealed: str, param: str, what: str) -> str:
+        code = f"{what.lower().replace(' ', '_')}_not_found"
+        message = f"{what} with id '{sealed[:100]}' not found."
+        return self._opened(self._ids.open, sealed, ApiError(404, message, code=code, param=param, logged=code))
+
+    def item(self, item: Any, place: str) -> Any:
+        if not _encrypted(item):
+            return item
+        code, param = "invalid_encrypted_content", f"{place}.encrypted_content"
+        unknown = ApiError(404, f"'{param}' was not given out by this gateway.", code=code, param=param, logged=code)
+        return {**item, "encrypted_content": self._opened(self._ids.open_content, item["encrypted_content"], unknown)}
+
+    def _opened(
+        self, opened: Callable[[str, Iterable[str]], StateHolder | None], sealed: str, unknown: ApiError
+    ) -> str:
+        holder = opened(sealed, self._endpoints)
+        if holder is None:
+            raise unknown
+        if self.endpoint not in ("", holder.endpoint):
+            message = f"'{unknown.param}' belongs to another backend than what the request refers to before."
+            raise ApiError(400, message, code="state_of_two_backends", param=unknown.param)
+        self.endpoint = holder.endpoint
+        return holder.id
+
+
+def _prefix(backend_id: str) -> str:
+    found = _PREFIX.match(backend_id)
+    return found[0] if found else ""
+
+
+def _digest(text: str) -> bytes:
+    return sha256(_bytes(text)).digest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
