@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
 from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
+from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
 from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
 from backends.translation.translation import Translation
 
@@ -51,7 +53,35 @@ def response_event(kind: str, **members: Any) -> bytes:
     return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
+def message_event(kind: str, **members: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
+
+
+def message_cases() -> list[Case]:
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    more = [{"index": 0, "function": {"arguments": " word"}}]
+    native = CHAT_OVER_MESSAGES.request(CHAT_BODY, frozenset())
+    started = message_event("message_start", message={"id": "msg_1", "model": "m", "usage": {"input_tokens": 1}})
+    block = message_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    text = message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": " word"})
+    return [
+        Case("messages over chat: text", MESSAGES_OVER_CHAT, chat_chunk(content="a"), chat_chunk(content="b"), native),
+        Case(
+            "messages over chat: arguments",
+            MESSAGES_OVER_CHAT,
+            chat_chunk(tool_calls=[call]),
+            chat_chunk(tool_calls=more),
+            native,
+        ),
+        Case("chat over messages: text", CHAT_OVER_MESSAGES, started + block, text, CHAT_BODY),
+    ]
+
+
 def cases() -> list[Case]:
+    return response_cases() + message_cases()
+
+
+def response_cases() -> list[Case]:
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
     more = [{"index": 0, "function": {"arguments": " word"}}]
     native = CHAT_OVER_RESPONSES.request(CHAT_BODY, frozenset())

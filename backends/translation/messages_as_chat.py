@@ -1,0 +1,195 @@
+"""Turns replies and events of Anthropic's Messages into chat completions.
+
+Reasoning is `reasoning_content`, the name that most clients read, and `reasoning_details` with Anthropic's signature,
+which a caller returns in the next turn (openrouter.ai/docs, reasoning tokens). Citations and results of the provider's
+own tools have no place in a chat; no chat can ask for either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from backends import failures
+from backends.interface import Failure
+from backends.stream.sse import ServerSentEvent
+from backends.translation.messages_members import decode_event, reasoning_detail
+from backends.translation.translation import EventTranslator, Json, sse
+
+_FINISH_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+_THINKING = ("thinking", "redacted_thinking")
+_DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def completion(reply: Json, body: Mapping[str, Any]) -> Json:
+    """The completion of a whole reply."""
+    choice = {"index": 0, "message": _message(reply), "logprobs": None, **_finish(reply)}
+    head = {"id": reply.get("id") or "", "object": "chat.completion", "created": int(time.time())}
+    return {**head, "model": reply.get("model") or "", "choices": [choice], "usage": _usage(reply.get("usage") or {})}
+
+
+def _message(reply: Json) -> Json:
+    blocks = reply["content"]
+    texts = [block["text"] for block in blocks if block["type"] == "text"]
+    details = [reasoning_detail(block, n) for n, block in enumerate(b for b in blocks if b["type"] in _THINKING)]
+    thought = "".join(detail.get("text", "") for detail in details)
+    calls = [_call(block) for block in blocks if block["type"] == "tool_use"]
+    refusal = (reply.get("stop_details") or {}).get("explanation")
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None, "refusal": refusal}
+    members = {"reasoning_content": thought, "reasoning_details": details, "tool_calls": calls}
+    return message | {name: value for name, value in members.items() if value}
+
+
+def _call(block: Mapping[str, Any]) -> Json:
+    function = {"name": block["name"], "arguments": _encode(block["input"]).decode()}
+    return {"id": block["id"], "type": "function", "function": function}
+
+
+def _finish(stop: Mapping[str, Any]) -> Json:
+    """Reason of the end. The sequence that has ended the answer is named as vLLM names it."""
+    reason = {"finish_reason": _FINISH_REASONS.get(stop.get("stop_reason") or "", "stop")}
+    sequence = stop.get("stop_sequence")
+    return reason if sequence is None else {**reason, "stop_reason": sequence}
+
+
+def _usage(usage: Mapping[str, Any]) -> Json:
+    """OpenAI's prompt tokens include those read from a cache or written to one."""
+    read, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
+    prompt = (usage.get("input_tokens") or 0) + (read or 0) + (written or 0)
+    output = usage.get("output_tokens") or 0
+    counts: Json = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    details = {"cached_tokens": read, "cache_write_tokens": written}
+    if read is not None or written is not None:
+        counts["prompt_tokens_details"] = {name: count for name, count in details.items() if count is not None}
+    thought = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
+    if thought is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return counts
+
+
+class ChatEvents(EventTranslator):
+    """Events of a message, as the chunks of a chat."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._head: Json = {"id": "", "object": "chat.completion.chunk", "created": int(time.time()), "model": ""}
+        self._block: Json = {}  # the open block
+        self._thought: list[str] = []  # text of the open block of thinking
+        self._thoughts = 0
+        self._calls = 0
+        self._has_arguments = False  # the open tool call
+        self._usage: Json = {}
+        self._ended = False  # a stop reason was seen
+        self._over = False
+        self._readers = {
+            "message_start": self._start,
+            "content_block_start": self._start_block,
+            "content_block_delta": self._read_delta,
+            "content_block_stop": self._stop_block,
+            "message_delta": self._end,
+            "message_stop": self._finish,
+        }
+
+    def translate(self, event: ServerSentEvent) -> bytes:
+        read = decode_event(event.data)
+        if self._over or not isinstance(read, dict):
+            return b""
+        kind = read.get("type")
+        if kind == "error" or event.name == b"error":
+            return self.error(failures.of_event(read.get("error")))
+        reader = self._readers.get(kind) if isinstance(kind, str) else None
+        return reader(read) if reader is not None else b""
+
+    def close(self) -> bytes:
+        return super().close() + (self._finish({}) if self._ended else b"")
+
+    def error(self, failure: Failure) -> bytes:
+        if self._over:
+            return b""
+        self._over = True
+        error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
+        return sse({"error": error})
+
+    def _start(self, event: Json) -> bytes:
+        message = event["message"]
+        self._head |= {"id": message.get("id") or "", "model": message.get("model") or ""}
+        self._usage |= message.get("usage") or {}
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def _start_block(self, event: Json) -> bytes:
+        self._block = block = event["content_block"]
+        self._thought = []
+        if block["type"] == "tool_use":
+            self._has_arguments = False
+            function = {"name": block["name"], "arguments": ""}
+            self._calls += 1
+            opened = self._call({"id": block["id"], "type": "function", "function": function})
+            return opened + (self._arguments(_encode(block["input"]).decode()) if block.get("input") else b"")
+        if block["type"] == "redacted_thinking":
+            return self._detail(block)
+        return self._text(block.get("text") or "", block.get("thinking") or "")
+
+    def _read_delta(self, event: Json) -> bytes:
+        delta = event["delta"]
+        if delta["type"] == "input_json_delta":
+            is_own = self._block.get("type") == "tool_use"  # else the input of a tool that the provider runs
+            return self._arguments(delta["partial_json"]) if is_own else b""
+        if delta["type"] == "signature_delta":
+            return self._detail({**self._block, "thinking": "".join(self._thought), "signature": delta["signature"]})
+        return self._text(delta.get("text") or "", delta.get("thinking") or "")
+
+    def _text(self, text: str, thinking: str) -> bytes:
+        if thinking:
+            self._thought.append(thinking)
+            return self._chunk({"reasoning_content": thinking})
+        return self._chunk({"content": text}) if text else b""
+
+    def _detail(self, block: Json) -> bytes:
+        self._thoughts += 1
+        return self._chunk({"reasoning_details": [reasoning_detail(block, self._thoughts - 1)]})
+
+    def _arguments(self, text: str) -> bytes:
+        if not text:
+            return b""
+        self._has_arguments = True
+        return self._call({"function": {"arguments": text}})
+
+    def _call(self, call: Json) -> bytes:
+        return self._chunk({"tool_calls": [{"index": self._calls - 1, **call}]})
+
+    def _stop_block(self, event: Json) -> bytes:
+        """Arguments of a call without any are an empty object to OpenAI's clients, and no text to Anthropic's."""
+        block, self._block = self._block, {}
+        return self._arguments("{}") if block.get("type") == "tool_use" and not self._has_arguments else b""
+
+    def _end(self, event: Json) -> bytes:
+        self._usage |= {name: count for name, count in (event.get("usage") or {}).items() if count is not None}
+        delta = event["delta"]
+        if delta.get("stop_reason") is None:
+            return b""
+        self._ended = True
+        refusal = (delta.get("stop_details") or {}).get("explanation")
+        said = self._chunk({"refusal": refusal}) if refusal else b""
+        return said + self._chunk({}, _finish(delta))
+
+    def _finish(self, event: Json) -> bytes:
+        if self._over:
+            return b""
+        self._over = True
+        return sse({**self._head, "choices": [], "usage": _usage(self._usage)}) + _DONE
+
+    def _chunk(self, delta: Json, finish: Json | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, **(finish or {"finish_reason": None})}
+        return sse({**self._head, "choices": [choice]})
