@@ -1,7 +1,7 @@
 """CPU time of a translated chunk and of a translated request: `python -m benchmarks.translation [ROUNDS]`.
 
 A chunk is one event of one token in a read of its own, as engines send them: least of many rounds, in microseconds.
-A request is a history of 40 turns with tools. The limit of a chunk is 60 us.
+A request is a history of 41 turns with tools. The limit of a chunk is 60 us.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMIT_US = 60.0
 CHAT_CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 CHAT_BODY = {
     "model": "m",
-    "messages": [{"role": ("user", "assistant")[turn % 2], "content": "word " * 200} for turn in range(40)],
+    "messages": [{"role": ("user", "assistant")[turn % 2], "content": "word " * 200} for turn in range(41)],
     "tools": [
         {"type": "function", "function": {"name": f"f{n}", "parameters": {"type": "object", "properties": {}}}}
         for n in range(20)

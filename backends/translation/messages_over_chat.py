@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from backends.interface import Operation
+from backends.translation.chat_as_messages import MessagesEvents, message
 from backends.translation.messages_members import (
     ANY,
     PDF_NAME,
@@ -28,7 +29,6 @@ from backends.translation.messages_members import (
     refuse,
     refuse_others,
 )
-from backends.translation.chat_as_messages import MessagesEvents, message
 from backends.translation.translation import Json, Translation
 
 _SAME = ("model", "temperature", "top_p", "stream")
