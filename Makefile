@@ -10,7 +10,7 @@ AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards node browser vllm lock audit clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,9 @@ soak: $(DEV) ## mixed callers and random faults: memory, descriptors, gauges (MI
 dashboards: $(DEV) ## generate deploy/grafana/dashboards from deploy/grafana/*.py
 	@$(BIN)/python -m deploy.grafana.generate
 
-node: $(DEV) ## test the OpenAI SDK for Node against a gateway (needs node >= 20)
-	@$(BIN)/python scripts/node_sdk.py
+clients: $(DEV) ## test released clients against a gateway, write docs/clients.md (2 GB once; ARGS="--only codex")
+	@$(BIN)/python -m scripts.clients_setup
+	@$(BIN)/python -m tests.clients --page docs/clients.md $(ARGS)
 
 browser: $(DEV) ## test the dashboard in a real browser (needs chromium: apt install chromium)
 	@$(BIN)/python -m pytest tests/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)

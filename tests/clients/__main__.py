@@ -1,0 +1,56 @@
+"""`python -m tests.clients [--only NAMES] [--check NAME] [--page FILE]` runs real clients against a gateway.
+
+NAMES are clients of versions.toml, separated by commas; without --only, all. Clients that are not installed are left
+out: `python -m scripts.clients_setup` installs them. A page keeps the former results of clients that were not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.clients import page
+from tests.clients.manifest import Client, clients
+from tests.clients.run import ClientRun, gateway, prepare, run
+
+
+async def run_all(chosen: list[Client], checks: tuple[str, ...]) -> dict[str, ClientRun]:
+    """One client after the other: what reached the engine is the client's alone."""
+    runs = {}
+    async with gateway() as settings:
+        for client in chosen:
+            if not client.installed:
+                print(f"{client.name}: not installed (python -m scripts.clients_setup {client.name})", file=sys.stderr)
+                continue
+            runs[client.name] = await run([*prepare(client), *checks], settings)
+            report(client.name, runs[client.name])
+    return runs
+
+
+def report(name: str, found: ClientRun) -> None:
+    versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
+    total = len(found.passed) + len(found.failed)
+    print(f"{name} ({versions}): {len(found.passed)} of {total} checks pass {found.ended}", flush=True)
+    for check, reason in found.failed.items():
+        print(f"    {check}: {reason}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.clients", description="Run real clients against a gateway.")
+    parser.add_argument("--only", default="", metavar="NAMES", help="such as openai-python,codex")
+    parser.add_argument("--check", action="append", default=[], metavar="NAME", help="a check, may be repeated")
+    parser.add_argument("--page", type=Path, help="write the results to this file")
+    args = parser.parse_args()
+    names = args.only.split(",") if args.only else [client.name for client in clients()]
+    if unknown := set(names) - {client.name for client in clients()}:
+        parser.error(f"unknown client: {', '.join(sorted(unknown))}")
+    runs = asyncio.run(run_all([client for client in clients() if client.name in names], tuple(args.check)))
+    if args.page:
+        page.write(args.page, runs)
+    return 0 if runs and all(found.green for found in runs.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

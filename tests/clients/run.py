@@ -1,0 +1,156 @@
+"""Runs the checks of clients against a gateway process in front of a rehearsed engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.manifest import FOLDER, Client, node
+from tests.clients.rehearsed_model import REASONING, TEXT
+from tests.clients.rehearsed_server import RehearsedServer
+from tests.support.served import serving
+
+KEY = "sk-clients-0123456789"
+KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
+FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
+WITHIN = 240.0  # s for all checks of a client
+IMAGE = b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360606060"
+        "000000050001a5f645400000000049454e44ae426082"
+    )
+).decode()
+
+
+@dataclass(slots=True)
+class ClientRun:
+    """Results of a client. `failed`: the reason by check; `ended`: the reason for which the script ended early."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    ended: str = ""
+
+    @property
+    def green(self) -> bool:
+        return bool(self.passed) and not self.failed and not self.ended
+
+    def read(self, line: str) -> None:
+        """Add a line of the script's output; lines that are no JSON object are the client's own."""
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(found, dict):
+            return
+        self.versions.update(found.get("versions", {}))
+        if found.get("passed"):
+            self.passed.append(found["check"])
+        elif "check" in found:
+            self.failed[found["check"]] = found["reason"]
+
+
+def configuration(url: str) -> dict[str, Any]:
+    """A pool and a route for the engine, and one for each fault; JSON is YAML."""
+    served = {"backend": "compatible", "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
+    slow = {"ttft": {"budget": "10s"}}
+    names = {"chat": "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
+    return {
+        "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
+        "pools": {f"{route}-pool": {**served, "model": model} for route, model in names.items()},
+        "routes": {route: {"tiers": [f"{route}-pool"], **slow} for route in names},
+        "keys": [{"name": "clients", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+        "telemetry": {"access_log": "off"},
+    }
+
+
+@asynccontextmanager
+async def gateway() -> AsyncIterator[dict[str, str]]:
+    """A gateway in front of a rehearsed engine. Yields the environment of the scripts."""
+    engine = RehearsedServer()
+    await engine.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config = Path(folder) / "gateway.yaml"
+            config.write_text(json.dumps(configuration(engine.url)), "utf-8")
+            async with serving(config) as served:
+                assert served.url, served.first_line
+                drains = [asyncio.create_task(_drain(pipe)) for pipe in (served.process.stdout, served.process.stderr)]
+                yield environment(served.url, engine.url)
+                for drain in drains:
+                    drain.cancel()
+    finally:
+        await engine.stop()
+
+
+async def _drain(pipe: asyncio.StreamReader | None) -> None:
+    """A full pipe would stop the gateway."""
+    assert pipe is not None
+    while await pipe.readline():
+        pass
+
+
+def environment(gateway_url: str, engine_url: str) -> dict[str, str]:
+    return {
+        "BASE_URL": f"{gateway_url}/v1",
+        "API_KEY": KEY,
+        "MODEL": "chat",
+        "ENGINE": engine_url,
+        "IMAGE": IMAGE,
+        "IMAGE_SEEN": f"I see data:image/png, {len(IMAGE) * 3 // 4 - IMAGE.count('=')} bytes",
+        "TEXT": TEXT,
+        "REASONING": REASONING,
+    }
+
+
+def prepare(client: Client) -> list[str]:
+    """Command that runs the checks of an installed client. Node resolves imports relative to a file: its scripts are
+    copied beside their packages."""
+    if client.language == "python":
+        return [str(client.folder / "bin" / "python"), str(client.source)]
+    for source in (client.source, FOLDER / "node" / "harness.mjs"):
+        shutil.copyfile(source, client.folder / source.name)
+    return [str(node()), str(client.folder / client.script)]
+
+
+async def run(command: Sequence[str], settings: Mapping[str, str], within: float = WITHIN) -> ClientRun:
+    """Run a script of checks. It sees nothing of this process's environment but PATH."""
+    found = ClientRun()
+    with tempfile.TemporaryDirectory() as home:
+        path = f"{node().parent}{os.pathsep}{os.environ['PATH']}"
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=home,
+            env={"PATH": path, "HOME": home, **settings},
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        await _read(process, found, within)
+    return found
+
+
+async def _read(process: asyncio.subprocess.Process, found: ClientRun, within: float) -> None:
+    try:
+        async with asyncio.timeout(within):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        out, err = await process.communicate()
+        found.ended = f"not done within {within:g} s"
+    for line in out.decode(errors="replace").splitlines():
+        found.read(line)
+    if process.returncode and not found.ended:
+        words = err.decode(errors="replace").strip().splitlines()
+        found.ended = f"the script ended with exit code {process.returncode}: {' '.join(words[-3:])}"[:900]

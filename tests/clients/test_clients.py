@@ -1,0 +1,89 @@
+"""Parts of the runner of `make clients`. Clients themselves need the network and are run there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients import page
+from tests.clients.manifest import FOLDER, PINNED, ROOT, clients, node_package
+from tests.clients.run import ClientRun, gateway, run
+
+NO_SETTINGS: dict[str, str] = {}
+SOME = ("chat", "chat: stream", "chat: parallel tools, streamed", "chat: cached tokens", "chat: abort", "error 429")
+
+
+def test_every_version_is_pinned() -> None:
+    """A later release is tried on purpose, never by chance."""
+    packages = [package for client in clients() for package in client.packages]
+    assert [package for package in (node_package(), *packages) if not PINNED.fullmatch(package)] == []
+
+
+def test_every_client_has_a_script_and_every_script_a_client() -> None:
+    scripts = {path for path in FOLDER.glob("*/*") if path.stem != "harness" and path.suffix in (".py", ".mjs")}
+    assert {client.source for client in clients()} == scripts
+
+
+async def test_the_openai_sdk_of_this_environment_passes_checks_against_a_gateway_process() -> None:
+    """Engine, gateway, script and reader together."""
+    async with gateway() as settings:
+        found = await run([sys.executable, str(FOLDER / "python" / "openai_checks.py"), *SOME], settings)
+    assert (found.passed, found.failed, found.ended) == (list(SOME), {}, "")
+    assert list(found.versions) == ["openai"]
+
+
+async def test_a_check_that_does_not_hold_is_reported_with_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(FOLDER / 'python')!r})\n"
+        "from harness import check, expect, main\n"
+        "check('good')(lambda: None)\n"
+        "check('wrong')(lambda: expect(1 == 2, 'one is not two'))\n"
+        "main()\n"
+    )
+    async with gateway() as settings:
+        found = await run([sys.executable, str(script)], settings)
+    assert (found.passed, found.failed) == (["good"], {"wrong": "AssertionError: one is not two"})
+    assert not found.green
+
+
+async def test_a_script_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text('print(\'{"check": "first", "passed": true}\', flush=True); raise SystemExit("no such module")')
+    found = await run([sys.executable, str(script)], NO_SETTINGS)
+    assert (found.passed, found.green) == (["first"], False)
+    assert "exit code 1: no such module" in found.ended
+
+
+async def test_a_script_that_hangs_is_ended(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text("import time; print('a word of the client'); time.sleep(60)")
+    found = await run([sys.executable, str(script)], NO_SETTINGS, within=1)
+    assert found.ended == "not done within 1 s"
+
+
+def test_the_page_states_every_check_that_does_not_pass() -> None:
+    results = {
+        "openai-python": {
+            "versions": {"openai": "1.0"},
+            "passed": ["chat"],
+            "failed": {"models: get": "NotFoundError: nothing | there"},
+            "ended": "",
+            "date": "2026-11-22",
+        }
+    }
+    written = page.page(results)
+    assert "**1 of 2 checks of 1 clients pass.**" in written
+    assert "| openai-python | models: get | NotFoundError: nothing \\| there |" in written
+
+
+@pytest.mark.skipif(not page.RESULTS.exists(), reason="`make clients` has not been run yet")
+def test_the_page_of_clients_is_generated_from_the_results() -> None:
+    """`make clients` writes both."""
+    assert (ROOT / "docs/clients.md").read_text("utf-8") == page.page(page.load())
+
+
+def test_a_run_without_a_passed_check_is_not_green() -> None:
+    assert not ClientRun().green
