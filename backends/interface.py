@@ -206,6 +206,7 @@ class BackendConfig:
     query: Mapping[str, str] = field(default_factory=dict)  # added to the URL of every call of the API
     rename: Mapping[str, str] = field(default_factory=dict)  # parameters of the body, by the name before
     drop: frozenset[str] = frozenset()  # parameters of the body
+    dp_rank: int | None = None  # data-parallel rank of the server
 
     def target(self, path: str) -> str:
         """`path` with the configured query parameters."""

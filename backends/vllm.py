@@ -43,8 +43,9 @@ class LoadMetrics:
     block_size_gauge: EngineMetricNames = ()  # or a gauge each
     tokens_gauge: EngineMetricNames = ()
 
-    def read(self, page: bytes) -> Mapping[str, float | None]:
-        page = b"\n" + page + b"\n"
+    def read(self, page: bytes, rank: int | None = None) -> Mapping[str, float | None]:
+        """`rank`: read the series of one engine; None: of all."""
+        page = b"\n" + (page if rank is None else _of_engine(page, rank)) + b"\n"
         usage = _values(page, self.kv_usage)
         block_size, blocks = self._cache(page)
         return {
@@ -74,6 +75,12 @@ class LoadMetrics:
         gauge = _whole(max(_values(page, self.block_size_gauge), default=None))
         tokens = _total(page, self.tokens_gauge)
         return gauge, int(tokens / gauge) if gauge and tokens else None
+
+
+def _of_engine(page: bytes, rank: int) -> bytes:
+    """Lines of one engine, and lines that name none."""
+    own, label = b'engine="%d"' % rank, b'engine="'
+    return b"\n".join(line for line in page.split(b"\n") if label not in line or own in line)
 
 
 def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
@@ -165,6 +172,12 @@ class Vllm(OpenAI):
             body["priority"] = forward.priority
         return body
 
+    def call(self, forward: BackendRequest) -> HttpCall:
+        call = super().call(forward)
+        if self.config.dp_rank is None:
+            return call
+        return replace(call, headers={**call.headers, "x-data-parallel-rank": str(self.config.dp_rank)})
+
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         body, last = forward.body, _last_message(forward.body)
         for name, value in body.items():
@@ -213,7 +226,7 @@ class Vllm(OpenAI):
         return HttpCall("GET", "/metrics")
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        return self.metrics.read(body)
+        return self.metrics.read(body, self.config.dp_rank)
 
     def read_model(self, body: bytes) -> str:
         return self.metrics.model(body)

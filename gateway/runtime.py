@@ -33,7 +33,7 @@ IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIM
 RECEIVE_BUFFER = 16 * 1024  # unread bytes of one upstream in the kernel
 
 
-Backends = Mapping[str, tuple[BackendConfig, Backend]]  # by pool
+Backends = Mapping[tuple[str, int | None, int | None], tuple[BackendConfig, Backend]]  # by pool, rank and key
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class UpstreamAddress:
 class Runtime:
     """One configuration in force: `pools` by name, `upstreams` by endpoint id.
 
-    `backends` (by pool), `connections` and `coalescer` are kept for the next Runtime to reuse.
+    `backends`, `connections` and `coalescer` are kept for the next Runtime to reuse.
     """
 
     config: Config
@@ -72,7 +72,7 @@ class Runtime:
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
         """Returns the same Runtime with keys of Redis beside the keys of the file."""
         known = tenants(self.config, stored)
-        masked = masked_pools(self.config, self.routes, self.backends, known)
+        masked = masked_pools(self.config, self.routes, known)
         return replace(self, keys=Keys(known, closed=self.config.keyed), masked_pools=masked)
 
 
@@ -86,7 +86,7 @@ class RuntimeHolder:
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
     routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
-    backends = {name: _backend(name, config, before) for name in config.pools}
+    backends = _backends(config, {} if before is None else before.backends)
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections
     addresses = upstream_addresses(config)
@@ -98,7 +98,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         pools={pool.name: pool for pool in config.fleet()},
         routes=routes,
         keys=Keys(known_keys, closed=config.keyed),
-        masked_pools=masked_pools(config, routes, backends, known_keys),
+        masked_pools=masked_pools(config, routes, known_keys),
         same_origin=None if config.keyed else SameOrigin(config.server.listen.loopback, config.server.hosts),
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
@@ -115,10 +115,16 @@ def build_warm_runtime(config: Config, before: Runtime) -> Runtime:
     return build_runtime(config, before)
 
 
-def _backend(pool: str, config: Config, before: Runtime | None) -> tuple[BackendConfig, Backend]:
-    wanted = config.backend(pool)
-    known = None if before is None else before.backends.get(pool)
-    return known if known is not None and known[0] == wanted else (wanted, catalog.build(wanted))
+def _backends(config: Config, known: Backends) -> Backends:
+    found: dict[tuple[str, int | None, int | None], tuple[BackendConfig, Backend]] = {}
+    for name, section in config.pools.items():
+        for address in config.addresses_of(name).values():
+            variant = name, address.dp_rank, address.key_number
+            if variant not in found:
+                wanted = section.backend_config(address.dp_rank, address.key_number)
+                same = known.get(variant)
+                found[variant] = same if same and same[0] == wanted else (wanted, catalog.build(wanted))
+    return found
 
 
 def upstream_addresses(config: Config) -> dict[str, UpstreamAddress]:
@@ -146,20 +152,20 @@ def _connections(address: UpstreamAddress, coalescer: WriteCoalescer) -> Connect
 
 
 def _upstreams(config: Config, connections: Mapping[str, ConnectionPool], backends: Backends) -> Mapping[str, Upstream]:
-    publishing = config.kv_events()
-    return {
-        endpoint.id: Upstream(
-            connections[endpoint.id],
-            backends[pool.name][1],
-            pool.model,
-            kv_events=endpoint.id in publishing,
-            priority=config.pools[pool.name].priority_scheduling,
-            traced=config.telemetry.trace_apis or not catalog.kind(config.pools[pool.name].backend).needs_key,
-            price=pool.price,
-        )
-        for pool in config.fleet()
-        for endpoint in pool.endpoints
-    }
+    publishing, found = config.kv_events(), {}
+    for pool in config.fleet():
+        section = config.pools[pool.name]
+        for id, address in config.addresses_of(pool.name).items():
+            found[id] = Upstream(
+                connections[id],
+                backends[pool.name, address.dp_rank, address.key_number][1],
+                pool.model,
+                kv_events=id in publishing,
+                priority=section.priority_scheduling,
+                traced=config.telemetry.trace_apis or not section.kind.needs_key,
+                price=pool.price,
+            )
+    return found
 
 
 def tokenizers(config: Config) -> dict[str, TokenizerConfig]:
@@ -185,7 +191,7 @@ def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:
     )
 
 
-def masked_pools(config: Config, routes: Routes, backends: Backends, tenants: Iterable[Tenant]) -> frozenset[str]:
+def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> frozenset[str]:
     """Pools without salts in whose cache several cache groups meet.
 
     A server keeps a cache per model, and a provider per credential too: pools where these are equal share a cache. The
@@ -199,12 +205,14 @@ def masked_pools(config: Config, routes: Routes, backends: Backends, tenants: It
     uses: dict[object, list[tuple[str, str, set[str]]]] = defaultdict(list)  # by server and credential
     for route in routes.all:
         users = groups[None] | groups[route.name]
-        for pool in {tier.pool for tier in route.tiers if users and not backends[tier.pool][1].salted}:
-            section, wanted = config.pools[pool], backends[pool][0]
-            credential = (wanted.api_key, *sorted(wanted.headers.items())) if section.kind.needs_key else ()
-            for url in section.urls:
-                model = "" if route is routes.passthrough else section.model
-                uses[authority(url), credential].append((pool, model, users))
+        for pool in {tier.pool for tier in route.tiers if users}:
+            section = config.pools[pool]
+            if section.kind.dialect.salted:
+                continue
+            model = "" if route is routes.passthrough else section.model
+            for credential in section.credentials:
+                for url in section.urls:
+                    uses[authority(url), credential].append((pool, model, users))
     return frozenset(
         pool
         for met in uses.values()

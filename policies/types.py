@@ -23,12 +23,14 @@ TINY = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server of a pool. `id` is unique in the fleet and stable over reloads: `small/10.0.0.11:8000`."""
+    """A server of a pool, or one of several keys of a server. `id` is unique in the fleet and stable over reloads:
+    `small/10.0.0.11:8000`, `api/api.example.com:443/key2`."""
 
     id: str
     pool: str
     region: str = ""
     first_token_limit: float | None = None  # s, in place of the default
+    server: str = ""  # equal for all keys of a server; empty: there is one
 
 
 @dataclass(frozen=True, slots=True)

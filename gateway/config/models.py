@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from backends.interface import BackendConfig
 from gateway.config import field_types as fields
 from gateway.config.field_types import Positive, Section, written
 from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
@@ -202,10 +201,6 @@ class Config(Section):
     def keep_warm(self) -> Mapping[str, float]:
         """Idle seconds after which an endpoint receives a request, by pool."""
         return {name: pool.keep_warm.idle for name, pool in self.pools.items() if pool.keep_warm is not None}
-
-    def backend(self, name: str) -> BackendConfig:
-        """Input of the catalog for the backend of a pool."""
-        return self.pools[name].backend_config()
 
     @cached_property
     def passthrough_route(self) -> Route | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,6 +20,7 @@ from gateway.config.config_errors import did_you_mean
 from gateway.config.field_types import Positive, Section, authority, is_ip
 from policies import types as facts
 
+RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
 Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
@@ -35,6 +36,17 @@ class EndpointAddress:
     region: str = ""
     kv_events: str | None = None
     kv_replay: str | None = None
+    dp_rank: int | None = None
+    key_number: int | None = None  # from 1, where the pool has several
+
+    def id(self, pool: str) -> str:
+        """Stable across reloads."""
+        rank = "" if self.dp_rank is None else f"/dp{self.dp_rank}"
+        return f"{pool}/{authority(self.url, self.ip)}{rank}" + (f"/key{self.key_number}" if self.key_number else "")
+
+    def shared_server(self, pool: str) -> str:
+        """The same for all keys; empty with one."""
+        return replace(self, key_number=None).id(pool) if self.key_number else ""
 
 
 class EndpointSection(Section):
@@ -51,6 +63,8 @@ class EndpointSection(Section):
     """Simulation profile for `replay`, where it differs from the pool's."""
     resolve: Positive | None = None
     """Every address of the host name becomes an endpoint; the value is the resolution interval, such as 10s."""
+    dp_rank: int | None = Field(default=None, ge=0, le=1023)
+    """A data-parallel rank of the server, as an endpoint of its own; requests name the rank in a header."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,14 +91,14 @@ class EndpointSection(Section):
     def addresses(self, resolved: Addresses | None) -> list[EndpointAddress]:
         """A single address, or with `resolve` every address in `resolved` (None: not resolved yet)."""
         if self.resolve is None or resolved is None:
-            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay)]
+            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay, self.dp_rank)]
         found = []
         for ip in resolved.get(self.host, ()):
             events, replay = (
                 url and f"tcp://{fields.ListenAddress(ip, int(url.rpartition(':')[2]))}"
                 for url in (self.kv_events, self.kv_replay)
             )
-            found.append(EndpointAddress(self.url, ip, self.region, events, replay))
+            found.append(EndpointAddress(self.url, ip, self.region, events, replay, self.dp_rank))
         return found
 
 
@@ -140,11 +154,13 @@ class PoolSection(Section):
     model: str = ""
     """Model name that the servers know."""
     endpoints: tuple[EndpointSection, ...] = ()
-    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve}."""
+    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve, dp_rank}."""
     base_url: fields.HttpUrl | None = None
     """For an API, in place of endpoints; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
     """Sent to the servers; write "${NAME}" and keep the key in the environment."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """In place of api_key, for an API: keys that share the load, each with its own rate limit."""
     headers: Mapping[fields.HeaderName, fields.HeaderValue] = {}
     """Sent to the servers with every request."""
     query: Mapping[fields.QueryName, SecretStr] = {}
@@ -186,9 +202,7 @@ class PoolSection(Section):
             raise ValueError("endpoints and base_url exclude each other; keep one")
         if not self.urls:
             raise ValueError(f"a {self.backend} pool needs endpoints, the URLs of its servers")
-        if self.kind.needs_key and not self.api_key.get_secret_value() and "authorization" not in self.headers:
-            hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
-            raise ValueError(f"{self.backend} needs a key; {hint}")
+        self._check_keys()
         if taken := self.rename.keys() & self.drop:
             raise ValueError(f"{min(taken)} is both renamed and dropped; keep one")
         if self.tls and all(url.startswith("http:") for url in self.urls):
@@ -197,12 +211,42 @@ class PoolSection(Section):
             raise ValueError("keep_warm requires model: add model, or remove keep_warm")
         if self.priority_scheduling and self.backend not in PRIORITY:
             raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
-        seen: dict[str, int] = {}
-        for i, url in enumerate(self.urls):
-            first = seen.setdefault(authority(url), i)
-            if first != i:
-                raise ValueError(f"endpoints[{i}] and endpoints[{first}] are both {authority(url)}; keep one")
+        if any(endpoint.dp_rank is not None for endpoint in self.endpoints) and self.backend not in RANKS:
+            raise ValueError(f"{self.backend} servers take no dp_rank; remove it")
+        self._check_servers()
         return self
+
+    def _check_keys(self) -> None:
+        if self.kind.needs_key and not any(self.keys) and "authorization" not in self.headers:
+            hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
+            raise ValueError(f"{self.backend} needs a key; {hint}")
+        if self.api_keys and self.api_key.get_secret_value():
+            raise ValueError("api_key and api_keys exclude each other; keep one")
+        if self.api_keys and self.kind.local:
+            raise ValueError(f"{self.backend} servers have one api_key; several share the load of an API")
+        if self.api_keys and (len({*self.keys}) < len(self.keys) or not all(self.keys)):
+            raise ValueError("a key in api_keys is empty, or is there twice")
+
+    def _check_servers(self) -> None:
+        servers = [(authority(one.url), one.dp_rank) for one in self.endpoints]
+        for i, (server, rank) in enumerate(servers):
+            first = next(
+                j for j, (other, of) in enumerate(servers) if other == server and (of == rank or None in (of, rank))
+            )
+            if first != i:
+                raise ValueError(f"endpoints[{i}] and endpoints[{first}] are both {server}; keep one")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key.get_secret_value() for key in self.api_keys or (self.api_key,))
+
+    @property
+    def credentials(self) -> Sequence[object]:
+        """Accounts with a provider, which keeps a cache for each. An engine of ours has one cache for all."""
+        if not self.kind.needs_key:
+            return [()]
+        headers = tuple(sorted((name, value.get_secret_value()) for name, value in self.headers.items()))
+        return [(key, headers) for key in self.keys]
 
     @property
     def kind(self) -> BackendKind:
@@ -221,17 +265,21 @@ class PoolSection(Section):
             found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
         else:
             found = [EndpointAddress(url) for url in self.urls]
-        return {f"{name}/{authority(address.url, address.ip)}": address for address in found}
+        if len(self.api_keys) > 1:
+            numbers = range(1, len(self.api_keys) + 1)
+            found = [replace(address, key_number=number) for address in found for number in numbers]
+        return {address.id(name): address for address in found}
 
-    def backend_config(self) -> BackendConfig:
+    def backend_config(self, dp_rank: int | None = None, key_number: int | None = None) -> BackendConfig:
         return BackendConfig(
             self.backend,
             self.model,
-            self.api_key.get_secret_value(),
+            self.keys[(key_number or 1) - 1],
             {name: value.get_secret_value() for name, value in self.headers.items()},
             query={name: value.get_secret_value() for name, value in self.query.items()},
             rename=self.rename,
             drop=self.drop,
+            dp_rank=dp_rank,
         )
 
     @property
@@ -240,12 +288,12 @@ class PoolSection(Section):
 
     def to_pool(self, name: str, resolved: Addresses | None) -> facts.Pool:
         """The pool as a value of the policies."""
-        addresses = self.addresses(name, resolved)
         return facts.Pool(
             name=name,
             model=self.model,
             endpoints=tuple(
-                facts.Endpoint(id, name, address.region, self.first_token) for id, address in addresses.items()
+                facts.Endpoint(id, name, address.region, self.first_token, address.shared_server(name))
+                for id, address in self.addresses(name, resolved).items()
             ),
             local=self.kind.local,
             context_window=self.context_window,

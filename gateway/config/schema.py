@@ -23,7 +23,7 @@ from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, did_you_m
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
 
-_SECRETS = frozenset({"api_key", "headers", "sha256", "redis", "cache_secret", "query", "proxy"})
+_SECRETS = frozenset({"api_key", "api_keys", "headers", "sha256", "redis", "cache_secret", "query", "proxy"})
 _HOLDING = frozenset({"keys", "state", "pools"})  # text in place of a mapping there is probably a secret
 _TYPES = {
     "an integer": "int_type int_parsing int_from_float",

@@ -37,7 +37,7 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, Health, PromptEstimate
+from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, Endpoint, Health, PromptEstimate
 
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
@@ -403,7 +403,7 @@ class AttemptRunner:
         self._record_lost(upstream_request)
         attempt, lost = upstream_request.attempt, failure.kind in CONNECTION_LOST
         endpoint = attempt.candidate.endpoint
-        avoid = self._pools_alike(failure, endpoint.pool)
+        avoid = self._pools_alike(failure, endpoint)
         refused = self.rescue if upstream_request.continues and failure.kind is FailureKind.CLIENT else None
         event = Failed(
             attempt.number,
@@ -415,16 +415,22 @@ class AttemptRunner:
             avoid=avoid,
             restart=refused is not None and refused.restart(),
         )
-        if failure.kind in OVERLOAD:
+        of_key = failure.kind is FailureKind.RATE_LIMITED and self._has_other_key(endpoint)
+        if failure.kind in OVERLOAD and not of_key:
             self._retry_on_budget(event, endpoint.pool)
         else:
             self._advance(event)
 
-    def _pools_alike(self, failure: Failure, pool: str) -> frozenset[str]:
+    def _has_other_key(self, endpoint: Endpoint) -> bool:
+        """The server takes requests by another key too, whose limits are its own."""
+        others = self.routed.decision.ranked if endpoint.server else ()
+        return any(other.endpoint.server == endpoint.server and other.endpoint.id != endpoint.id for other in others)
+
+    def _pools_alike(self, failure: Failure, endpoint: Endpoint) -> frozenset[str]:
         """Pools that would fail in the same way. Of refusals of the request: empty, unless another pool may take it."""
-        fallback = self.routed.route.fallback
+        fallback, pool = self.routed.route.fallback, endpoint.pool
         if failure.kind is FailureKind.QUOTA:
-            return frozenset({pool})
+            return frozenset() if self._has_other_key(endpoint) else frozenset({pool})
         if failure.kind is FailureKind.CLIENT and failure.code == CONTEXT_LENGTH and fallback.context:
             return self.dispatcher.fleet.without_larger_window(pool)
         if failure.kind is FailureKind.CLIENT and failure.code in CONTENT_CODES and fallback.content_filter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from policies.fleet.circuit_breaker import (
@@ -290,6 +290,15 @@ class EndpointState:
         self._other_waiting = min(max(0, waiting - prefilling), others)
         self._other_running = others - self._other_waiting
         return restarted
+
+
+def share_predictors(members: Iterable[EndpointState]) -> None:
+    """One model of latency for all keys of a server: else chance would prefer a key, and use up its limit first."""
+    first: dict[str, EndpointState] = {}
+    for member in members:
+        if server := member.endpoint.server:
+            other = first.setdefault(server, member)
+            member.predictor, member.tpot_predictor = other.predictor, other.tpot_predictor
 
 
 def _restarted(before: EngineLoad, after: EngineLoad) -> bool:

@@ -27,6 +27,7 @@ from policies.fleet.endpoint_state import (
     EndpointStatistics,
     InFlightAttempt,
     PoolState,
+    share_predictors,
 )
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.latency.token_counts import OutputLengths, TokenScale
@@ -75,6 +76,7 @@ class Fleet:
         self._states, self._pools = {}, {}
         for pool in pools:
             members = [self._keep_or_create(known_states.get(one.id), one, pool) for one in pool.endpoints]
+            share_predictors(members)
             scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
             learners = members if len(members) > 1 else []
             self._pools[pool.name] = PoolState(pool, scale, members, learners)

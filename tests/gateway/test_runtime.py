@@ -30,7 +30,7 @@ def test_unchanged_pools_keep_their_objects_in_the_next_runtime() -> None:
     after = build_runtime(Config.model_validate(document(changed)), before)
     old, new = list(before.upstreams.values()), list(after.upstreams.values())
     assert (new[0].connections is old[0].connections, new[1].connections is old[1].connections) == (True, False)
-    assert [after.backends[name] is before.backends[name] for name in ("a", "b")] == [True, True]
+    assert [after.backends[pool] is before.backends[pool] for pool in before.backends] == [True, True]
 
 
 URL, OTHER_URL = "http://127.0.0.1:1", "http://127.0.0.1:2"

@@ -100,7 +100,7 @@ def test_base_url_overrides_the_default_of_an_api() -> None:
 def test_an_authorization_header_replaces_the_api_key() -> None:
     """Some proxies use another authorization scheme."""
     headers = {"Authorization": "Basic x", "X-Team": "a"}
-    built = config(pools={"api": {"backend": "openai", "model": "m", "headers": headers}}).backend("api")
+    built = config(pools={"api": {"backend": "openai", "model": "m", "headers": headers}}).pools["api"].backend_config()
     assert (built.kind, built.model, built.api_key) == ("openai", "m", "")
     assert built.headers == {"authorization": "Basic x", "x-team": "a"}
 
@@ -113,7 +113,7 @@ def test_secrets_are_in_no_dump_and_no_repr() -> None:
         state={"redis": f"redis://:{secret}@localhost", "cache_secret": secret},
     )
     assert secret not in shown.model_dump_json() + repr(shown)
-    assert shown.backend("api").api_key == secret
+    assert shown.pools["api"].backend_config().api_key == secret
 
 
 def test_the_configuration_can_be_shown() -> None:

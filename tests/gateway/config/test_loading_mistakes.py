@@ -110,7 +110,7 @@ def test_one_api_key_is_a_configuration() -> None:
     """The API takes every model name unchanged."""
     config = load([], {"OPENAI_API_KEY": "sk-1"})
     assert (list(config.pools), config.passthrough, dict(config.routes)) == (["openai"], "openai", {})
-    assert config.backend("openai").api_key == "sk-1"
+    assert config.pools["openai"].backend_config().api_key == "sk-1"
     assert dict(config.urls()) == {"openai/api.openai.com:443": "https://api.openai.com/v1"}
 
 
