@@ -73,7 +73,7 @@ _chunk_decoder = msgspec.json.Decoder(_Chunk)
 _body_decoder = msgspec.json.Decoder(_Whole)
 
 
-def _decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_as(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode strictly, or else as Python's clients do (NaN and the like). Raises ValueError; ValidationError for JSON
     of another shape."""
     try:
@@ -180,7 +180,7 @@ class StreamTap(_ReplyTap):
 
     def _read_chunk(self, data: bytes) -> None:
         try:
-            chunk = _decode(data, _chunk_decoder)
+            chunk = decode_as(data, _chunk_decoder)
         except msgspec.ValidationError:
             if not data.lstrip().startswith(b"{"):
                 self._fail(failures.NOT_JSON)
@@ -265,12 +265,15 @@ class BodyTap(_ReplyTap):
             self.ended = True
             return
         try:
-            body = _decode(bytes(self._body), _body_decoder)
+            self._read_body(bytes(self._body))
         except ValueError:
             self.failure = failures.NOT_JSON
-            return
         finally:
             self._body.clear()
+
+    def _read_body(self, data: bytes) -> None:
+        """Raises ValueError for a body that is no reply."""
+        body = decode_as(data, _body_decoder)
         if body.error and not body.choices:
             self.failure = failures.of_event(body.error, self._secret)
             return
@@ -361,9 +364,9 @@ def read_usage(usage: Usage, reported: Any) -> None:
         cached = details.get("cached_tokens")
     else:
         cached = reported.get("prompt_cache_hit_tokens")  # DeepSeek
-    usage.prompt = _count(reported.get("prompt_tokens"), usage.prompt)
-    usage.completion = _count(reported.get("completion_tokens"), usage.completion)
-    usage.cached = _count(cached, usage.cached)
+    usage.prompt = count_or(reported.get("prompt_tokens"), usage.prompt)
+    usage.completion = count_or(reported.get("completion_tokens"), usage.completion)
+    usage.cached = count_or(cached, usage.cached)
 
 
 def read_times(times: EngineTimes, reported: Any) -> None:
@@ -380,7 +383,7 @@ def read_times(times: EngineTimes, reported: Any) -> None:
         times.mean_itl = _seconds(reported.get("mean_itl_ms"), times.mean_itl)
 
 
-def _count(value: Any, known: int | None) -> int | None:
+def count_or(value: Any, known: int | None) -> int | None:
     return value if type(value) is int and value >= 0 else known
 
 
