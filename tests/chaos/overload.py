@@ -287,12 +287,12 @@ async def slow_senders(lab: Lab) -> Result:
         cheap_engine() as url,
         lab.gateway({"only": {"backend": "compatible", "model": "m", "endpoints": [url]}}, probe=WHOLE) as g,
     ):
-        alone = await _healthy(g, seconds)
+        alone = await healthy(g, seconds)
         command = [sys.executable, "-m", "tests.chaos.slow_senders", str(g.port), str(number)]
         before = g.rss
         with child(command, g.port):
             await asyncio.sleep(4.0)
-            beside = await _healthy(g, seconds)
+            beside = await healthy(g, seconds)
             each = (g.rss - before) / number / 1024
     p99, usual = (quantile([r.total for r in each], 0.99) for each in (beside, alone))
     lost = sum(not r.completed for r in beside)
@@ -301,9 +301,10 @@ async def slow_senders(lab: Lab) -> Result:
     return Result(figures, not lost and p99 <= 1.2 * usual + 0.002, "2 ms of noise are allowed")
 
 
-async def _healthy(gateway: GatewayProcess, seconds: float) -> list[Reply]:
+async def healthy(gateway: GatewayProcess, seconds: float, headers: Mapping[str, str] | None = None) -> list[Reply]:
+    """50 small requests/s."""
     tasks, began = [], monotonic()
     for i in range(int(seconds * 50)):
         await asyncio.sleep(max(began + i / 50 - monotonic(), 0))
-        tasks.append(asyncio.create_task(ask(gateway.port, chat(f"{i}"), sent=gateway.sent)))
+        tasks.append(asyncio.create_task(ask(gateway.port, chat(f"{i}"), headers, sent=gateway.sent)))
     return list(await asyncio.gather(*tasks))

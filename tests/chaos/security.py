@@ -13,10 +13,12 @@ from asyncio.subprocess import DEVNULL, PIPE
 
 import aiohttp
 
-from benchmarks.processes import ROOT
-from tests.chaos.callers import ask, chat, post
+from benchmarks.processes import ROOT, child
+from tests.chaos.callers import ask, chat, post, quantile
 from tests.chaos.input import raw_status
 from tests.chaos.lab import Lab
+from tests.chaos.operation import cheap_engine
+from tests.chaos.overload import healthy
 from tests.chaos.rows import Result, row
 from tests.gateway.builders import WHOLE
 from tests.support.gateways import pool
@@ -80,6 +82,27 @@ async def wrong_keys(lab: Lab) -> Result:
     figures = f"{len(WRONG_KEYS) * len(ROUTES)} requests: {len(wrong)} not refused, {reached} upstream; "
     figures += f"the right key {right.status}"
     return Result(figures, not wrong and not reached and right.status == 200, "; ".join(wrong[:4]))
+
+
+@row(35, "security", "1,000 hostile connections without a key", "memory +64 MB at most; p99 of other callers +10 ms")
+async def hostile_connections(lab: Lab) -> Result:
+    """Each does something every second: large bodies, one-byte chunks, wrong keys, endless heads, no HTTP, nothing."""
+    number, seconds = lab.size(1000, 200), float(lab.size(20, 3))
+    key = {"authorization": f"Bearer {KEY}"}
+    async with cheap_engine() as url, lab.gateway({"only": pool(url)}, keys=KEYS, check=False) as gateway:
+        alone = await healthy(gateway, seconds, key)
+        before = gateway.rss
+        with child(
+            [sys.executable, "-m", "tests.chaos.hostile_connections", str(gateway.port), str(number)], gateway.port
+        ):
+            await asyncio.sleep(4.0)
+            beside = await healthy(gateway, seconds, key)
+            grown = (gateway.rss - before) / 2**20
+    p99, usual = (quantile([reply.total for reply in replies], 0.99) for replies in (beside, alone))
+    lost = sum(not reply.completed for reply in beside)
+    figures = f"memory {grown:+.0f} MB; {lost} of {len(beside)} other requests failed; "
+    figures += f"p99 {p99 * 1e3:.1f} ms, without them {usual * 1e3:.1f} ms"
+    return Result(figures, grown <= 64 and not lost and p99 <= usual + 0.01)
 
 
 @row(37, "security", "canary keys and prompts in forty failures", "none in logs, metrics, traces, errors, Redis")

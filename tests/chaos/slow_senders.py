@@ -25,7 +25,7 @@ async def sender(port: int, number: int) -> None:
             await asyncio.sleep(1.0)
             continue
         for byte in HEAD:
-            if reader.at_eof():
+            if reader.at_eof() or writer.transport.is_closing():  # the latter alone after a reset
                 break
             writer.write(bytes((byte,)))
             await asyncio.sleep(1.0)

@@ -19,6 +19,7 @@ from aiohttp.web import BaseRequest, StreamResponse
 from gateway.api.api_error import ApiError, bad_request
 from gateway.downstream.http_request import HttpRequest, rendered
 from gateway.downstream.http_server import (
+    ABORTS,
     HIGH_WATER,
     MAX_HEADERS,
     MAX_LINE,
@@ -453,6 +454,26 @@ async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes) -> None:
             rest = await caller.rest()
     assert rest.startswith(b"HTTP/1.1 408 " if limit == "body" else b"")
     assert bool(rest) == (limit == "body")
+
+
+async def test_connections_that_time_out_together_are_closed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand at once would stop the event loop for 30 ms, and all answers with it."""
+    monkeypatch.setattr("gateway.downstream.http_server.SWEEP", 0.05)
+    server, loop = HttpServer(Echo(), timeouts=Timeouts(head=0.2)), asyncio.get_running_loop()
+    listener = await loop.create_server(server, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(100)]
+    await eventually(lambda: len(server.connections) == 100)
+    for writer in writers:
+        writer.write(GET[:-1])
+    left = [100]
+    async with asyncio.timeout(3):
+        while left[-1]:
+            await asyncio.sleep(0)
+            left.append(len(server.connections))
+    assert max(before - after for before, after in pairwise(left)) <= ABORTS
+    listener.close()
+    await server.shutdown(0.1)
 
 
 async def test_request_timeouts_do_not_limit_the_answer() -> None:
