@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -43,6 +43,7 @@ from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
 from gateway.proxy import Proxy
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import Decider, RequestQueue
+from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.upstream_request import Upstream
@@ -78,6 +79,7 @@ class WorkerContext:
     group: bytes
     log_lock: Path
     quotas: LocalQuotas
+    certificate: ServerCertificate | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -200,9 +202,15 @@ class Gateway:
         self.admin_app = AdminServer(self.admin).app()
         self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)
         self.registry.register(self.intake)
+        self.certificate = self._certificate(config)
         self.http_server: HttpServer | None = None
         self._server: asyncio.Server | None = None
         self._admin_runner: web.AppRunner | None = None
+
+    def _certificate(self, config: Config) -> ServerCertificate | None:
+        if self.worker is not None:
+            return self.worker.certificate
+        return None if config.server.tls is None else ServerCertificate(config.server.tls)
 
     @property
     def config(self) -> Config:
@@ -220,7 +228,8 @@ class Gateway:
         server = self.config.server
         with ExitStack() as stack:
             data, admin = (stack.enter_context(bind(address)) for address in (server.listen, server.admin))
-            self.url, self.admin_url = url_of(data, server.listen.host), url_of(admin, server.admin.host)
+            self.url = url_of(data, server.listen.host, tls=self.certificate is not None)
+            self.admin_url = url_of(admin, server.admin.host)
             await self.prepare(admin)
             before_open()
             await self.open(data)
@@ -252,7 +261,13 @@ class Gateway:
             precheck=self.proxy.precheck,
             intake=self.intake,
         )
-        self._server = await loop.create_server(self.http_server, sock=data, backlog=BACKLOG)
+        tls: dict[str, Any] = {}
+        if self.certificate is not None:
+            self.certificate.start()
+            timeouts = self.http_server.timeouts
+            tls = {"ssl": self.certificate.context, "ssl_handshake_timeout": timeouts.head}
+            tls["ssl_shutdown_timeout"] = timeouts.unread  # which includes the time to read the last answer
+        self._server = await loop.create_server(self.http_server, sock=data, backlog=BACKLOG, **tls)
 
     # -- reload -----------------------------------------------------------------------------
 
@@ -354,7 +369,14 @@ class Gateway:
             self._following_names.cancel()
         for component in (self.dns, self.cache_warming, self.monitor):
             await component.close()
-        for optional_component in (self.kv_events, self.replicas, self.keyring, self.shared_quotas, self.redis):
+        for optional_component in (
+            self.certificate,
+            self.kv_events,
+            self.replicas,
+            self.keyring,
+            self.shared_quotas,
+            self.redis,
+        ):
             if optional_component is not None:
                 await optional_component.close()
         for connections in self.runtime.current.connections.values():

@@ -88,6 +88,6 @@ def listen_unix(path: Path) -> socket.socket:
     return made
 
 
-def url_of(listening: socket.socket, host: str) -> str:
+def url_of(listening: socket.socket, host: str, *, tls: bool = False) -> str:
     """`host`: as configured."""
-    return f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
+    return f"http{'s' if tls else ''}://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from time import time
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 from gateway.admin.admin_server import json_response
 from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
+from gateway.config.file_watch import CHECK_INTERVAL, FileWatch
 from gateway.config.loading import Change, change
 from gateway.config.models import Config
 from gateway.observe.metrics.series import counter, gauge
@@ -32,21 +32,16 @@ from gateway.tokenize.tokenizers import EncoderError, encoder
 
 log = logging.getLogger("firsttoken")
 
-CHECK_INTERVAL = 1.0  # s between two checks of the files
-
-FileState = tuple[int, int, int] | None  # mtime in ns, size, inode; None: no such file
-
 
 class ConfigSource:
     """Source of configurations, to be created before the first read. `load` raises ConfigError."""
 
     def __init__(self, load: Callable[[], Config], files: Sequence[Path] = ()) -> None:
-        self.load, self.files = load, files
-        self._tried = self._seen = self._state()
+        self.load, self.watch = load, FileWatch(files)
 
     def next(self, before: Config) -> Change:
         """The configuration to replace `before`. Blocks; raises ConfigError."""
-        self._tried = self._state()
+        self.watch.begin_read()
         found = change(before, self.load())
         try:
             for tokenizer in dict.fromkeys(pool.tokenizer for pool in found.config.pools.values()):
@@ -54,23 +49,6 @@ class ConfigSource:
         except EncoderError as error:
             raise ConfigError([str(error)]) from None
         return found
-
-    def files_changed(self) -> bool:
-        """True for an untried state of the files, found by two checks in a row."""
-        before, self._seen = self._seen, self._state()
-        return self._seen == before and self._seen != self._tried
-
-    def _state(self) -> tuple[FileState, ...]:
-        """Follows links: Kubernetes swaps the files of a ConfigMap behind one."""
-        return tuple(map(_file_state, self.files))
-
-
-def _file_state(path: Path) -> FileState:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class ReloadCounts(Collector):
@@ -115,7 +93,7 @@ class Reloader:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        if self._source.files:
+        if self._source.watch.files:
             self._spawn(self._watch_files())
 
     async def close(self) -> None:
@@ -159,7 +137,7 @@ class Reloader:
     async def _watch_files(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            if await asyncio.to_thread(self._source.files_changed):
+            if await asyncio.to_thread(self._source.watch.changed):
                 await self._reload_logged("a file changed")
 
     def _spawn(self, work: Awaitable[None]) -> None:

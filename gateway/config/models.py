@@ -17,6 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from gateway.config import field_types as fields
 from gateway.config.field_types import Positive, Section, written
 from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
+from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
 from policies.routes.route import Duration, Route, Share, Size, Workload, with_preset
@@ -52,6 +53,8 @@ class ServerSection(Section):
     """Maximum of callers' connections to one worker, and so of requests in progress; beyond: 503."""
     max_body_bytes: Annotated[Size, Field(gt=0)] = written("256MB")
     """Maximum of all request bodies in one worker's memory together; beyond: 503, except for bodies up to 64 KiB."""
+    tls: ServerTlsSection | None = None
+    """Certificate of the data port; absent: plain HTTP."""
 
 
 class Defaults(Section):

@@ -44,6 +44,19 @@ class ResponseWriter:
         self.write_through = partial(coalescer.write_through, transport)  # now, after all earlier data
         self.flush = partial(coalescer.flush_to, transport)
 
+    def unsent(self) -> int:
+        """Bytes that wait for the caller to read."""
+        try:
+            return self.transport.get_write_buffer_size()
+        except AttributeError:  # of a TLS connection that was closed twice, in asyncio of Python 3.11
+            return 0
+
+    def end(self) -> None:
+        """Tell the caller that nothing follows. TLS knows no half-closed connection: there the close tells it."""
+        self.flush()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
     def on_write_paused(self) -> None:
         self.paused = True
         if self.flow_control is not None:

@@ -139,7 +139,7 @@ class HttpServer(Server):
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         await super().shutdown(timeout)
-        if any(connection.writer.transport.get_write_buffer_size() for connection in connections):
+        if any(connection.writer.unsent() for connection in connections):
             await asyncio.sleep(timeout or 0.0)
         for connection in connections:
             connection.writer.transport.abort()
@@ -237,6 +237,8 @@ class DownstreamConnection(RequestHandler):
         interim response is written, which clients ignore (RFC 9110, section 15.2), and the socket's error watched.
         """
         begun = self.request is not None and self.request.begun
+        if not self.writer.transport.can_write_eof():  # TLS has no half-closed connection
+            return False
         if begun or self._waits_for_request() or self._refused or self._latest is None or not self._latest.is_eof():
             return False
         self._fin_check = self._loop.call_later(FIN_CHECKS[0], self._check_peer, FIN_CHECKS[0] / 2)
@@ -299,9 +301,9 @@ class DownstreamConnection(RequestHandler):
         self._received = 0
         if request.keep_alive and (self._fin_check is None or self._messages):
             return KEEP_ALIVE
-        self.writer.flush()
         if self._refused:
-            self.writer.transport.write_eof()
+            self.writer.end()
+        self.writer.flush()
         return CLOSE
 
     async def _receive(self, request: HttpRequest, raw: BaseRequest) -> None:
@@ -409,8 +411,7 @@ class DownstreamConnection(RequestHandler):
         self._drop_input()
         lines = [f"{name}: {value}" for name, value in refusal.headers.items()]
         self.writer.write(rendered(refusal.status, refusal.body(), lines, "", keep_alive=False))
-        self.writer.flush()
-        self.writer.transport.write_eof()
+        self.writer.end()
 
     def _drop_input(self) -> None:
         """Neither parse nor keep what the caller sends from now on."""

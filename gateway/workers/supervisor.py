@@ -35,9 +35,11 @@ from gateway.app import WorkerContext
 from gateway.cluster.gossip import new_group
 from gateway.config.config_errors import ConfigError
 from gateway.config.field_types import ListenAddress
+from gateway.config.file_watch import CHECK_INTERVAL
 from gateway.config.models import Config
 from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, tune_gc, url_of
-from gateway.reload import CHECK_INTERVAL, ConfigSource, ReloadCounts, reload_result
+from gateway.reload import ConfigSource, ReloadCounts, reload_result
+from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
 from gateway.workers.admin_aggregator import serve_aggregator
 from gateway.workers.shared_memory import Memory, SharedState, WorkerState, WorkerStatus
@@ -83,6 +85,8 @@ class Supervisor:
         self.private = [listen_unix(home / f"{number}.sock") for number in range(count)]
         self.log_lock, self.group = home / "lines.lock", new_group()
         self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE_SLOTS)
+        tls = config.server.tls
+        self.certificate = None if tls is None else ServerCertificate(tls)
         self.quotas = SharedQuotaMemory((key.name for key in config.keys), count)
         self.shared = SharedState(count)
         self.workers = [WorkerSlot(f"worker {n + 1}", partial(self._run_worker, n)) for n in range(count)]
@@ -95,7 +99,7 @@ class Supervisor:
             workers=self.workers,
             aggregator=self.aggregator,
             counts=ReloadCounts(self.shared.reloads),
-            check_at=monotonic() + CHECK_INTERVAL if source.files else None,
+            check_at=monotonic() + CHECK_INTERVAL if source.watch.files else None,
         )
         self.phase = Phase.STARTING
         self.announced = False
@@ -165,6 +169,7 @@ class Supervisor:
             group=self.group,
             log_lock=self.log_lock,
             quotas=self.quotas.member(number),
+            certificate=self.certificate,
         )
         return run_loop(serve_worker(self.reload.config, context, self.shared.config, channel))
 
@@ -220,7 +225,8 @@ class Supervisor:
         elif all(worker.serving for worker in self.workers):
             self.announced = True
             server = self.reload.config.server
-            data, admin = url_of(self.reserved, server.listen.host), url_of(self.admin, server.admin.host)
+            data = url_of(self.reserved, server.listen.host, tls=self.certificate is not None)
+            admin = url_of(self.admin, server.admin.host)
             print(f"firsttoken: serving {data}/v1, admin {admin}, {len(self.workers)} workers", file=sys.stderr)
 
     # -- signals and exits ------------------------------------------------------------------
@@ -313,7 +319,7 @@ class CoordinatedReload:
         if self.check_at is None or now < self.check_at:
             return False
         self.check_at = now + CHECK_INTERVAL
-        return self.source.files_changed()
+        return self.source.watch.changed()
 
     def request(self, reason: str) -> None:
         self.requested[reason] = None

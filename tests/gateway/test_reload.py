@@ -23,14 +23,14 @@ def test_a_changed_file_is_read_after_two_equal_polls(tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
     file.write_text("a")
     source = ConfigSource(lambda: ONE, [file])
-    assert not source.files_changed()
+    assert not source.watch.changed()
     file.write_text("ab")
-    assert not source.files_changed()
+    assert not source.watch.changed()
     file.write_text("abc")
-    assert not source.files_changed()
-    assert source.files_changed()
+    assert not source.watch.changed()
+    assert source.watch.changed()
     source.next(ONE)
-    assert not source.files_changed()
+    assert not source.watch.changed()
 
 
 def test_a_replaced_or_removed_file_is_a_change(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_a_replaced_or_removed_file_is_a_change(tmp_path: Path) -> None:
     source = ConfigSource(lambda: ONE, [link])
     (tmp_path / "new").symlink_to("two")
     os.replace(tmp_path / "new", link)
-    assert [source.files_changed(), source.files_changed()] == [False, True]
+    assert [source.watch.changed(), source.watch.changed()] == [False, True]
     source.next(ONE)
     link.unlink()
-    assert [source.files_changed(), source.files_changed()] == [False, True]
+    assert [source.watch.changed(), source.watch.changed()] == [False, True]
 
 
 def test_an_unusable_tokenizer_is_found_before_the_reload(tmp_path: Path) -> None:

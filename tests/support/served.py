@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SLOW = "event loop stalled"
-SERVING = re.compile(r"firsttoken: serving (?P<url>http://[^/]+)/v1, admin (?P<admin>http://[^,\s]+)")
+SERVING = re.compile(r"firsttoken: serving (?P<url>https?://[^/]+)/v1, admin (?P<admin>http://[^,\s]+)")
 
 
 def write_config(path: Path, endpoints: str, backend: str = "compatible") -> Path:

@@ -18,7 +18,7 @@ from tests.support.contract import CONTRACT
 
 SHORT = "a secret needs at least 16 characters: openssl rand -hex 32"
 
-SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_body_bytes"
+SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_body_bytes, tls"
 
 
 @pytest.mark.parametrize(
