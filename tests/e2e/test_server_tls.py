@@ -118,25 +118,37 @@ async def test_an_sdk_works_over_tls(installed: Installed) -> None:
     assert (answer.choices[0].message.content, streamed) == ("hi", "hi")
 
 
-@pytest.mark.parametrize(
-    ("version", "accepted"),
-    [(ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)],
-)
-async def test_tls_1_2_is_the_oldest_version(installed: Installed, version: ssl.TLSVersion, accepted: bool) -> None:
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_caller_may_speak_either_version_of_tls(installed: Installed, version: ssl.TLSVersion) -> None:
+    """A caller that would prefer HTTP/2 agrees on HTTP/1.1."""
     trust = installed.trust
-    trust.set_ciphers("ALL:@SECLEVEL=0")
     trust.minimum_version = trust.maximum_version = version
     trust.set_alpn_protocols(["h2", "http/1.1"])
-    async with Upstream([JSON]) as upstream, secured(installed, upstream) as gateway:
-        if not accepted:
-            with pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):  # the server's alert
-                async with installed.calling(gateway.url, trust):
+    async with (
+        Upstream([JSON]) as upstream,
+        secured(installed, upstream) as gateway,
+        installed.calling(gateway.url) as caller,
+    ):
+        tls = caller.writer.get_extra_info("ssl_object")
+        assert (tls.version(), tls.selected_alpn_protocol()) == (version.name.replace("v1_", "v1."), "http/1.1")
+        assert (await caller.whole(post(CHAT)))[0] == 200
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+async def test_tls_1_1_is_refused(installed: Installed, old: Certificates) -> None:
+    """By the gateway, not by the caller: another server agrees with the same caller."""
+    trust, lenient = installed.trust, old.serving()
+    for context in (trust, lenient):
+        context.set_ciphers("ALL:@SECLEVEL=0")
+        context.minimum_version = ssl.TLSVersion.TLSv1_1
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with Upstream([JSON], tls=lenient) as upstream:
+        async with installed.calling(upstream.url) as caller:
+            assert caller.writer.get_extra_info("ssl_object").version() == "TLSv1.1"
+        async with secured(installed, upstream) as gateway:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                async with installed.calling(gateway.url):
                     pass
-            return
-        async with installed.calling(gateway.url, trust) as caller:
-            tls = caller.writer.get_extra_info("ssl_object")
-            assert (tls.version(), tls.selected_alpn_protocol()) == (version.name.replace("v1_", "v1."), "http/1.1")
-            assert (await caller.whole(post(CHAT)))[0] == 200
 
 
 async def test_refusals_arrive_whole(installed: Installed) -> None:
