@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from backends.interface import Backend, BackendConfig
 from backends.openai import Compatible, LlamaCpp, Mistral, Ollama, OpenAI
-from backends.vllm import SGLang, Vllm
+from backends.vllm import SGLang, SimulatedVllm, Vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ _ALL = (
     BackendKind("sglang", SGLang, "SGLang's OpenAI server, started with --enable-metrics"),
     BackendKind("llamacpp", LlamaCpp, "llama.cpp's server"),
     BackendKind("ollama", Ollama, "Ollama", "http://127.0.0.1:11434"),
-    BackendKind("simulated", Vllm, "a simulated engine that speaks as vLLM does"),
+    BackendKind("simulated", SimulatedVllm, "a simulated engine that speaks as vLLM does"),
     BackendKind("compatible", Compatible, "anything else that speaks OpenAI's dialect"),
     BackendKind("openai-compatible", Compatible, "the same, in full"),
     _api("openai", "https://api.openai.com/v1", "OpenAI", OpenAI),

@@ -47,6 +47,7 @@ NOT_EVENTS = Failure(FailureKind.PROTOCOL, "The backend sent something that is n
 LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger than the gateway accepts.")
 UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
 WENT_SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.", status=504)
+NOT_SERVED = Failure(FailureKind.MISCONFIGURED, "The backend does not serve this operation.")
 CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
 
@@ -163,7 +164,7 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
     if status < 400:
         return Failure(FailureKind.PROTOCOL, "The backend answered with a redirect, which is never followed.")
     if status in (404, 405) and not (said.type or _ABOUT_MODEL.match(said.message)):  # a web server's own: a wrong URL
-        return Failure(FailureKind.MISCONFIGURED, "The backend does not serve this operation.")
+        return NOT_SERVED
     if _is_about_model(status, said):
         return _refusal(status, said, secret, FailureKind.MISCONFIGURED, "model_not_found")
     return _refusal(status, said, secret)

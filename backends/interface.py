@@ -44,6 +44,7 @@ class BackendRequest:
     priority: int | None = None
     session_id: str = ""  # by which the engine's cache events name the request
     tracestate: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, of the operation's dialect
     model_is_callers: bool = False  # no name of the configuration: the caller's to get right
 
 
@@ -68,6 +69,7 @@ class FailureKind(Enum):
     AUTH = "auth"  # 401, 403 of the backend: our key, never the caller's fault
     MISCONFIGURED = "misconfigured"  # the model name or path of our configuration is unknown to the server
     QUOTA = "quota"  # our account is empty: nothing changes until somebody pays
+    UNSUPPORTED = "unsupported"  # the server knows no such operation
     CLIENT = "client"  # 400, 404, 413, 422 ...: the request's own fault
 
 
@@ -146,6 +148,7 @@ class Backend(Protocol):
     """A dialect, configured for a pool."""
 
     kind: str
+    native: frozenset[Operation]  # spoken without translation
     local: bool  # an engine whose queue and cache can be modelled, as opposed to an API
     secret: bytes  # our key: not to be passed on to callers; empty: there is none
     refuses_models: bool  # a request for a model that the server does not serve

@@ -17,6 +17,13 @@ from backends.interface import Backend, BackendConfig, BackendRequest, Failure, 
 from backends.stream.taps import BodyTap, StreamTap
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
+_CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the output; the last is set where none is
+    Operation.CHAT: LIMITS,
+    Operation.COMPLETION: LIMITS,
+    Operation.MESSAGES: ("max_tokens",),
+    Operation.RESPONSES: ("max_output_tokens",),
+}
+_WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
 
@@ -24,6 +31,7 @@ _encode = msgspec.json.Encoder().encode
 class OpenAI(Backend):
     """A `Backend`. Subclasses are dialects of this dialect."""
 
+    native = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDINGS})
     local: bool = False
     refuses_models: bool = True
     salted: bool = False
@@ -58,7 +66,8 @@ class OpenAI(Backend):
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}
-            if self.asks_usage and isinstance(options, dict):  # else the server refuses the malformed options
+            asks = self.asks_usage and forward.operation in _WITH_USAGE_OPTION
+            if asks and isinstance(options, dict):  # else the server refuses the malformed options
                 body["stream_options"] = {**options, "include_usage": True}
         elif "stream" in body:
             body["stream"] = False
@@ -71,12 +80,13 @@ class OpenAI(Backend):
 
         Servers read the text "100000" as a number.
         """
-        asked = [name for name in LIMITS if body.get(name) is not None]
+        limits = _CAPPED.get(operation, ())
+        asked = [name for name in limits if body.get(name) is not None]
         for name in asked:
             if type(body[name]) not in (int, float) or body[name] > cap:
                 body[name] = cap
-        if not asked:
-            body[self.limit_name if operation is Operation.CHAT else "max_tokens"] = cap
+        if limits and not asked:
+            body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
 
     def tap(self, forward: BackendRequest) -> Tap:
         if not forward.stream:

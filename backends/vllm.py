@@ -143,6 +143,7 @@ class _ModelList(msgspec.Struct):
 class Vllm(OpenAI):
     """vLLM's OpenAI server."""
 
+    native = OpenAI.native | {Operation.RERANK, Operation.SCORE, Operation.TOKENIZE}
     local = True
     salted = True
     names_sessions = True
@@ -254,6 +255,12 @@ def _plain(value: Any) -> Any:
 def _limits(body: Mapping[str, Any]) -> dict[str, int]:
     """The caller's limits of the output."""
     return {name: body[name] for name in LIMITS if type(body.get(name)) is int}
+
+
+class SimulatedVllm(Vllm):
+    """The gateway's simulated engine."""
+
+    native = frozenset({Operation.CHAT, Operation.COMPLETION})
 
 
 class SGLang(Vllm):

@@ -28,7 +28,7 @@ from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.dispatcher import RoutedRequest
-from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from gateway.upstream.upstream_request import EVERYWHERE, Upstream, UpstreamRequest
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,
@@ -205,7 +205,7 @@ class CacheWarming:
         """Save a prompt computed by an endpoint; siblings may need the prefix."""
         pool = run.attempt.candidate.endpoint.pool
         hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
-        if hot is None or upstream is None or run.first_in is None:
+        if hot is None or upstream is None or run.first_in is None or job.request.operation not in EVERYWHERE:
             return
         model = job.request.model if job.passthrough else upstream.model
         prompt = SavedPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])

@@ -30,12 +30,12 @@ from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_recor
 from gateway.upstream.relay import Relay, gateway_headers
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
-from policies.types import Decision, Placement
+from policies.types import Decision, Placement, PromptEstimate
 
 log = logging.getLogger("firsttoken")
 
-SERVED = (Operation.CHAT, Operation.COMPLETION)
-OPERATIONS = {operation.value: operation for operation in SERVED}
+ALIASES = {"/rerank": Operation.RERANK, "/v2/rerank": Operation.RERANK, "/score": Operation.SCORE}
+OPERATIONS = {operation.value: operation for operation in Operation} | ALIASES
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -128,9 +128,14 @@ class Proxy:
         timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
         timeline.routed(request, route, tenant.name)
+        if operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
+            self.dispatcher.operations.fit(request, route, runtime.operations)
         estimate = await self.decider.estimate(request, route, tenant)
         timeline.end_stage(Stage.ESTIMATE)
         admit(tenant, route, request.model)
+        if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
+            self.count_tokens(http, timeline, estimate)
+            return
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
         timeline.end_stage(Stage.ADMIT)
@@ -146,6 +151,7 @@ class Proxy:
             upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
             first_token_limit=defaults.first_token,
             passthrough=route is runtime.routes.passthrough,
+            native=runtime.operations,
             cache_group=tenant.cache_group,
         )
         relay = Relay(
@@ -163,13 +169,19 @@ class Proxy:
                 record_winner(relay.winner, routed, relay.rescue)
                 self.cache_warming.answered(relay.winner, routed, http.body)
 
+    def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
+        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
+        tokens = max(each.tokens for each in estimate.pools.values())
+        http.respond(200, encode({"input_tokens": tokens}), gateway_headers(timeline, monotonic()))
+        timeline.replied(200, monotonic())
+
     def refuse(
         self, http: HttpRequest, refusal: ApiError, timeline: RequestTimeline, end: RequestOutcome | None = None
     ) -> None:
         """Write an error reply with the same headers as an answer."""
         end = end or outcome_of(refusal, timeline.record.decision)
         timeline.refused(refusal.status, refusal.logged, end, monotonic())
-        http.refuse(refusal, gateway_headers(timeline, monotonic()))
+        http.refuse(refusal, gateway_headers(timeline, monotonic()), timeline.record.request_id)
         refusal.__traceback__ = None  # breaks the reference cycle through the frames
 
     def internal_error(self, http: HttpRequest, timeline: RequestTimeline) -> None:

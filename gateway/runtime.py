@@ -19,7 +19,7 @@ from backends.http.connection import WriteCoalescer
 from backends.http.connection_pool import ConnectionPool
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
-from backends.interface import Backend, BackendConfig
+from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
 from gateway.api.same_origin import SameOrigin
 from gateway.config.field_types import authority
@@ -66,6 +66,8 @@ class Runtime:
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
+    operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
+    native: Mapping[str, frozenset[Operation]]  # by route: those of all its pools
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
 
@@ -92,6 +94,8 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     addresses = upstream_addresses(config)
     connections = {address: known.get(address) or _connections(address, coalescer) for address in addresses.values()}
     known_keys = tenants(config)
+    operations = {name: catalog.kind(section.backend).dialect.native for name, section in config.pools.items()}
+    of_routes = {route.name: route.pools for route in routes.all}
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
     return Runtime(
         config=config,
@@ -103,6 +107,8 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,
+        operations=operations,
+        native={name: frozenset.intersection(*map(operations.__getitem__, pools)) for name, pools in of_routes.items()},
         connections=connections,
         coalescer=coalescer,
     )

@@ -26,6 +26,7 @@ REASONS = {
     502: "Bad Gateway",
     503: "Service Unavailable",
     504: "Gateway Timeout",
+    529: "Overloaded",  # Anthropic's
 }
 
 

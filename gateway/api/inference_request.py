@@ -13,7 +13,6 @@ digests: response times would tell one tenant what another has sent.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,8 +22,11 @@ import msgspec
 from msgspec import Raw
 
 from backends.interface import Operation
-from gateway.api.api_error import ApiError, bad_request
-from gateway.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from backends.translation.translation import Translation
+from gateway.api.api_error import bad_request
+from gateway.api.dialects import READERS
+from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
+from gateway.strict_json import MAX_DEPTH, UNREADABLE, decode, element, encode, members
 from gateway.tokenize.estimator import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView
@@ -33,8 +35,6 @@ KEY_HEADERS = ("authorization", "x-api-key", "api-key")  # OpenAI's, Anthropic's
 KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
 _MAX_NAME = 256  # characters of a model name cached
-_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
 _TOKENS = Annotated[int, msgspec.Meta(ge=1)]
 _CHOICES = Annotated[int, msgspec.Meta(ge=1, le=128)]
 _USER, _IMAGES = 1, 2  # flags of a message: from the user, with an image
@@ -78,31 +78,6 @@ class _Completion(_Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
 
 
-@dataclass(slots=True)
-class Parameters:
-    """The members of a body with a meaning for the gateway, except the prompt."""
-
-    model: str
-    stream: bool
-    wants_usage: bool
-    max_tokens: int | None
-    tools: bool
-    json_schema: bool
-    choices: int = 1
-    definitions: tuple[int, ...] = field(default=(), compare=False)  # digests of fields rendered before the messages
-
-
-@dataclass(slots=True)
-class ParsedBody:
-    """A valid body. In `members`, elements of arrays and members of objects may be `Raw` JSON."""
-
-    members: Mapping[str, Any]
-    prompt: Prompt
-    parameters: Parameters
-    user_turns: int = 1
-    images: bool = False
-
-
 _messages: GenerationalCache[int] = GenerationalCache(KNOWN_MESSAGES)  # flags by digest
 _parameters: GenerationalCache[Parameters] = GenerationalCache(KNOWN_PARAMETERS)
 _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
@@ -111,7 +86,8 @@ _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat,
 def read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
     if operation is not Operation.CHAT:
-        return parse_full(operation, raw)
+        reader = READERS.get(operation, parse_full)
+        return reader(operation, raw)
     try:
         return _parse_chat(raw, hash(key))
     except UNREADABLE:
@@ -176,16 +152,8 @@ def _decode_new(messages: list[Raw], keys: list[int], flags: list[int | None]) -
 
 def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
     """Raises ApiError (400)."""
-    try:
-        body = decode(raw)
-    except BadJson as error:
-        raise bad_request(f"The body is not valid JSON: {error}.", logged="the body is not valid JSON") from None
-    if type(body) is not dict:
-        raise bad_request("The body must be a JSON object.")
-    try:
-        valid = msgspec.convert(body, _SHAPES[operation])
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+    body = decode_object(raw)
+    valid = checked(body, _SHAPES[operation])
     flags = [_message_flags(message) for message in valid.messages] if isinstance(valid, _Chat) else []
     return ParsedBody(
         members=body,
@@ -194,17 +162,6 @@ def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
         user_turns=sum(flag & _USER for flag in flags) or 1,
         images=any(flag & _IMAGES for flag in flags),
     )
-
-
-def _invalid(error: str) -> ApiError:
-    """The reply for an error of msgspec, with JSON's names of types."""
-    message, _, place = error.partition(" - at `$.")
-    param = place.rstrip("`") or None
-    if message.startswith("Object missing required field") and param is None:
-        param = message.split("`")[1]
-    named = _PYTHON_TYPE.sub(lambda found: _JSON_TYPES[found[0]], message)
-    named = named.replace("`", "'").replace("Expected", "expected", 1)
-    return bad_request(f"'{param}': {named}." if param else f"{named}.", param)
 
 
 # -- parameters --------------------------------------------------------------------------------
@@ -242,6 +199,16 @@ def _message_flags(message: _Message) -> int:
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
 
 
+@dataclass(slots=True)
+class TranslatedBody:
+    """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of."""
+
+    operation: Operation
+    body: Mapping[str, Any]
+    translations: tuple[Translation, ...]
+    before: tuple[Mapping[str, Any], ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class InferenceRequest(RequestView):
     """A valid request. `body` is forwarded and must not be changed in place; elements of its arrays and members of its
@@ -255,6 +222,8 @@ class InferenceRequest(RequestView):
     traceparent: str
     request_id: str
     size: int  # bytes of body
+    dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
+    translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
 
 
 def with_model(raw: bytes, model: str) -> bytes:
@@ -299,7 +268,15 @@ def parse(
         arrival=arrival,
         request_id=request_id,
         size=len(raw),
+        dialect_headers=_dialect_headers(headers) if operation in _WITH_HEADERS else {},
     )
+
+
+_WITH_HEADERS = (Operation.MESSAGES, Operation.COUNT_TOKENS)
+
+
+def _dialect_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in headers.items() if name.startswith("anthropic-")}
 
 
 def _integer(headers: Mapping[str, str], name: str) -> int:

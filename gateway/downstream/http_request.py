@@ -2,7 +2,7 @@
 
 Rules:
 - A reply is written without waiting. Every reply has a `date`; none names a library or a version.
-- An error reply is in OpenAI's envelope.
+- An error reply is in the caller's dialect.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 
 from backends.http.connection import WriteCoalescer
 from gateway.api.api_error import REASONS, ApiError
+from gateway.api.dialects import error_reply
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.same_origin import HOST
 
@@ -94,12 +95,13 @@ class HttpRequest:
         self.begun = True
         self.writer.write(rendered(status, body, lines, self.method, self.keep_alive))
 
-    def refuse(self, refusal: ApiError, lines: Iterable[str] = ()) -> None:
-        """Write an error reply. The error may require the connection to close."""
+    def refuse(self, refusal: ApiError, lines: Iterable[str] = (), request_id: str = "") -> None:
+        """Write an error reply in the caller's dialect. The error may require the connection to close."""
         if refusal.close:
             self.keep_alive = False
         own = [f"{name}: {value}" for name, value in refusal.headers.items()]
-        self.respond(refusal.status, refusal.body(), (*own, *lines))
+        status, body = error_reply(refusal, self.path, self.headers, request_id)
+        self.respond(status, body, (*own, *lines))
 
 
 def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_alive: bool) -> bytes:

@@ -206,6 +206,11 @@ class RequestTimeline:
         self.record.status = status
         self.finished(end, at, error)
 
+    def replied(self, status: int, at: float) -> None:
+        """The gateway itself has answered."""
+        self.first_token_out(at, status)
+        self.finished(RequestOutcome.COMPLETED, at)
+
     def note_error(self, error: str) -> None:
         """Note the reason of the coming end."""
         self.record.error = error

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from backends.failures import CONTENT_CODES, CONTEXT_LENGTH
-from backends.interface import BackendRequest, Failure, FailureKind
+from backends.interface import BackendRequest, Failure, FailureKind, Operation
+from backends.translation.answer import AnswerTranslation
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
@@ -54,6 +56,7 @@ class RoutedRequest:
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
     passthrough: bool = False  # the model name is the caller's
+    native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
 
     @property
@@ -139,6 +142,7 @@ class Dispatcher:
         self.retries = retries
         self.on_dispatched = on_dispatched  # called once the fleet counts an attempt, and at the end
         self.saturated = saturated  # True: a hedge would take another request's place
+        self.operations = OperationFit()
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.connecting: set[asyncio.Task[None]] = set()
         fleet.on_found_dead = self._on_found_dead
@@ -294,7 +298,11 @@ class AttemptRunner:
             request = self.rescue.continued(upstream, request)
             candidate = attempt.candidate
             attempt.candidate = replace(candidate, prompt_tokens=candidate.prompt_tokens + self.rescue.tokens)
-        upstream_request = UpstreamRequest(attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle)
+        translated = routed.request.translated.get(endpoint.pool)
+        answer = None if translated is None else AnswerTranslation(translated.translations, translated.before)
+        upstream_request = UpstreamRequest(
+            attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle, answer=answer
+        )
         self.attempts[attempt.number] = upstream_request
         fleet.on_sent(
             upstream_request,
@@ -324,9 +332,11 @@ class AttemptRunner:
             traceparent = request.traceparent
         elif upstream.traced:
             traceparent, tracestate = trace.sent_by(attempt.number), trace.state
+        translated = request.translated.get(attempt.candidate.endpoint.pool)
         return BackendRequest(
-            operation=request.operation,
-            body=request.body,
+            operation=request.operation if translated is None else translated.operation,
+            body=request.body if translated is None else translated.body,
+            headers=request.dialect_headers,
             model=routed.model_at(upstream),
             stream=request.stream,
             max_tokens=routed.route.limits.output_tokens,
@@ -405,10 +415,11 @@ class AttemptRunner:
         endpoint = attempt.candidate.endpoint
         avoid = self._pools_alike(failure, endpoint)
         refused = self.rescue if upstream_request.continues and failure.kind is FailureKind.CLIENT else None
+        translatable = failure.kind is FailureKind.UNSUPPORTED and not avoid
         event = Failed(
             attempt.number,
             failure.retryable or bool(avoid or refused) or self._is_doubtful(failure, endpoint.id),
-            connection_lost=lost,
+            connection_lost=lost or translatable,
             retry_after=failure.retry_after,
             taken=lost and upstream_request.accepted,
             again=failure.again,
@@ -429,6 +440,8 @@ class AttemptRunner:
     def _pools_alike(self, failure: Failure, endpoint: Endpoint) -> frozenset[str]:
         """Pools that would fail in the same way. Of refusals of the request: empty, unless another pool may take it."""
         fallback, pool = self.routed.route.fallback, endpoint.pool
+        if failure.kind is FailureKind.UNSUPPORTED:
+            return frozenset() if self._translates(pool) else frozenset({pool})
         if failure.kind is FailureKind.QUOTA:
             return frozenset() if self._has_other_key(endpoint) else frozenset({pool})
         if failure.kind is FailureKind.CLIENT and failure.code == CONTEXT_LENGTH and fallback.context:
@@ -436,6 +449,11 @@ class AttemptRunner:
         if failure.kind is FailureKind.CLIENT and failure.code in CONTENT_CODES and fallback.content_filter:
             return frozenset({pool})
         return frozenset()
+
+    def _translates(self, pool: str) -> bool:
+        """The request can be translated for a pool that lacks its operation."""
+        routed, operations = self.routed, self.dispatcher.operations
+        return operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
 
     def _is_doubtful(self, failure: Failure, endpoint: str) -> bool:
         """A refusal by an endpoint that refuses what its siblings answer: another one is asked, and may confirm it."""

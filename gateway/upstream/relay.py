@@ -15,13 +15,14 @@ from time import monotonic
 from backends.interface import Failure, FailureKind
 from backends.stream.continuation import Diverged, RewriterChain
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper, WholeEvents
+from backends.translation.answer import ReplyShapeError, StreamTranslator
 from gateway.admission.quotas import quota_headers
-from gateway.api.api_error import REASONS, envelope
+from gateway.api.api_error import REASONS, ApiError
+from gateway.api.dialects import error_event
 from gateway.downstream.http_request import HttpRequest, date_line
 from gateway.observe.metrics.series import STALL as LOOP_STALL
 from gateway.observe.record import STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
-from gateway.strict_json import encode
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import FOREVER, AttemptOutcome
@@ -36,9 +37,11 @@ DIVERGED = Failure(
     FailureKind.PROTOCOL, "The backend broke in the middle of the answer, and another wrote other words."
 )
 LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
+UNTRANSLATED = Failure(FailureKind.PROTOCOL, "The backend sent an event of no known shape.")
 STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
 
 # A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
+ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read the header `request-id`
 ALLOWED = ("content-type", "content-encoding")
 
 
@@ -75,6 +78,7 @@ class Relay:
         self.winner: UpstreamRequest  # the winning attempt, once begun
         self.rewriter: Rewriter | None = None
         self.base_rewriter: Rewriter | None = None  # of every part of a joined stream
+        self.translator: StreamTranslator | None = None  # of the stream into the caller's dialect
         self.chunked = http.http11
         self.idle_timer: asyncio.TimerHandle | None = None
         self.stall_timer: asyncio.TimerHandle | None = None
@@ -94,7 +98,7 @@ class Relay:
             http.keep_alive = False
         self.writer.flow_control = self
         if self.rewriter is not None:
-            buffered = self.rewriter.feed(buffered)
+            buffered = self._first(buffered)
         first = self._head(length) + self._frame(buffered)
         http.begun = True
         if not self.transport.is_closing():
@@ -103,6 +107,14 @@ class Relay:
         if self.limit_at < FOREVER and not winner.over:
             self.limit_timer = self.loop.call_later(self.limit_at - monotonic(), self._end_late)
         self._follow(winner)
+
+    def _first(self, buffered: bytes) -> bytes:
+        """Rewrite the buffered bytes. Raises ApiError for events that cannot be translated."""
+        assert self.rewriter is not None
+        try:
+            return self.rewriter.feed(buffered)
+        except ReplyShapeError:
+            raise ApiError(502, UNTRANSLATED.message, type="server_error") from None
 
     def _follow(self, winner: UpstreamRequest) -> None:
         """Receive the rest of the winner's answer."""
@@ -127,6 +139,9 @@ class Relay:
         rewriter: Rewriter | None = None
         if self.winner.stream:
             rewriter = UsageStripper() if self.strip_usage else WholeEvents()
+            if self.winner.answer is not None:
+                self.translator = self.winner.answer.stream()
+                rewriter = RewriterChain(self.translator, rewriter)
             if self.rescue is not None:
                 rewriter = RewriterChain(self.rescue.events, rewriter)
         elif backend.secret:
@@ -156,6 +171,9 @@ class Relay:
         except Diverged:
             self._on_diverged()
             return
+        except ReplyShapeError:
+            self._end_untranslatable()
+            return
         if framed and self.chunked and rewritten == data:
             self.writer.write_through(framed)
         elif rewritten:
@@ -177,6 +195,9 @@ class Relay:
         except Diverged:
             self._on_diverged()
             return
+        except ReplyShapeError:
+            self._end_untranslatable()
+            return
         if self.winner.answered:
             self._finish(self._last(tail), RequestOutcome.COMPLETED)
         elif self.winner.stream:
@@ -190,11 +211,11 @@ class Relay:
         backend's own if there is one."""
         if self.diverged or (self.rescue is not None and self.rescue.take_over(self.winner, failure)):
             return
-        if error_event:
+        if error_event and self.translator is None:
             event = error_event if self.base_rewriter is None else self.base_rewriter.feed(error_event)
             self._end_broken(event, RequestOutcome.UPSTREAM_BROKE, _recorded(failure))
         else:
-            self._end_broken(_error_event(failure), RequestOutcome.UPSTREAM_BROKE, failure.message)
+            self._end_broken(self._error_event(failure), RequestOutcome.UPSTREAM_BROKE, failure.message)
 
     def _on_diverged(self) -> None:
         """Leave the winner, once the read in hand is over."""
@@ -209,7 +230,15 @@ class Relay:
 
     def give_up(self) -> None:
         """No peer has continued the broken answer."""
-        self._end_broken(_error_event(UNRESCUED), RequestOutcome.UPSTREAM_BROKE, UNRESCUED.message)
+        self._end_broken(self._error_event(UNRESCUED), RequestOutcome.UPSTREAM_BROKE, UNRESCUED.message)
+
+    def _end_untranslatable(self) -> None:
+        """An event of no known shape ends the stream."""
+        self.winner.stop(AttemptOutcome.BROKEN)
+        self._end_broken(self._error_event(UNTRANSLATED), RequestOutcome.UPSTREAM_BROKE, UNTRANSLATED.message)
+
+    def _error_event(self, failure: Failure) -> bytes:
+        return error_event(failure, self.http.path) if self.translator is None else self.translator.error(failure)
 
     def _end_broken(self, event: bytes, ending: RequestOutcome, error: str) -> None:
         self.http.keep_alive = False
@@ -234,7 +263,7 @@ class Relay:
     def on_shutdown(self) -> None:
         """End the answer explicitly, like any broken stream."""
         self.winner.cancel()
-        self._end_broken(_error_event(STOPPED), RequestOutcome.CUT, STOPPED.message)
+        self._end_broken(self._error_event(STOPPED), RequestOutcome.CUT, STOPPED.message)
 
     def on_write_paused(self) -> None:
         self.winner.pause()
@@ -286,7 +315,7 @@ class Relay:
     def _end_late(self) -> None:
         if not (self.winner.stream and self.winner.answered):
             self.winner.cancel()
-            self._end_broken(_error_event(LATE), RequestOutcome.UPSTREAM_BROKE, LATE.message)
+            self._end_broken(self._error_event(LATE), RequestOutcome.UPSTREAM_BROKE, LATE.message)
 
     # -- framing -------------------------------------------------------------------------
 
@@ -307,10 +336,6 @@ class Relay:
         if not self.http.keep_alive:
             lines.append("connection: close")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def _error_event(failure: Failure) -> bytes:
-    return b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"
 
 
 def _recorded(failure: Failure) -> str:
@@ -344,6 +369,8 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
     if record.ttft_predicted_p50 is not None:
         lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
+    if record.operation in ANTHROPIC:
+        lines.append(f"request-id: {record.request_id}")
     if record.quota is not None:
         lines += quota_headers(record.quota)
     lines.append(server_timing(timeline, now))

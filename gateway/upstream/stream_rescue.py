@@ -91,7 +91,7 @@ class StreamRescue:
             self._record.rescue = "failed" if self.continuation else "refused"
             return False
         known = self.continuation.prompt_tokens if self.continuation else None
-        self._given = answer.text.rstrip() if self._request.operation is Operation.CHAT else answer.text
+        self._given = answer.text if self._request.operation is Operation.COMPLETION else answer.text.rstrip()
         self.continuation = Continuation(answer, self._given, known)
         self.first_in = self.first_in or winner.first_in or winner.opened
         self._record.rescue = "failed"  # up to the first token of a peer

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
-from backends.failures import NOT_EVENTS, WENT_SILENT, TransportError, of_body
+from backends.failures import NOT_EVENTS, NOT_JSON, NOT_SERVED, TOO_LARGE, WENT_SILENT, TransportError, of_body
 from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
-from backends.interface import Backend, BackendRequest, Failure, FailureKind, Usage
+from backends.interface import Backend, BackendRequest, Failure, FailureKind, Operation, Usage
 from backends.stream.redaction import mask_secret
+from backends.stream.taps import BODY_LIMIT
+from backends.translation.answer import AnswerTranslation, ReplyShapeError
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Price
 
@@ -29,10 +31,13 @@ MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
 UNKNOWN = Failure(FailureKind.MISCONFIGURED, "The backend does not know the configured model or path.")
 
+EVERYWHERE = (Operation.CHAT, Operation.COMPLETION)  # served by every backend: a 404 is the server's fault
+
 OUTCOMES = {
     FailureKind.RATE_LIMITED: AttemptOutcome.RATE_LIMITED,
     FailureKind.OVERLOADED: AttemptOutcome.RATE_LIMITED,  # an engine that refuses for a while is healthy
     FailureKind.CLIENT: AttemptOutcome.REFUSED,
+    FailureKind.UNSUPPORTED: AttemptOutcome.REFUSED,
     FailureKind.AUTH: AttemptOutcome.MISCONFIGURED,
     FailureKind.MISCONFIGURED: AttemptOutcome.MISCONFIGURED,
     FailureKind.QUOTA: AttemptOutcome.QUOTA,
@@ -81,7 +86,8 @@ class AttemptListener(Protocol):
 class UpstreamRequest:
     """An attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds.
 
-    `idle`: seconds without a byte until a buffered answer is given up.
+    `idle`: seconds without a byte until a buffered answer is given up. `answer`: into the caller's dialect; None: the
+    backend speaks the same.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class UpstreamRequest:
         listener: AttemptListener,
         fleet: Fleet,
         idle: float = FOREVER,
+        answer: AnswerTranslation | None = None,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
@@ -99,6 +106,8 @@ class UpstreamRequest:
         self.stream = request.stream
         self.idle = idle
         self.idle_timer: asyncio.TimerHandle | None = None
+        self.operation = request.operation
+        self.answer = answer
         self.model_is_callers = request.model_is_callers
         self.tap = upstream.backend.tap(request)
         self.call = upstream.backend.call(request)
@@ -179,7 +188,7 @@ class UpstreamRequest:
             return self._fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
         if self.first_in is None:
-            if (failure := self._judged()) is not None:
+            if (failure := self._judged() or self._translate_whole()) is not None:
                 return self._fail(failure)
             self._commit(monotonic())
         return self._complete()
@@ -204,6 +213,16 @@ class UpstreamRequest:
             return self.tap.failure or of_body(b"".join(self.buffered), self.upstream.backend.secret.decode()) or EMPTY
         return self.tap.failure if self.headers.get("content-encoding", "identity") == "identity" else None
 
+    def _translate_whole(self) -> Failure | None:
+        """Put the caller's dialect in place of a whole answer."""
+        if self.answer is None or self.stream:
+            return None
+        try:
+            self.buffered = [self.answer.whole(b"".join(self.buffered))]
+        except ReplyShapeError:
+            return NOT_JSON
+        return None
+
     def _read_before_commit(self, data: bytes) -> None:
         if self.is_success or self.buffered_bytes < MAX_ERROR:
             self.buffered.append(data)
@@ -225,8 +244,10 @@ class UpstreamRequest:
             self._fail(NOT_EVENTS)
 
     def _hold_whole(self) -> None:
-        if self.buffered_bytes > MAX_WHOLE:
+        if self.buffered_bytes > MAX_WHOLE and self.answer is None:
             self._commit(self.last_byte)
+        elif self.buffered_bytes > BODY_LIMIT:
+            self._fail(TOO_LARGE)
         elif self.idle_timer is None and self.idle < FOREVER:
             self.idle_timer = asyncio.get_running_loop().call_later(self.idle, self._check_idle)
 
@@ -267,7 +288,9 @@ class UpstreamRequest:
             self.body_sink.on_broken(self.tap.failure, event)
 
     def _fail(self, failure: Failure) -> None:
-        if failure.kind is FailureKind.MISCONFIGURED:
+        if self.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
+            failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
+        elif failure.kind is FailureKind.MISCONFIGURED:
             failure = self._blamed(failure)
         self.reached = self.status != 0 or failure.kind not in (FailureKind.CONNECT, FailureKind.RESET)
         self.stop(OUTCOMES.get(failure.kind, AttemptOutcome.FAILED), failure.retry_after)

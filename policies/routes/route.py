@@ -205,6 +205,8 @@ class Route(Strict):
 
     Peers are vllm and sglang pools."""
     fallback: Fallback = Fallback()
+    drop: frozenset[str] = frozenset()
+    """Members of a request to leave out where a pool's dialect cannot express them; else such a pool is not used."""
     prefer: Literal["quality", "cost", "latency"] = "quality"
     """Among tiers that can make the budget: the first, the cheapest, or the fastest."""
     scorer: ScorerName = "predicted"

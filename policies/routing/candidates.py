@@ -140,6 +140,8 @@ class CandidateSet:
     def _misfit(self, tier: Tier, pool: Pool, tokens: int) -> str | None:
         """Reason why this tier can never take the request."""
         queued, window = self.queued, pool.context_window
+        if queued.request.unfit and (reason := queued.request.unfit.get(pool.name)):
+            return reason
         if tier.when is not None and (reason := tier.when.refuses(queued.request, tokens, queued.output_cap)):
             return reason
         if window is not None and tokens + self.max_output > window:

@@ -1,0 +1,76 @@
+"""Translates one answer into the caller's dialect, over a chain of translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from backends.interface import Failure
+from backends.translation.translation import EventTranslator, Translation
+
+SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)  # raised for unknown shapes
+
+
+class ReplyShapeError(Exception):
+    """A reply has another shape than its dialect's."""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class AnswerTranslation:
+    """`translations`: in the order of the request, from the caller's operation to the backend's. `bodies`: of the
+    request at each of these steps, the caller's own first."""
+
+    def __init__(self, translations: Sequence[Translation], bodies: Sequence[Mapping[str, Any]]) -> None:
+        self._steps = list(zip(reversed(translations), reversed(bodies), strict=True))
+
+    def whole(self, reply: bytes) -> bytes:
+        """Translate an answer that is not streamed. Raises ReplyShapeError."""
+        try:
+            translated = _decode(reply)
+            for translation, body in self._steps:
+                translated = translation.reply(translated, body)
+            return _encode(translated)
+        except SHAPE_ERRORS as error:
+            raise ReplyShapeError(type(error).__name__) from None
+
+    def stream(self) -> StreamTranslator:
+        return StreamTranslator([translation.stream(body) for translation, body in self._steps])
+
+
+class StreamTranslator:
+    """A `Rewriter` of an event stream into the caller's dialect."""
+
+    def __init__(self, steps: Sequence[EventTranslator]) -> None:
+        self._steps = steps
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises ReplyShapeError."""
+        try:
+            for step in self._steps:
+                data = step.feed(data)
+        except SHAPE_ERRORS as error:
+            raise ReplyShapeError(type(error).__name__) from None
+        return data
+
+    def drop(self) -> None:
+        for step in self._steps:
+            step.drop()
+
+    def close(self) -> bytes:
+        """End the body. Raises ReplyShapeError."""
+        data = b""
+        try:
+            for step in self._steps:
+                data = step.feed(data) + step.close()
+        except SHAPE_ERRORS as error:
+            raise ReplyShapeError(type(error).__name__) from None
+        return data
+
+    def error(self, failure: Failure) -> bytes:
+        """The events that end the caller's stream by an error."""
+        return self._steps[-1].error(failure)

@@ -1,0 +1,83 @@
+"""A request body with the parts that the gateway reads, whatever the dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from backends.interface import Operation
+from backends.translation.registry import as_chat
+from gateway.api.api_error import ApiError, bad_request
+from gateway.strict_json import BadJson, decode
+from gateway.tokenize.prompt import Prompt, prompt_of
+
+_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
+Shape = TypeVar("Shape")
+
+
+@dataclass(slots=True)
+class Parameters:
+    """The members of a body with a meaning for the gateway, except the prompt."""
+
+    model: str
+    stream: bool
+    wants_usage: bool
+    max_tokens: int | None
+    tools: bool
+    json_schema: bool
+    choices: int = 1
+    definitions: tuple[int, ...] = field(default=(), compare=False)  # digests of fields rendered before the messages
+
+
+@dataclass(slots=True)
+class ParsedBody:
+    """A valid body. In `members`, elements of arrays and members of objects may be `Raw` JSON."""
+
+    members: Mapping[str, Any]
+    prompt: Prompt
+    parameters: Parameters
+    user_turns: int = 1
+    images: bool = False
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """Decode a body. Raises ApiError (400)."""
+    try:
+        body = decode(raw)
+    except BadJson as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", logged="the body is not valid JSON") from None
+    if type(body) is not dict:
+        raise bad_request("The body must be a JSON object.")
+    return body
+
+
+def checked(body: Mapping[str, Any], shape: type[Shape]) -> Shape:
+    """Convert the members of a shape. Raises ApiError (400) with the name of the member."""
+    try:
+        return msgspec.convert(body, shape)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+
+
+def translated_prompt(operation: Operation, body: Mapping[str, Any]) -> Prompt:
+    """The prompt of a body in a dialect other than chat. Raises ApiError (400) for members of no known shape."""
+    try:
+        return prompt_of(Operation.CHAT, as_chat(operation, body))
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise bad_request("The messages of this request have no known shape.", logged=type(error).__name__) from None
+
+
+def _invalid(error: str) -> ApiError:
+    """The reply for an error of msgspec, with JSON's names of types."""
+    message, _, place = error.partition(" - at `$.")
+    param = place.rstrip("`") or None
+    if message.startswith("Object missing required field") and param is None:
+        param = message.split("`")[1]
+    named = _PYTHON_TYPE.sub(lambda found: _JSON_TYPES[found[0]], message)
+    named = named.replace("`", "'").replace("Expected", "expected", 1)
+    return bad_request(f"'{param}': {named}." if param else f"{named}.", param)
