@@ -57,9 +57,10 @@ class StreamTranslator:
             raise ReplyShapeError(type(error).__name__) from None
         return data
 
-    def drop(self) -> None:
+    def drop(self) -> bytes:
         for step in self._steps:
             step.drop()
+        return b""
 
     def close(self) -> bytes:
         """End the body. Raises ReplyShapeError."""
