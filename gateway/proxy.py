@@ -15,6 +15,7 @@ from backends.interface import Operation
 from gateway.admission.auth import Tenant, admit
 from gateway.admission.quotas import Admission
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
+from gateway.api.cors import ASKED_METHOD
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, canonical
@@ -59,11 +60,15 @@ class Proxy:
             http.keep_alive = False
         if http.path not in METHODS:
             http.path, http.model = canonical(http.path)
+        if (cors := self.runtime.current.cors) is not None:
+            http.lines = cors.lines(http.headers)
         operation = OPERATIONS.get(http.path)
         if operation is not None and http.method == "POST":
             await self.infer(http, operation)
         elif (refusal := http.fault or self.precheck(http)) is not None:
             http.refuse(refusal)
+        elif http.method == "OPTIONS":
+            self.preflight(http)
         else:
             GETS[http.path](self, http)
 
@@ -75,6 +80,12 @@ class Proxy:
             return websocket_refused()
         if (methods := METHODS.get(http.path)) is None:
             return _not_found()
+        if (
+            http.method == "OPTIONS"
+            and ASKED_METHOD in http.headers
+            and (cors := self.runtime.current.cors) is not None
+        ):
+            return None if cors.allows(http.headers.get("origin", "")) else origin_refused()
         if http.method not in methods:
             return _wrong_method(methods[0])
         try:
@@ -193,6 +204,12 @@ class Proxy:
         else:
             self.refuse(http, internal(timeline.record.request_id), timeline, RequestOutcome.INTERNAL)
 
+    def preflight(self, http: HttpRequest) -> None:
+        """A browser asks whether a page may send a request. It sends no key with the question."""
+        cors = self.runtime.current.cors
+        assert cors is not None  # by `precheck`
+        http.respond(200, b"", cors.preflight(http.headers, METHODS[http.path]))
+
     def models(self, http: HttpRequest) -> None:
         """List the routes open to the caller's key."""
         tenant = self.authorize(http)
@@ -286,6 +303,10 @@ def websocket_refused() -> ApiError:
     message = "Responses are not served over WebSocket here. Send POST /v1/responses over HTTP, with stream: true."
     headers = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
     return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
+
+
+def origin_refused() -> ApiError:
+    return ApiError(403, "This origin is not listed in server.cors.origins.", code="origin_not_allowed")
 
 
 def _not_found() -> ApiError:

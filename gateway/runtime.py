@@ -21,6 +21,7 @@ from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
+from gateway.api.cors import Cors
 from gateway.api.same_origin import SameOrigin
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
@@ -63,6 +64,7 @@ class Runtime:
     keys: Keys
     masked_pools: frozenset[str]  # whose answers must not tell a caller which part of a prompt was cached
     same_origin: SameOrigin | None  # where no key protects the data port
+    cors: Cors | None  # pages of other origins
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
@@ -96,6 +98,7 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     known_keys = tenants(config)
     operations = {name: catalog.kind(section.backend).dialect.native for name, section in config.pools.items()}
     of_routes = {route.name: route.pools for route in routes.all}
+    cors = None if config.server.cors is None else Cors(config.server.cors.origins)
     by_endpoint = {endpoint: connections[address] for endpoint, address in addresses.items()}
     return Runtime(
         config=config,
@@ -103,7 +106,8 @@ def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
         routes=routes,
         keys=Keys(known_keys, closed=config.keyed),
         masked_pools=masked_pools(config, routes, known_keys),
-        same_origin=None if config.keyed else SameOrigin(config.server.listen.loopback, config.server.hosts),
+        same_origin=None if config.keyed else SameOrigin(config.server.listen.loopback, config.server.hosts, cors),
+        cors=cors,
         upstreams=_upstreams(config, by_endpoint, backends),
         wanted_headers=routes.wanted_headers(),
         backends=backends,

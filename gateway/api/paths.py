@@ -3,9 +3,8 @@
 - `/v1/models/{id}`: the id is percent-decoded, and may have slashes.
 - `/openai/deployments/{deployment}/chat/completions`, `.../completions`, `.../embeddings`: the deployment is the model.
 - `/openai/v1/...` (Azure's v1 API), `/openai/responses` and `/openai/models` (Azure's clients: no deployment there).
-- `/v2/rerank`: Cohere's ClientV2.
 
-Sources: openai-python 3.54 (lib/azure.py) and cohere 7.3, November 2026. Every other client has `/v1` in its paths or
+Source: openai-python 3.54 (lib/azure.py), November 2026. Every other client of these operations has `/v1` in its paths or
 in its base URL, so no other path is accepted without.
 """
 
@@ -24,7 +23,6 @@ _AZURE = re.compile(r"/openai(?:/deployments/([^/].*?)(/chat/completions|/comple
 _RENAMED = {
     "/openai/models": MODELS,
     "/openai/responses": Operation.RESPONSES.value,
-    "/v2/rerank": Operation.RERANK.value,
 }
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from gateway.api.api_error import ApiError
+from gateway.api.cors import Cors
 
 # RFC 9112, section 3.2, and RFC 3986, section 3.2.2: a name or an address, and a port.
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::([0-9]*))?")
@@ -24,10 +25,12 @@ PRIVATE_SUFFIXES = (".svc", ".cluster.local", ".internal")  # of names that nobo
 
 class SameOrigin:
     """`loopback`: the port is reachable from this machine only, by names of this machine and `names`. Otherwise also
-    by any address, by names without a dot (containers, short names of a cluster) and by private names."""
+    by any address, by names without a dot (containers, short names of a cluster) and by private names. Pages of the
+    origins in `cors` may send requests; the check of `Host` applies to them too."""
 
-    def __init__(self, loopback: bool, names: Iterable[str] = ()) -> None:
+    def __init__(self, loopback: bool, names: Iterable[str] = (), cors: Cors | None = None) -> None:
         self.loopback = loopback
+        self.cors = cors
         self.names = frozenset(name.lower() for name in names)
 
     def check(self, headers: Mapping[str, str], transport: asyncio.BaseTransport) -> None:
@@ -42,7 +45,10 @@ class SameOrigin:
             raise ApiError(403, message, code="origin_not_allowed", close=True)
 
     def _own(self, origin: str, host: str, port: int) -> bool:
-        """The page came from this port: under the same name, be it through a tunnel, or under another of our names."""
+        """A page of a listed origin, or one that came from this port: under the same name, be it through a tunnel, or
+        under another of our names."""
+        if self.cors is not None and self.cors.allows(origin):
+            return True
         try:
             page = urlsplit(origin)
             return page.netloc.lower() == host.lower() or (page.port == port and self._listed(page.netloc))

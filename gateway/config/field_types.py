@@ -238,6 +238,15 @@ HostName = Annotated[
     _matching(r"[A-Za-z0-9._-]+", "'{value}' is not a host name; write it like gateway.example.com, without a port"),
     AfterValidator(str.lower),
 ]
+Origin = Annotated[
+    str,
+    AfterValidator(str.lower),
+    _matching(
+        r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?",
+        "'{value}' is not an origin; write it like https://app.example.com, without a path",
+    ),
+    _matching(r"(?!http://.*:80$|https://.*:443$).*", "browsers leave the default port out of '{value}'; do so too"),
+]
 HttpUrl = Annotated[
     str,
     AfterValidator(_http_url),

@@ -182,6 +182,9 @@ def listening(config: Config) -> Iterator[Problem]:
     if not (server.listen.loopback or config.keyed or server.open):
         hint = "add keys:, or listen on 127.0.0.1 (or set server.open: true behind your own authentication)"
         yield Problem(("server", "listen"), f"{server.listen}: open mode is for loopback only: {hint}")
+    if server.cors is not None and "*" in server.cors.origins and not config.keyed:
+        text = "without keys '*' lets every web page use this gateway; list its origins, or add keys"
+        yield Problem(("server", "cors", "origins"), text)
     if server.listen == server.admin and server.listen.port:
         yield Problem(("server", "admin"), f"{server.admin} is the same as server.listen; use another port")
 

@@ -36,6 +36,11 @@ class Drain(Section):
     """Time for running requests to finish after that; then they are cut."""
 
 
+class CorsSection(Section):
+    origins: tuple[fields.Origin, ...] = Field(min_length=1)
+    """Origins whose pages may read answers; `*`: every origin, where callers need keys."""
+
+
 class ServerSection(Section):
     listen: fields.Listen = written("127.0.0.1:8080")
     """Data port, host:port."""
@@ -53,6 +58,8 @@ class ServerSection(Section):
     """Maximum of callers' connections to one worker, and so of requests in progress; beyond: 503."""
     max_body_bytes: Annotated[Size, Field(gt=0)] = written("256MB")
     """Maximum of all request bodies in one worker's memory together; beyond: 503, except for bodies up to 64 KiB."""
+    cors: CorsSection | None = None
+    """Web pages of other origins; absent: none may read answers."""
     tls: ServerTlsSection | None = None
     """Certificate of the data port; absent: plain HTTP."""
 

@@ -75,7 +75,7 @@ class HttpRequest:
 
     `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
     case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s). `model`: named by
-    the path.
+    the path. `lines`: header lines of the answer, whatever it is.
     """
 
     method: str
@@ -89,11 +89,12 @@ class HttpRequest:
     fault: ApiError | None = None
     begun: bool = False  # part of the answer is written
     model: str = ""
+    lines: tuple[str, ...] = ()
 
     def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
         """Write a JSON reply with additional header lines."""
         self.begun = True
-        self.writer.write(rendered(status, body, lines, self.method, self.keep_alive))
+        self.writer.write(rendered(status, body, (*self.lines, *lines), self.method, self.keep_alive))
 
     def refuse(self, refusal: ApiError, lines: Iterable[str] = (), request_id: str = "") -> None:
         """Write an error reply in the caller's dialect. The error may require the connection to close."""

@@ -328,7 +328,7 @@ class Relay:
     def _head(self, length: str | None) -> bytes:
         status = self.winner.status
         headers = response_headers(self.winner.headers, self.timeline, streams=self.winner.stream)
-        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", date_line(), *headers]
+        lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", date_line(), *self.http.lines, *headers]
         if length is not None:
             lines.append(f"content-length: {length}")
         elif self.chunked:

@@ -18,7 +18,7 @@ from tests.support.contract import CONTRACT
 
 SHORT = "a secret needs at least 16 characters: openssl rand -hex 32"
 
-SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_body_bytes, tls"
+SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_body_bytes, cors, tls"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,20 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         (
             "server: {listen: localhost}",
             "server.listen: 'localhost' is not host:port; write it like 127.0.0.1:8080 or [::1]:8080",
+        ),
+        (
+            "server: {cors: {origins: [app.example.com]}}",
+            "server.cors.origins[0]: 'app.example.com' is not an origin; "
+            "write it like https://app.example.com, without a path",
+        ),
+        (
+            "server: {cors: {origins: ['https://app.example.com/']}}",
+            "server.cors.origins[0]: 'https://app.example.com/' is not an origin; "
+            "write it like https://app.example.com, without a path",
+        ),
+        (
+            "server: {cors: {origins: ['https://app.example.com:443']}}",
+            "server.cors.origins[0]: browsers leave the default port out of 'https://app.example.com:443'; do so too",
         ),
         (
             "server: {listen: 8080}",
@@ -265,6 +279,10 @@ def test_junk_anywhere_gives_no_pydantic_jargon(junk: object) -> None:
         (
             "passthrough: large\nserver: {listen: 127.0.0.1:80, admin: 127.0.0.1:80}",
             "server.admin: 127.0.0.1:80 is the same as server.listen; use another port",
+        ),
+        (
+            "passthrough: large\nserver: {cors: {origins: ['*']}}",
+            "server.cors.origins: without keys '*' lets every web page use this gateway; list its origins, or add keys",
         ),
         (
             "passthrough: large\nserver: {listen: 0.0.0.0:8080}",
