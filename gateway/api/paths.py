@@ -4,8 +4,8 @@
 - `/openai/deployments/{deployment}/chat/completions`, `.../completions`, `.../embeddings`: the deployment is the model.
 - `/openai/v1/...` (Azure's v1 API), `/openai/responses` and `/openai/models` (Azure's clients: no deployment there).
 
-Source: openai-python 3.54 (lib/azure.py), November 2026. Every other client of these operations has `/v1` in its paths or
-in its base URL, so no other path is accepted without.
+Source: openai-python 3.54 (lib/azure.py), November 2026. Other clients of these operations have `/v1` in their paths or
+in their base URL, so no other path is accepted without.
 """
 
 from __future__ import annotations
