@@ -290,6 +290,8 @@ def record_winner(run: UpstreamRequest, routed: RoutedRequest, rescue: StreamRes
         output_tokens=output,
         tpot=tpot,
         blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
+        reasoning_in=run.reasoning_in,
+        answer_in=run.first_in if run.continues else run.answer_in,
     )
 
 

@@ -84,17 +84,33 @@ class Decider:
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int
     ) -> Decision:
         """The decision at this moment without the queue. Changes nothing."""
-        queued = QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight)
         now = monotonic()
+        queued = queued_request(self.fleet, request, route, estimate, tenant, sequence, now)
         return decide(queued, self.fleet.snapshot(now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
-        """Record sink: learns the length of an answer of the route."""
+        """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
             self.fleet.observe_output(record.route, -(-record.output_tokens // record.choices))
+        if record.ttft_of == "answer" and record.stream and record.ttft is not None:
+            answered = record.total if record.promised is None else record.promised  # at least
+            self.fleet.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
 
     def any_usable(self, now: float) -> bool:
         return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
+
+
+def queued_request(
+    fleet: Fleet,
+    request: InferenceRequest,
+    route: Route,
+    estimate: PromptEstimate,
+    tenant: Tenant,
+    sequence: int,
+    now: float,
+) -> QueuedRequest:
+    reasoning = fleet.expected_reasoning(route, now) if request.stream else None
+    return QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight, reasoning)
 
 
 def estimated_messages(raw: bytes) -> float:
@@ -161,7 +177,7 @@ class RequestQueue:
         """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout."""
         self.sequence += 1
         now = monotonic()
-        queued = QueuedRequest(id(request), request, estimate, route, self.sequence, tenant.name, tenant.weight)
+        queued = queued_request(self.fleet, request, route, estimate, tenant, self.sequence, now)
         if self._waiters or self.dispatch_pending:
             self.scheduler.enter(queued)
             waiter = self._hold(queued, now)

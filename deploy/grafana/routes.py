@@ -20,6 +20,7 @@ from deploy.grafana.promql import (
 SLO = "firsttoken_slo_total"
 REQUESTS = "firsttoken_requests_total"
 TTFT = "firsttoken_ttft_seconds"
+REASONING, ANSWER = "firsttoken_first_reasoning_seconds", "firsttoken_first_answer_seconds"
 STAGES = "firsttoken_stage_seconds"
 TO_FIRST_TOKEN = 'stage!~"stream|engine_queue|engine_prefill"'  # the last two are parts of upstream
 OF_TTFT = f'{ROUTE}, objective="ttft"'
@@ -138,6 +139,21 @@ FIRST_TOKEN = Row(
             width=24,
             dashed="^budget$",
             repeat="route",
+        ),
+        Panel(
+            "Reasoning and answer",
+            "Arrival to the first token of reasoning and to the first token of the answer, by route. Without reasoning "
+            "the second is the TTFT.",
+            "Both rise: queues and prefills, as for TTFT. The answer alone: longer reasoning; less effort, or "
+            "a tier that does not reason. `ttft: {of: answer}` promises the answer.",
+            (
+                Query(quantile(0.5, REASONING, ROUTE_AND_POOL, "route"), "{{route}} reasoning p50"),
+                Query(quantile(0.95, REASONING, ROUTE_AND_POOL, "route"), "{{route}} reasoning p95"),
+                Query(quantile(0.5, ANSWER, ROUTE_AND_POOL, "route"), "{{route}} answer p50"),
+                Query(quantile(0.95, ANSWER, ROUTE_AND_POOL, "route"), "{{route}} answer p95"),
+            ),
+            "s",
+            width=24,
         ),
         Panel(
             "TTFT by stage",

@@ -111,6 +111,9 @@ class Record:
     error: str = ""
     spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: never closed
     ttft: float | None = None
+    first_reasoning: float | None = None  # first token of reasoning before the answer, from arrival like ttft
+    first_answer: float | None = None  # first token of the answer
+    ttft_of: str = "any"  # token of the budget: any, or answer
     ttft_budget: float | None = None
     tpot_budget: float | None = None
     total_budget: float | None = None
@@ -151,6 +154,11 @@ class Record:
         return {stage: spent for stage, spent in zip(STAGES, self.spent, strict=True) if spent is not None}
 
     @property
+    def promised(self) -> float | None:
+        """Seconds from arrival to the token that the TTFT budget is of; None: it never came."""
+        return self.ttft if self.ttft_of == "any" or self.first_reasoning is None else self.first_answer
+
+    @property
     def ttft_met(self) -> bool | None:
         """None: no TTFT budget on the route, a caller that left within the budget, or a fault of the caller.
 
@@ -158,8 +166,8 @@ class Record:
         """
         if self.ttft_budget is None or self.end is RequestOutcome.REFUSED:
             return None
-        if self.ttft is not None:
-            return self.ttft <= self.ttft_budget if self.stream else None
+        if (promised := self.promised) is not None:
+            return promised <= self.ttft_budget if self.stream else None
         if self.end is RequestOutcome.CLIENT_GONE and self.total <= self.ttft_budget:
             return None
         return False
@@ -199,10 +207,21 @@ SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
     *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    *("cost_usd", "rescue"),
+    *("cost_usd", "rescue", "ttft_of"),
 )
 TIMES = (
-    *("ttft", "ttft_budget", "on_screen", "total", "tpot", "loop_lag", "engine_queue", "engine_prefill"),
+    *(
+        "ttft",
+        "first_reasoning",
+        "first_answer",
+        "ttft_budget",
+        "on_screen",
+        "total",
+        "tpot",
+        "loop_lag",
+        "engine_queue",
+        "engine_prefill",
+    ),
     *("engine_ttft", "ttft_predicted_p50", "ttft_predicted_p90"),
 )
 TIMES_MS = tuple(f"{name}_ms" for name in TIMES)

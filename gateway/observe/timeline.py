@@ -99,6 +99,8 @@ class RequestTimeline:
         record.stream = request.stream
         record.max_tokens = request.max_tokens
         record.choices = request.choices
+        if route.promises_answer:
+            record.ttft_of = "answer"
         ttft_budget = route.ttft_budget(request.ttft_budget)
         record.ttft_budget = None if ttft_budget == FOREVER else ttft_budget
         record.tpot_budget = route.tpot_budget(request.tpot_budget)
@@ -183,8 +185,10 @@ class RequestTimeline:
         output_tokens: int,
         tpot: float | None,
         blocks: PrefixBlocks,
+        reasoning_in: float | None = None,
+        answer_in: float | None = None,
     ) -> None:
-        """Note tokens and engine times of the attempt that won, at its end.
+        """Note tokens and engine times of the attempt that won, at its end. `reasoning_in`, `answer_in`: first tokens.
 
         Block hashes at every LANDMARK tokens are enough for a replay to find prompts with a shared prefix. The tokens
         are the gateway's own: an engine's count is learned, and learned counts change.
@@ -198,8 +202,15 @@ class RequestTimeline:
         record.engine_prefill = times.prefill
         record.output_tokens = output_tokens
         record.tpot = tpot
+        record.first_reasoning = self._since_arrival(reasoning_in)
+        record.first_answer = self._since_arrival(answer_in)
         step = max(LANDMARK // blocks.size, 1)
         record.prefix = blocks.hashes[step - 1 :: step]
+
+    def _since_arrival(self, at: float | None) -> float | None:
+        """No earlier than the first token was written."""
+        record = self.record
+        return None if at is None or record.ttft is None else max(at - record.arrival, record.ttft)
 
     def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
         """An error reply is about to be written."""

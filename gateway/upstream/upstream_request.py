@@ -84,7 +84,8 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """An attempt. `opened`, `connected`, `sent`, `first_in`, `ended_at`: monotonic seconds.
+    """An attempt. `opened`, `connected`, `sent`, `first_in`, `reasoning_in`, `answer_in`, `ended_at`: monotonic
+    seconds.
 
     `idle`: seconds without a byte until a buffered answer is given up. `answer`: into the caller's dialect; None: the
     backend speaks the same.
@@ -127,6 +128,8 @@ class UpstreamRequest:
         self.connected = self.opened
         self.sent = self.opened
         self.first_in: float | None = None
+        self.reasoning_in: float | None = None  # first token of reasoning before the answer
+        self.answer_in: float | None = None  # first token of the answer
         self.last_token = self.opened
         self.last_byte = self.opened
         self.reached = True  # False: refused, or reset before any byte
@@ -177,6 +180,8 @@ class UpstreamRequest:
             return
         if self.tap.feed(data):
             self.last_token = now
+            if self.answer_in is None:
+                self._note_kind(now)
         if not self.tap.spoiled:
             self.body_sink.body(data, framed)
         else:
@@ -262,10 +267,18 @@ class UpstreamRequest:
 
     def _commit(self, now: float) -> None:
         self.first_in = self.last_token = now
+        self._note_kind(now)
         if self.stream:
             self.fleet.on_first_token(self, now)
         if self.listener is not None:
             self.listener.first_token(self)
+
+    def _note_kind(self, now: float) -> None:
+        """Note the time of a first token of reasoning, or of the answer."""
+        if self.reasoning_in is None and self.tap.reasoning_begun:
+            self.reasoning_in = now
+        if self.tap.answer_begun:
+            self.answer_in = now
 
     def _complete(self) -> None:
         """The reply is over; the tap knows if complete."""

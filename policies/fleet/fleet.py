@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -30,9 +31,10 @@ from policies.fleet.endpoint_state import (
     share_predictors,
 )
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
-from policies.latency.token_counts import OutputLengths, TokenScale
+from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
+from policies.routes.route import Route
 from policies.types import (
     NEVER,
     AttemptOutcome,
@@ -66,6 +68,7 @@ class Fleet:
         self._pools: dict[str, PoolState] = {}
         self._attempts: dict[Hashable, InFlightAttempt] = {}
         self._output_lengths: dict[str, OutputLengths] = {}  # by route
+        self._reasoning_times = defaultdict[tuple[str, str], ReasoningTimes](ReasoningTimes)  # by route and pool
         self._unpublished: dict[EndpointState, None] = {}
         self._changed: dict[EndpointState, None] = {}  # since the last snapshot, in order
         self._recheck_at = NEVER
@@ -176,6 +179,14 @@ class Fleet:
 
     def expected_output(self, route: str, max_tokens: int | None = None) -> int:
         return (self._output_lengths.get(route) or OutputLengths()).expected(max_tokens)
+
+    def expected_reasoning(self, route: Route, now: float) -> Mapping[str, float] | None:
+        """Seconds of reasoning before the answer, by pool, that the route's target share of answers kept to; None: the
+        route's budget is not of the answer."""
+        if not route.promises_answer:
+            return None
+        times = self._reasoning_times
+        return {pool: times[route.name, pool].quantile(route.target, now) for pool in route.pools}
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         return self._states[endpoint_id].statistics(now)
@@ -304,6 +315,10 @@ class Fleet:
         if route not in self._output_lengths:
             self._output_lengths[route] = OutputLengths()
         self._output_lengths[route].observe(tokens)
+
+    def observe_reasoning(self, route: str, pool: str, seconds: float, now: float) -> None:
+        """The answer began so long after the first token."""
+        self._reasoning_times[route, pool].observe(seconds, now)
 
     # ----------------------------------------------------------------- events of endpoints
 

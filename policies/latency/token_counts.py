@@ -15,6 +15,7 @@ The counts of prompts and answers are learned from what engines report.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -166,6 +167,25 @@ class TokenScale:
     def observe(self, text_tokens: int, messages: int, reported: int) -> None:
         if reported > 0:
             self._regression.update((text_tokens, PER_MESSAGE * messages, PER_PROMPT), reported, CLIP)
+
+
+REASONING_SAMPLES = 64  # latest answers of a route at a pool
+REASONING_AGE = 600.0  # s; older answers are forgotten, so a pool left for its reasoning is tried again
+
+
+class ReasoningTimes:
+    """Seconds from the first token to the first token of the answer, of a route's latest answers at a pool."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=REASONING_SAMPLES)  # (time, s)
+
+    def observe(self, seconds: float, now: float) -> None:
+        self._samples.append((now, seconds))
+
+    def quantile(self, share: float, now: float) -> float:
+        """The time that `share` of the answers kept to; 0 where nothing is known."""
+        known = sorted(seconds for at, seconds in self._samples if now - at < REASONING_AGE)
+        return known[min(int(share * len(known)), len(known) - 1)] if known else 0.0
 
 
 class OutputLengths:

@@ -173,7 +173,11 @@ class PlacementRound:
         if len(queued.route.tiers) == 1:
             return FOREVER
         sure = 1 - (1 - queued.route.target) * RISK
-        others = [c.forecast.quantile(sure) for c in decision.ranked if c.endpoint.pool != pool]
+        others = [
+            candidate.forecast.quantile(sure) + queued.extra_reasoning(candidate.endpoint.pool)
+            for candidate in decision.ranked
+            if candidate.endpoint.pool != pool
+        ]
         return queued.deadline - min(others, default=FOREVER) - TICK
 
     def _or_next_check(self, at: float) -> float:

@@ -123,6 +123,8 @@ class Ttft(Strict):
     """From the request's arrival to its first token."""
     target: Share = Field(default=TARGET, gt=0, lt=1)
     """Probability of making the budget that a tier must offer."""
+    of: Literal["any", "answer"] = "any"
+    """The token that must come within the budget: the first of any kind, or of the answer, after all reasoning."""
 
 
 class Budget(Strict):
@@ -250,6 +252,11 @@ class Route(Strict):
     def target(self) -> float:
         """Probability of making the TTFT budget that a tier must offer."""
         return self.ttft.target if self.ttft else TARGET
+
+    @cached_property
+    def promises_answer(self) -> bool:
+        """The TTFT budget is one of the answer: reasoning before it does not count."""
+        return self.ttft is not None and self.ttft.of == "answer"
 
     @cached_property
     def hedge_share(self) -> float:

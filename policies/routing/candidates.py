@@ -55,6 +55,7 @@ class QueuedRequest:
     sequence: int  # number of the request: turns round robin and breaks ties
     tenant: str = ""  # for fairness
     weight: float = 1.0  # of the tenant
+    reasoning: Mapping[str, float] | None = None  # s before the answer, by pool, where the budget is of the answer
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT budget
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
 
@@ -68,10 +69,16 @@ class QueuedRequest:
 
     def __post_init__(self) -> None:
         self.deadline = self.request.arrival + self.route.ttft_budget(self.request.ttft_budget)
+        if self.reasoning:
+            self.deadline -= min(self.reasoning.values())
         self.output_cap = self.route.output_cap(self.request.max_tokens)
 
     def __lt__(self, other: QueuedRequest) -> bool:
         return (self.deadline, self.sequence) < (other.deadline, other.sequence)
+
+    def extra_reasoning(self, pool: str) -> float:
+        """Seconds of reasoning at the pool beyond the least of the route's pools, which the deadline allows for."""
+        return self.reasoning[pool] - min(self.reasoning.values()) if self.reasoning else 0.0
 
     def set_rate_limited(self, now: float, limited: bool = False) -> None:
         """Closes the current rate-limited period at `now` and, if `limited`, begins another."""
@@ -132,7 +139,8 @@ class CandidateSet:
         elif usable := self._usable(number, pool, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
-            self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, self.left))
+            left = self.left - self.queued.extra_reasoning(pool.name)
+            self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, left))
 
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:
         self.rejected.append(Rejection(pool, endpoint, tier, reason))

@@ -1,7 +1,8 @@
 """The tier walk: chooses the tier and endpoint that still put the first token before the deadline.
 
 Rules:
-- The deadline is the arrival of the request plus the budget: time spent in the gateway counts.
+- The deadline is the arrival of the request plus the budget: time spent in the gateway counts. Where the budget is of
+  the answer, the first token must leave time for the reasoning, by the pool's own earlier answers.
 - A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
   qualifying tiers: quality the first, cost the cheapest, latency the fastest.
 - Within a tier the route's scorer ranks. Ties are broken by the sequence number of the request, so equal idle
@@ -177,10 +178,13 @@ def _by_probability(found: CandidateSet, others: TierCandidates) -> list[Candida
 def _decision(
     found: CandidateSet, outcome: Placement, ranked: Sequence[Candidate], reason: str, retry_after: float = 0.0
 ) -> Decision:
+    deadline = found.queued.deadline
+    if found.queued.reasoning and ranked:
+        deadline -= found.queued.extra_reasoning(ranked[0].endpoint.pool)
     return Decision(
         outcome=outcome,
         at=found.now,
-        deadline=found.queued.deadline,
+        deadline=deadline,
         ranked=ranked,
         rejected=tuple(found.rejected),
         scorer=found.queued.route.scorer,
@@ -231,7 +235,8 @@ def _wait(candidate: Candidate, target: float, budget: float) -> float:
 def _probability_when_idle(found: CandidateSet, candidate: Candidate, budget: float) -> float:
     idle = {candidate.endpoint.id: Load(at=found.now, scraped_at=found.now)}
     prompt = found.queued.estimate.pools[candidate.endpoint.pool]
-    [alone] = found.view.candidates(idle, prompt, candidate.tier, candidate.price, found.now, budget)
+    left = budget - found.queued.extra_reasoning(candidate.endpoint.pool)
+    [alone] = found.view.candidates(idle, prompt, candidate.tier, candidate.price, found.now, left)
     return alone.probability
 
 

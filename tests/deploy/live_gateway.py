@@ -7,6 +7,7 @@
 | raced  | engines that are sometimes silent: hedges that win, lose and fail |
 | hosted | an API that sometimes refuses, and is tried again after its retry-after |
 | flaky  | an engine that fails half of the time, and a closed port: fallbacks, a state other than up |
+| deep   | a server that reasons before it answers |
 | gone   | no endpoint at all: unavailable |
 """
 
@@ -24,9 +25,11 @@ from typing import Any
 
 import aiohttp
 
+from tests.gateway.builders import ANSWER
 from tests.support.gateways import document, pool
 from tests.support.served import Served, serving
 from tests.support.simulated import engine_pool, engines
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
 
 CLOSED_PORT = "http://127.0.0.1:1"  # a closed port
 KEY, SMALL_KEY = "a-key-for-all", "a-key-with-a-small-quota"
@@ -37,6 +40,7 @@ ROUTES: dict[str, Any] = {
     "raced": {"tiers": ["raced"], "ttft": {"budget": "700ms"}, "hedge": {"max_extra": "100%"}},
     "hosted": {"tiers": ["api"], "ttft": {"budget": "3s"}, "on_miss": "queue"},
     "flaky": {"tiers": ["flaky", "small"], "ttft": {"budget": "2s"}},
+    "deep": {"tiers": ["deep"], "ttft": {"budget": "1s", "of": "answer"}},
     "gone": {"tiers": ["gone"], "ttft": {"budget": "2s"}},
 }
 WORDS = "latency budget route token prefix engine queue prompt stream cache model answer tier window".split()
@@ -51,6 +55,9 @@ async def live_gateway(folder: Path) -> AsyncIterator[Served]:
         raced = await stack.enter_async_context(engines(2))
         flaky = await stack.enter_async_context(engines(1))
         api = await stack.enter_async_context(engines(1, "api"))
+        thought = b'data: {"choices":[{"index":0,"delta":{"reasoning":"hm"}}]}\n\n'
+        thoughtful = [STREAM_HEAD + chunk(thought), Pause(0.05), chunk(ANSWER) + LAST_CHUNK]
+        deep = await stack.enter_async_context(Upstream(thoughtful))
         for engine in raced:
             engine.faults.stall_share, engine.faults.stall_seconds = 0.3, 5.0
         flaky[0].faults.status, flaky[0].faults.status_share = 500, 0.5
@@ -61,6 +68,7 @@ async def live_gateway(folder: Path) -> AsyncIterator[Served]:
             "raced": engine_pool(*raced),
             "api": pool(api[0].url, price=PRICE),
             "flaky": {**engine_pool(*flaky), "endpoints": [flaky[0].url, CLOSED_PORT]},
+            "deep": pool(deep.url),
             "gone": pool(CLOSED_PORT),
         }
         config = folder / "firsttoken.yaml"
@@ -133,5 +141,6 @@ def _callers(gateway: Served, session: aiohttp.ClientSession) -> list[Any]:
         *(repeat(0.05, "raced", 100 + i) for i in range(3)),
         repeat(0.7, "hosted", 30),  # rarely: at twenty a minute the limit of the API would be learned and respected
         repeat(0.1, "flaky", 100),
+        repeat(0.3, "deep", 20),
         repeat(0.5, "gone", 20),
     ]

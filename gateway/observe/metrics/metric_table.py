@@ -104,6 +104,22 @@ PROMISED = (
         act="`firsttoken_stage_seconds` shows the stage, `firsttoken_ttft_by_prompt_seconds` shows growing prompts.",
     ),
     histogram(
+        "firsttoken_first_reasoning_seconds{route,pool}",
+        TTFT_BOUNDS,
+        help="Arrival to first token of reasoning, of streams that reason before they answer",
+        more="Each route's budget is a bucket. Reasoning that a provider hides has no token.",
+        moves="The causes of TTFT.",
+        act="As for `firsttoken_ttft_seconds`.",
+    ),
+    histogram(
+        "firsttoken_first_answer_seconds{route,pool}",
+        TTFT_BOUNDS,
+        help="Arrival to first token of the answer: text, refusal, tool call, audio, image or citation",
+        more="Each route's budget is a bucket: on a route with `ttft: {of: answer}` the share within it is exact.",
+        moves="The causes of TTFT, and the length of the reasoning.",
+        act="Far above `firsttoken_first_reasoning_seconds`: less reasoning effort, or a tier that does not reason.",
+    ),
+    histogram(
         "firsttoken_ttft_on_screen_seconds{route}",
         TTFT_BOUNDS,
         help="Sending of the request to its first token on screen, as reported by callers",

@@ -288,6 +288,8 @@ class RequestMetrics(Collector):
         within = budgets(routes)
         self.requests = counter("firsttoken_requests_total")
         self.ttft = histogram("firsttoken_ttft_seconds", within)
+        self.reasoning = histogram("firsttoken_first_reasoning_seconds", within)
+        self.answer = histogram("firsttoken_first_answer_seconds", within)
         self.by_prompt = histogram("firsttoken_ttft_by_prompt_seconds", within)
         self.tpot = histogram("firsttoken_tpot_seconds")
         self.stage = histogram("firsttoken_stage_seconds")
@@ -312,6 +314,8 @@ class RequestMetrics(Collector):
         within = budgets(routes)
         self.ttft.refine(within)
         self.by_prompt.refine(within)
+        self.reasoning.refine(within)
+        self.answer.refine(within)
 
     def collect(self) -> Iterable[Metric]:
         """Includes every Record passed in so far."""
@@ -357,6 +361,10 @@ class RequestMetrics(Collector):
             tally.observe(ttft)
             if record.trace_id and ((trace := record.trace) is None or trace.sampled or ttft_met is False):
                 tally.examples[bisect_left(tally.bounds, ttft)] = record.trace_id, ttft, record.wall + ttft
+            if record.first_reasoning is not None:
+                self.reasoning.of[route, pool].observe(record.first_reasoning)
+            if record.first_answer is not None:
+                self.answer.of[route, pool].observe(record.first_answer)
             self._count_answer(record, ttft, route, pool)
 
     def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> None:

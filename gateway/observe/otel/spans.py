@@ -179,6 +179,8 @@ def _outcome_attributes(record: Record) -> Attributes:
             "firsttoken.region": record.region,
             "firsttoken.scorer": record.scorer,
             "firsttoken.ttft": record.ttft,
+            "firsttoken.first_reasoning": record.first_reasoning,
+            "firsttoken.first_answer": record.first_answer,
             "firsttoken.ttft.budget": record.ttft_budget,
             "firsttoken.ttft.predicted.p50": record.ttft_predicted_p50,
             "firsttoken.ttft.predicted.p90": record.ttft_predicted_p90,

@@ -1,0 +1,84 @@
+"""Two clocks of reasoning models: the first token of reasoning, and the first of the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.observe.record import Record
+from tests.gateway.builders import DONE, FINISH, TOKEN, calling, get, last, post
+from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
+
+THOUGHT = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}\n\n'
+REQUEST = post({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "why"}]})
+REST = chunk(TOKEN + FINISH + DONE) + LAST_CHUNK
+PROMISED: dict[str, Any] = {"ttft": {"budget": "150ms", "of": "answer"}, "hedge": "off"}
+THINKING = [STREAM_HEAD + chunk(THOUGHT), Pause(0.25), REST]
+
+
+async def asked(*script: Any, route: dict[str, Any]) -> tuple[Record, str, str]:
+    """The Record, the metrics page and the access log's line."""
+    routes = {"chat": {"tiers": ["only"], **route}}
+    async with Upstream(script) as upstream, running({"only": pool(upstream.url)}, routes) as gateway:
+        async with calling(gateway.url) as caller:
+            await caller.ask(REQUEST)
+            await caller.chunks()
+        await eventually(lambda: gateway.recorder.recent)
+        page = (await get(gateway.admin_url, "/metrics"))[2].decode()
+        return last(gateway), page, json.dumps(last(gateway).as_json())
+
+
+async def test_both_first_tokens_are_recorded_measured_and_logged() -> None:
+    """The answer begins a quarter of a second after the reasoning."""
+    record, page, line = await asked(*THINKING, route={"ttft": {"budget": "150ms"}})
+    assert record.ttft is not None
+    assert record.first_reasoning == record.ttft
+    assert record.first_answer is not None
+    assert record.first_answer >= record.ttft + 0.25
+    assert record.ttft_met is True
+    assert 'firsttoken_first_reasoning_seconds_count{pool="only",route="chat"} 1.0' in page
+    assert 'firsttoken_first_answer_seconds_count{pool="only",route="chat"} 1.0' in page
+    assert json.loads(line)["first_answer_ms"] >= json.loads(line)["first_reasoning_ms"] + 250
+
+
+async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
+    """Attainment is judged by the first token of the answer."""
+    record, page, _ = await asked(*THINKING, route=PROMISED)
+    assert record.ttft is not None
+    assert record.ttft < 0.15
+    assert record.ttft_met is False
+    assert 'firsttoken_slo_total{met="false",objective="ttft",route="chat"} 1.0' in page
+
+
+async def test_an_answer_without_reasoning_has_one_clock() -> None:
+    """No reasoning is recorded, and the first token is the answer's."""
+    record, page, _ = await asked(STREAM_HEAD + REST, route=PROMISED)
+    assert (record.first_reasoning, record.first_answer, record.ttft_met) == (None, record.ttft, True)
+    assert "firsttoken_first_reasoning_seconds_count{" not in page
+
+
+async def test_reasoning_without_an_answer_misses_a_budget_of_the_answer() -> None:
+    """Cut off by its length, say; a budget of any token is met."""
+    script = STREAM_HEAD + chunk(THOUGHT + FINISH + DONE) + LAST_CHUNK
+    for of, met in (("answer", False), ("any", True)):
+        record, *_ = await asked(script, route={"ttft": {"budget": "150ms", "of": of}})
+        assert (record.first_answer, record.ttft_met) == (None, met)
+
+
+async def test_a_tier_whose_reasoning_takes_too_long_is_left_for_the_next() -> None:
+    """Its first tokens come in time, its answers do not: learned from one answer."""
+    routes = {"chat": {"tiers": ["thinker", "direct"], **PROMISED, "ttft": {"budget": "200ms", "of": "answer"}}}
+    async with (
+        Upstream(THINKING) as thinker,
+        Upstream([STREAM_HEAD + REST]) as direct,
+        running({"thinker": pool(thinker.url), "direct": pool(direct.url)}, routes) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for number in range(3):
+            await caller.ask(REQUEST)
+            await caller.chunks()
+            await eventually(lambda count=number: len(gateway.recorder.recent) > count)
+        pools = [record.pool for record in gateway.recorder.recent]
+    assert pools == ["thinker", "direct", "direct"]

@@ -1,0 +1,54 @@
+"""Tier choice on routes whose budget is of the answer: the first token must leave time for the reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from policies.routing.candidates import QueuedRequest
+from policies.routing.tiers import decide
+from policies.types import Decision, Placement, RequestView
+from tests.policies.deciding import DecisionScenario, budget, order, preset
+
+FLEET = {"large": {"L": 0.5}, "small": {"s": 0.2}}  # probability 0.9 at 700 and 280 ms
+
+
+def decided(reasoning: Mapping[str, float] | None, seconds: float, **route: str) -> Decision:
+    scenario = DecisionScenario(FLEET)
+    promised = preset("chat", {"name": "r", "tiers": list(FLEET), **budget(seconds), **route})
+    request = RequestView(0.0, stream=True)
+    queued = QueuedRequest("r", request, scenario.estimate, promised, 0, reasoning=reasoning)
+    return decide(queued, scenario.fleet, scenario.beliefs, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "chosen"),
+    [
+        (None, "L"),
+        ({"large": 0.0, "small": 0.0}, "L"),
+        ({"large": 0.29, "small": 0.0}, "L"),
+        ({"large": 0.31, "small": 0.0}, "s"),
+        ({"large": 0.31, "small": 0.31}, "s"),
+        ({"large": 0.0, "small": 5.0}, "L"),
+    ],
+)
+def test_reasoning_takes_time_from_the_first_token_of_its_pool(
+    reasoning: Mapping[str, float] | None, chosen: str
+) -> None:
+    """Under a budget of 1 s the first tier needs 700 ms for its first token."""
+    assert order(decided(reasoning, 1.0))[0] == chosen
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "deadline"), [(None, 1.0), ({"large": 0.2, "small": 0.1}, 0.8), ({"large": 0.9, "small": 0.1}, 0.9)]
+)
+def test_the_deadline_is_that_of_the_first_token(reasoning: Mapping[str, float] | None, deadline: float) -> None:
+    """Of the chosen pool: silence beyond it is late, whatever reasoning follows."""
+    assert decided(reasoning, 1.0).deadline == pytest.approx(deadline)
+
+
+def test_a_route_that_sheds_refuses_what_reasoning_makes_late_everywhere() -> None:
+    """At once, with the time until a useful retry."""
+    assert decided({"large": 3.0, "small": 3.0}, 1.0, on_miss="shed").outcome is Placement.SHED
+    assert decided({"large": 3.0, "small": 0.5}, 1.0, on_miss="shed").outcome is Placement.PLACE
