@@ -14,8 +14,8 @@ from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chu
 THOUGHT = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}\n\n'
 REQUEST = post({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "why"}]})
 REST = chunk(TOKEN + FINISH + DONE) + LAST_CHUNK
-PROMISED: dict[str, Any] = {"ttft": {"budget": "150ms", "of": "answer"}, "hedge": "off"}
-THINKING = [STREAM_HEAD + chunk(THOUGHT), Pause(0.25), REST]
+PROMISED: dict[str, Any] = {"ttft": {"budget": "1s", "of": "answer"}, "hedge": "off"}
+THINKING = [STREAM_HEAD + chunk(THOUGHT), Pause(1.2), REST]
 
 
 async def asked(*script: Any, route: dict[str, Any]) -> tuple[Record, str, str]:
@@ -31,23 +31,23 @@ async def asked(*script: Any, route: dict[str, Any]) -> tuple[Record, str, str]:
 
 
 async def test_both_first_tokens_are_recorded_measured_and_logged() -> None:
-    """The answer begins a quarter of a second after the reasoning."""
-    record, page, line = await asked(*THINKING, route={"ttft": {"budget": "150ms"}})
+    """The answer begins 1.2 s after the reasoning."""
+    record, page, line = await asked(*THINKING, route={"ttft": {"budget": "1s"}})
     assert record.ttft is not None
     assert record.first_reasoning == record.ttft
     assert record.first_answer is not None
-    assert record.first_answer >= record.ttft + 0.25
+    assert record.first_answer >= record.ttft + 1.2
     assert record.ttft_met is True
     assert 'firsttoken_first_reasoning_seconds_count{pool="only",route="chat"} 1.0' in page
     assert 'firsttoken_first_answer_seconds_count{pool="only",route="chat"} 1.0' in page
-    assert json.loads(line)["first_answer_ms"] >= json.loads(line)["first_reasoning_ms"] + 250
+    assert json.loads(line)["first_answer_ms"] >= json.loads(line)["first_reasoning_ms"] + 1200
 
 
 async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
     """Attainment is judged by the first token of the answer."""
     record, page, _ = await asked(*THINKING, route=PROMISED)
     assert record.ttft is not None
-    assert record.ttft < 0.15
+    assert record.ttft < 1
     assert record.ttft_met is False
     assert 'firsttoken_slo_total{met="false",objective="ttft",route="chat"} 1.0' in page
 
@@ -63,13 +63,13 @@ async def test_reasoning_without_an_answer_misses_a_budget_of_the_answer() -> No
     """Cut off by its length, say; a budget of any token is met."""
     script = STREAM_HEAD + chunk(THOUGHT + FINISH + DONE) + LAST_CHUNK
     for of, met in (("answer", False), ("any", True)):
-        record, *_ = await asked(script, route={"ttft": {"budget": "150ms", "of": of}})
+        record, *_ = await asked(script, route={"ttft": {"budget": "1s", "of": of}})
         assert (record.first_answer, record.ttft_met) == (None, met)
 
 
 async def test_a_tier_whose_reasoning_takes_too_long_is_left_for_the_next() -> None:
     """Its first tokens come in time, its answers do not: learned from one answer."""
-    routes = {"chat": {"tiers": ["thinker", "direct"], **PROMISED, "ttft": {"budget": "200ms", "of": "answer"}}}
+    routes = {"chat": {"tiers": ["thinker", "direct"], **PROMISED, "ttft": {"budget": "1s", "of": "answer"}}}
     async with (
         Upstream(THINKING) as thinker,
         Upstream([STREAM_HEAD + REST]) as direct,
