@@ -11,9 +11,10 @@ from tests.chaos import (
     operation,
     overload,
     security,
+    tier_down,
 )
 from tests.chaos.rows import ROWS
 
-MODULES = (failover_bench, engine_faults, network_faults, operation, overload, input, security, correctness)
+MODULES = (failover_bench, tier_down, engine_faults, network_faults, operation, overload, input, security, correctness)
 
 __all__ = ["MODULES", "ROWS"]

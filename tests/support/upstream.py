@@ -81,7 +81,7 @@ class Upstream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Upstream:
-        self._server = await asyncio.start_server(self._serve, *self._where, ssl=self._tls)
+        self._server = await asyncio.start_server(self._serve, *self._where, ssl=self._tls, backlog=1024)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.url = f"http{'s' if self._tls else ''}://{'localhost' if self._tls else host}:{port}"
         return self
