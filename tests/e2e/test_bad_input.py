@@ -148,7 +148,7 @@ PATHS = [
     "/v1/model/chat",
     "*",
     "/../../etc/passwd",
-    "/v1/embeddings",
+    "/v1/embeddings/",
 ]
 
 
