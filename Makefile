@@ -62,7 +62,7 @@ vllm: $(DEV) ## run the tests with real vLLM servers, on CPU (installs 3.5 GB on
 
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra redis --extra tokenizers \
+	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra redis --extra schemas --extra tokenizers \
 	  --output-file deploy/locks/image.txt pyproject.toml
 	@echo 'hatchling>=1.27' | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --upgrade --custom-compile-command "make lock" --output-file deploy/locks/build.txt -

@@ -141,7 +141,7 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
 
 def problems(config: Config) -> list[Problem]:
     """All problems of a configuration with valid sections."""
-    checks = (routes, kv_events, state, keys, listening, telemetry)
+    checks = (routes, kv_events, state, keys, listening, telemetry, schemas)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -213,6 +213,12 @@ def state(config: Config) -> Iterator[Problem]:
         yield from _installed(("state", "redis"), "redis", "redis")
     elif config.state.keys == "redis":
         yield Problem(("state", "keys"), "requires Redis: add state.redis, or remove this")
+
+
+def schemas(config: Config) -> Iterator[Problem]:
+    for name, route in config.routes.items():
+        if "invalid_json" in route.escalate:
+            yield from _installed(("routes", name, "escalate"), "schemas", "jsonschema")
 
 
 def _installed(path: KeyPath, extra: str, *modules: str) -> Iterator[Problem]:

@@ -17,8 +17,9 @@ from backends.interface import BackendRequest, Failure, FailureKind, Operation
 from backends.translation.answer import AnswerTranslation
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, new_request_id
-from gateway.observe.record import AttemptRecord
+from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.answer_quality import shortcoming
 from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
 from gateway.upstream.stream_rescue import StreamRescue
@@ -193,6 +194,7 @@ class AttemptRunner:
         self.attempts: dict[int, UpstreamRequest] = {}
         self.timer: asyncio.TimerHandle | None = None
         self.failure: Failure | None = None  # the last one
+        self.kept: UpstreamRequest | None = None  # a whole answer with a shortcoming, while another pool is asked
         self.outlier = ""  # endpoint that has refused the request, to be confirmed by another
         self.machine = AttemptMachine(
             routed.decision,
@@ -217,6 +219,8 @@ class AttemptRunner:
         self._advance(ClientGone())
         for upstream_request in self.attempts.values():  # the machine has forgotten the winner
             upstream_request.cancel()
+        if self.kept is not None:
+            self._record_lost(self.kept)
 
     def _finish(self) -> None:
         """Return shares of budgets; called once, at the first token or without any."""
@@ -353,6 +357,9 @@ class AttemptRunner:
         if self.finished:
             return self._resume(winner)
         self._finish()
+        kept, self.kept = self.kept, None
+        if kept is not None and kept is not winner:
+            self._record_lost(kept)
         model = self.routed.model_at(winner.upstream)
         self.routed.timeline.won(
             winner.attempt.candidate,
@@ -362,6 +369,8 @@ class AttemptRunner:
             sent=winner.sent,
             first_in=winner.first_in or winner.sent,
         )
+        if kept is winner:
+            self.routed.timeline.close((Stage.FAILOVER, monotonic()))
         try:
             self.relay.begin(winner)
         except Exception as bug:  # raised by the waiting task, not within the upstream's connection
@@ -379,6 +388,9 @@ class AttemptRunner:
     def _give_up(self, reason: str) -> None:
         if self.finished:
             self.relay.give_up()
+        elif self.kept is not None:
+            self._commit(self.kept)
+            self.relay.end()
         else:
             self._finish()
             self.relay.done.set_exception(refusal_of(self.failure, reason))
@@ -403,7 +415,24 @@ class AttemptRunner:
     # -- AttemptListener ----------------------------------------------------------------------
 
     def first_token(self, upstream_request: UpstreamRequest) -> None:
-        self._advance(FirstToken(upstream_request.attempt.number))
+        if not self._escalates(upstream_request):
+            self._advance(FirstToken(upstream_request.attempt.number))
+
+    def _escalates(self, upstream_request: UpstreamRequest) -> bool:
+        """Ask another pool once, where the route wants better than this whole answer. The answer is kept: the caller
+        gets it if no other comes."""
+        routed, attempt = self.routed, upstream_request.attempt
+        wanted, pool = routed.route.escalate, attempt.candidate.endpoint.pool
+        others = any(candidate.endpoint.pool != pool for candidate in routed.decision.ranked)
+        if not wanted or upstream_request.stream or not upstream_request.over or self.kept is not None or not others:
+            return False
+        reply = b"".join(upstream_request.buffered)
+        lack = shortcoming(routed.request.operation, routed.request.body, reply, wanted)
+        if not lack:
+            return False
+        self.kept, routed.timeline.record.escalated = upstream_request, lack
+        self._advance(Failed(attempt.number, retryable=True, avoid=frozenset({pool})))
+        return True
 
     def endpoint_down(self, upstream_request: UpstreamRequest) -> None:
         self._advance(EndpointDown(upstream_request.attempt.number))

@@ -207,6 +207,9 @@ class Route(Strict):
 
     Peers are vllm and sglang pools."""
     fallback: Fallback = Fallback()
+    escalate: frozenset[Literal["refusal", "length", "invalid_json"]] = frozenset()
+    """Whole answers after which the next tier is asked once, before anything is sent: a refusal, an answer cut at the
+    limit, JSON that breaks its schema."""
     drop: frozenset[str] = frozenset()
     """Members of a request to leave out where a pool's dialect cannot express them; else such a pool is not used."""
     prefer: Literal["quality", "cost", "latency"] = "quality"

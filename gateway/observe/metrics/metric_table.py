@@ -254,6 +254,13 @@ SENT = (
         act="Mostly `lost`: hedges cost and do not help. Lower `max_extra`.",
     ),
     counter(
+        "firsttoken_escalations_total{route,reason} answers",
+        help="Whole answers after which another pool was asked, on routes with `escalate`",
+        more="`refusal`, `length`, `invalid_json`.",
+        moves="Answers of the first tier that refuse, are cut at the limit, or break their JSON schema.",
+        act="Rises: the first tier's model is too small for this route, or its callers' max_tokens too low.",
+    ),
+    counter(
         "firsttoken_rescues_total{route,outcome} streams",
         help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
         more=(

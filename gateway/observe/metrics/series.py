@@ -300,6 +300,7 @@ class RequestMetrics(Collector):
         self.hit = histogram("firsttoken_prefix_hit_ratio")
         self.attempts = counter("firsttoken_attempts_total")
         self.hedges = counter("firsttoken_hedges_total")
+        self.escalations = counter("firsttoken_escalations_total")
         self.rescues = counter("firsttoken_rescues_total")
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
@@ -354,6 +355,8 @@ class RequestMetrics(Collector):
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
+        if record.escalated:
+            self.escalations.of[route, record.escalated].value += 1
         if record.rescue:
             self.rescues.of[route, record.rescue].value += 1
         if (ttft := record.ttft) is not None:

@@ -1,0 +1,122 @@
+"""Judges whole answers by what a caller can see: refusals, answers cut at the limit, JSON against its schema.
+
+Rules:
+- The judgement is about the answer as the caller would read it, in the caller's dialect.
+- An answer of a shape unknown here has no shortcoming.
+- A schema is the caller's: references are never fetched, and patterns are not matched (a hostile one would take
+  minutes). An answer or schema above 64 KiB is not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from backends.interface import Operation
+
+CHECKED = 64 * 1024  # bytes of an answer, and of a schema
+
+_PATTERNS = ("pattern", "patternProperties", "format")
+_CUT = {"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"}
+_REFUSED = {"refusal", "content_filter"}
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+def shortcoming(operation: Operation, body: Mapping[str, Any], reply: bytes, wanted: Collection[str]) -> str:
+    """Return the first of the wanted shortcomings that the reply has: refusal, length or invalid_json; or nothing."""
+    try:
+        answer = _ANSWERS[operation](_decode(reply))
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+        return ""
+    if "refusal" in wanted and (answer.refused or answer.ends & _REFUSED):
+        return "refusal"
+    if "length" in wanted and answer.ends & _CUT:
+        return "length"
+    if "invalid_json" in wanted and not answer.tools and (schema := _schema(operation, body)) is not None:
+        return "" if all(_is_valid(text, schema) for text in answer.texts) else "invalid_json"
+    return ""
+
+
+class Answer(msgspec.Struct):
+    """The visible parts of an answer. `ends`: reasons for which it ended."""
+
+    texts: list[str]
+    ends: set[str]
+    refused: bool = False
+    tools: bool = False
+
+
+def _of_chat(reply: Any) -> Answer:
+    choices = reply["choices"]
+    messages = [choice["message"] for choice in choices]
+    return Answer(
+        texts=[message.get("content") or "" for message in messages],
+        ends={str(choice.get("finish_reason")) for choice in choices},
+        refused=any(message.get("refusal") for message in messages),
+        tools=any(message.get("tool_calls") for message in messages),
+    )
+
+
+def _of_messages(reply: Any) -> Answer:
+    parts = reply["content"]
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    return Answer([text], {str(reply.get("stop_reason"))}, tools=any(part["type"] == "tool_use" for part in parts))
+
+
+def _of_responses(reply: Any) -> Answer:
+    parts = list(_response_parts(reply["output"]))
+    return Answer(
+        texts=["".join(part["text"] for part in parts if part["type"] == "output_text")],
+        ends={str((reply.get("incomplete_details") or {}).get("reason"))},
+        refused=any(part["type"] == "refusal" for part in parts),
+        tools=any(item["type"].endswith("_call") for item in reply["output"]),
+    )
+
+
+def _response_parts(items: list[Any]) -> Iterator[dict[str, Any]]:
+    for item in items:
+        if item["type"] == "message":
+            yield from item["content"]
+
+
+_ANSWERS = {Operation.CHAT: _of_chat, Operation.MESSAGES: _of_messages, Operation.RESPONSES: _of_responses}
+
+
+def _schema(operation: Operation, body: Mapping[str, Any]) -> Any:
+    """The schema that the caller has asked for; True: any JSON; None: no JSON was asked for."""
+    plain = _decode(_encode({name: body.get(name) for name in ("response_format", "text", "output_config")}))
+    if operation is Operation.CHAT:
+        wanted = plain["response_format"] or {}
+        return (wanted.get("json_schema") or {}).get("schema", True) if "json" in str(wanted.get("type")) else None
+    holder = plain["text"] if operation is Operation.RESPONSES else plain["output_config"]
+    wanted = (holder or {}).get("format") or {}
+    return wanted.get("schema", True) if "json" in str(wanted.get("type")) else None
+
+
+def _is_valid(text: str, schema: Any) -> bool:
+    if len(text) > CHECKED:
+        return True
+    try:
+        value = _decode(text)
+    except msgspec.DecodeError:
+        return False
+    if schema is True or len(_encode(schema)) > CHECKED:
+        return True
+    import jsonschema  # an extra, and slow to import
+    import referencing
+
+    try:
+        kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+        checker = kind(_without_patterns(schema), registry=referencing.Registry())  # an empty one fetches nothing
+        return bool(checker.is_valid(value))
+    except Exception:  # a schema with an error of its own: the engine's to judge
+        return True
+
+
+def _without_patterns(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {name: _without_patterns(value) for name, value in schema.items() if name not in _PATTERNS}
+    return [_without_patterns(value) for value in schema] if isinstance(schema, list) else schema

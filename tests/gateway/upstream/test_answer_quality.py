@@ -1,0 +1,63 @@
+"""The judgement of whole answers, in each dialect; hostile schemas cost nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.interface import Operation
+from gateway.upstream.answer_quality import shortcoming
+
+ALL = ("refusal", "length", "invalid_json")
+WANTED = {"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}
+
+
+def responses(text: str, **more: Any) -> dict[str, Any]:
+    return {"output": [{"type": "message", "content": [{"type": "output_text", "text": text}]}], **more}
+
+
+def messages(text: str, reason: str = "end_turn") -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "stop_reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "reply", "found"),
+    [
+        (Operation.MESSAGES, {}, messages("fine"), ""),
+        (Operation.MESSAGES, {}, messages("", "refusal"), "refusal"),
+        (Operation.MESSAGES, {}, messages("and", "max_tokens"), "length"),
+        (Operation.MESSAGES, {"output_config": {"format": WANTED}}, messages("{}"), "invalid_json"),
+        (Operation.MESSAGES, {"output_config": {"format": WANTED}}, messages('{"a": 1}'), ""),
+        (Operation.RESPONSES, {}, responses("fine"), ""),
+        (Operation.RESPONSES, {}, {"output": [{"type": "message", "content": [{"type": "refusal"}]}]}, "refusal"),
+        (Operation.RESPONSES, {}, responses("a", incomplete_details={"reason": "max_output_tokens"}), "length"),
+        (Operation.RESPONSES, {"text": {"format": WANTED}}, responses("no"), "invalid_json"),
+        (Operation.RESPONSES, {"text": {"format": {"type": "json_object"}}}, responses("{}"), ""),
+        (Operation.EMBEDDINGS, {}, {"data": []}, ""),
+        (Operation.CHAT, {}, {"choices": 5}, ""),
+        (Operation.CHAT, {}, [], ""),
+    ],
+)
+def test_a_shortcoming_is_what_a_reader_of_the_dialect_sees(
+    operation: Operation, body: dict[str, Any], reply: Any, found: str
+) -> None:
+    assert shortcoming(operation, body, json.dumps(reply).encode(), ALL) == found
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "(a+)+$"},
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "#"},
+        {"type": "no such type"},
+        {"type": "object", "properties": {str(number): {"type": "string"} for number in range(4000)}},
+    ],
+)
+def test_a_hostile_schema_neither_fails_nor_blocks(schema: dict[str, Any]) -> None:
+    """A regular expression of exponential time, a reference to another server, an endless one, nonsense, 100 KB."""
+    body = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    reply = {"choices": [{"message": {"content": json.dumps("a" * 60 + "!")}, "finish_reason": "stop"}]}
+    assert shortcoming(Operation.CHAT, body, json.dumps(reply).encode(), ALL) in ("", "invalid_json")
