@@ -7,13 +7,22 @@ not, passes through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from backends import failures
-from backends.interface import Backend, BackendConfig, BackendRequest, Failure, HttpCall, Operation, Tap
+from backends import failures, rate_limit_headers
+from backends.interface import (
+    Backend,
+    BackendConfig,
+    BackendRequest,
+    Failure,
+    HttpCall,
+    Operation,
+    RateLimitReport,
+    Tap,
+)
 from backends.stream.taps import BodyTap, StreamTap
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
@@ -95,6 +104,9 @@ class OpenAI(Backend):
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret)
+
+    def rate_limits(self, headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
+        return () if self.local else rate_limit_headers.read(headers)
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         return "the dialect"

@@ -172,6 +172,8 @@ class PoolSection(Section):
     tls: TlsSection | None = None
     proxy: fields.ProxyUrl | None = None
     """HTTP proxy through which the servers are reached (CONNECT): http://[USER:PASSWORD@]HOST:PORT."""
+    concurrent_requests: int | None = Field(default=None, gt=0, le=1_000_000)
+    """Maximum of requests in progress at each endpoint, or key; further requests go elsewhere or wait."""
     first_token: Positive | None = None
     """Hard timeout of the first token from these servers, in place of defaults.first_token."""
     tokenizer: str = "o200k_base"
@@ -300,4 +302,5 @@ class PoolSection(Section):
             capabilities=self.capabilities,
             price=facts.Price(self.price.input, self.price.output),
             block_size=self.block_size,
+            concurrent_requests=self.concurrent_requests,
         )

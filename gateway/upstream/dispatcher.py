@@ -40,7 +40,17 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Decision, Endpoint, Health, PromptEstimate
+from policies.types import (
+    FOREVER,
+    Attempt,
+    AttemptKind,
+    AttemptOutcome,
+    Candidate,
+    Decision,
+    Endpoint,
+    Health,
+    PromptEstimate,
+)
 
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
@@ -204,10 +214,14 @@ class AttemptRunner:
             first_token_limit=routed.first_token_limit if routed.request.stream else WHOLE_ANSWER,
             now=monotonic(),
             limit_at=routed.limit_at,
+            is_closed=self._is_closed if dispatcher.fleet.closes else None,
         )
         self.rescue: StreamRescue | None = None
         if routed.route.rescue == "on" and routed.request.stream:
             self.rescue = relay.rescue = StreamRescue(routed.request, routed.timeline.record, self, relay.idle)
+
+    def _is_closed(self, candidate: Candidate) -> bool:
+        return self.dispatcher.fleet.is_closed(candidate, monotonic())
 
     def begin(self) -> None:
         self.dispatcher.retries.began()

@@ -22,6 +22,7 @@ from backends.stream.redaction import mask_secret
 from backends.stream.taps import BODY_LIMIT
 from backends.translation.answer import AnswerTranslation, ReplyShapeError
 from policies.fleet.fleet import AttemptReport, Fleet
+from policies.rate_limit import RateLimit
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Price
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
@@ -170,6 +171,11 @@ class UpstreamRequest:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
         self.is_success = 200 <= status < 300
+        if reports := self.upstream.backend.rate_limits(headers):
+            now = monotonic()
+            self.fleet.on_rate_limits(
+                self, [RateLimit.reported(r.counts_tokens, r.remaining, r.limit, r.reset, now) for r in reports]
+            )
         if self.stream and self.is_success and headers.get("content-type", "").startswith("text/html"):
             self._fail(NOT_EVENTS)
 

@@ -16,6 +16,7 @@ Rules:
   pool is tried again only with `may_retry`, the permission of a retry budget. Another pool needs no permission, and
   neither does a lost connection.
 - Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
+- A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
   would say the same again (`Failed.again`).
@@ -36,7 +37,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -61,6 +62,7 @@ from policies.routing.candidates import p50_of
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
 BACKOFF = 0.1  # s before an overloaded endpoint is tried again, by default
+CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
 MAX_RACING = 2  # attempts pending at a time
 OVERDUE = "the limit of time for the whole answer has passed"
@@ -120,6 +122,7 @@ class AttemptMachine:
         first_token_limit: float,
         now: float,
         limit_at: float = FOREVER,
+        is_closed: Callable[[Candidate], bool] | None = None,
     ) -> None:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
@@ -141,8 +144,10 @@ class AttemptMachine:
         self._tried_pools: set[str] = set()
         self._avoided: set[str] = set()  # pools
         self._retry: Candidate | None = None  # to be tried once more, at _retry_at
-        self._retry_at = now
+        self._retry_at = self._began_at = now
         self._retried = False
+        self._is_closed = is_closed
+        self._closed: list[Candidate] = []  # passed over
         self._actions: list[Action] = []
 
     def on(self, event: Event, now: float, may_retry: bool = True) -> AttemptStep:
@@ -204,6 +209,9 @@ class AttemptMachine:
             self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
         elif self._next() is not None:
             self._open_next(self._next_kind, now)
+        elif self._closed_candidates() and self._may_open:
+            self._retry, self._retry_at = self._closed[0], now
+            self._open_retry(now)
         elif denied:
             self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
         elif not self._schedule_retry(failure, pending.attempt.candidate, now):
@@ -307,10 +315,24 @@ class AttemptMachine:
         return self._candidates[self._tried] if self._has_next() else None
 
     def _has_next(self) -> bool:
-        """An untried candidate exists, and another attempt is allowed. Candidates of avoided pools are skipped."""
-        while self._avoided and self._tried < self._count and self._pool_at(self._tried) in self._avoided:
+        """An untried candidate exists, and another attempt is allowed. Candidates of avoided pools are skipped, and so
+        are closed ones."""
+        while self._tried < self._count and (self._avoided or self._is_closed) and self._is_skipped(self._tried):
             self._tried += 1
         return self._tried < self._count and self._may_open
+
+    def _is_skipped(self, rank: int) -> bool:
+        candidate = self._candidates[rank]
+        if candidate.endpoint.pool in self._avoided:
+            return True
+        if closed := self._is_closed is not None and self._is_closed(candidate):
+            self._closed.append(candidate)
+        return closed
+
+    def _closed_candidates(self) -> Sequence[Candidate]:
+        """Passed over because of a cap or a rate limit, and still worth an attempt."""
+        self._closed = [each for each in self._closed if each.endpoint.pool not in self._avoided]
+        return self._closed
 
     def _pool_at(self, rank: int) -> str:
         return self._candidates[rank].endpoint.pool
@@ -369,9 +391,25 @@ class AttemptMachine:
         return True
 
     def _open_retry(self, now: float) -> None:
-        if self._retry is not None and self._retry_at <= now:
+        if self._retry is None or self._retry_at > now:
+            return
+        if self._retry in self._closed:
+            self._open_closed(now)
+        else:
             self._open(self._retry, self._next_kind, now)
             self._retry = None
+
+    def _open_closed(self, now: float) -> None:
+        """Open the first that is closed no longer; else look again soon, until the limits of time."""
+        opening = next((each for each in self._closed if self._is_closed is None or not self._is_closed(each)), None)
+        if opening is not None:
+            self._closed.remove(opening)
+            self._retry = None
+            self._open(opening, self._next_kind, now)
+        elif now >= min(self._limit_at, self._began_at + self._first_token_limit):
+            self._give_up("every other endpoint is at its cap or rate limited")
+        else:
+            self._retry_at = now + CLOSED_CHECK
 
     @property
     def _may_open(self) -> bool:

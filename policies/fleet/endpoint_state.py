@@ -14,6 +14,7 @@ from policies.fleet.circuit_breaker import (
     LearnedRateLimit,
 )
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
+from policies.fleet.rate_limits import ReportedLimits
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue, TokenScale
 from policies.latency.tpot import DecodeInterference, DecodingAnswer, TpotPredictor, reopens_in
@@ -86,6 +87,7 @@ class EndpointState:
         self._times: dict[str, LearnedTimes] = {}  # of models served before
         self.interference = DecodeInterference()
         self.rate_limit = None if pool.local else LearnedRateLimit()
+        self.limits = ReportedLimits()
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
@@ -172,11 +174,12 @@ class EndpointState:
         misses = interference.expected_tpot_misses
         if peers.expected_tpot_misses:
             misses = add_misses(misses, peers.expected_tpot_misses)
+        in_flight, cap = inflight.in_flight + peers.in_flight, self.pool.concurrent_requests
         return Load(
             at=now,
             health=self.breaker.health(now),
             failing=self.breaker.failing,
-            in_flight=len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight,
+            in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
             queued_tokens=queued_tokens,
             running=running,
@@ -184,6 +187,8 @@ class EndpointState:
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
             blocked_until=blocked_until,
+            limits=self.limits.current,
+            full=cap is not None and in_flight >= cap,
             backlog_s=backlog_s,
             expected_tpot_misses=misses,
             stalled=interference.unaccounted_s,
@@ -409,7 +414,8 @@ class InFlightAttempt:
             breaker.on_silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
             return
         if outcome is AttemptOutcome.RATE_LIMITED:
-            breaker.on_rate_limited(now, report.retry_after)
+            wait = report.retry_after
+            breaker.on_rate_limited(now, self.state.limits.exhausted_for(now) if wait is None else wait)
             if rate_limit is not None:
                 rate_limit.on_rejected(now)
         if outlier:

@@ -34,6 +34,7 @@ from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
+from policies.rate_limit import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
@@ -63,6 +64,7 @@ class Fleet:
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
         self.on_breaker: Callable[[str, CircuitBreaker], None] = lambda endpoint, breaker: None  # it changed its state
+        self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
@@ -90,6 +92,7 @@ class Fleet:
         if known_states:
             self.cache_lost |= self._states.keys() - known_states.keys()
         self.cache_lost &= self._states.keys()
+        self.closes = any(not state.pool.local or state.pool.concurrent_requests for state in self._states.values())
         self._changed = dict.fromkeys(self._states.values())
         self._snapshot = FleetSnapshot(NEVER, {name: state.pool for name, state in self._pools.items()}, {})
 
@@ -154,6 +157,10 @@ class Fleet:
 
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].pool.local
+
+    def cap(self, endpoint_id: str) -> int | None:
+        """Maximum of requests in progress."""
+        return self._states[endpoint_id].pool.concurrent_requests
 
     def last_used_at(self, endpoint_id: str) -> float:
         """Time of the latest attempt."""
@@ -231,6 +238,7 @@ class Fleet:
         state.last_used_at = now
         if state.rate_limit is not None:
             state.rate_limit.on_sent(now)
+            state.limits.on_sent(candidate.prompt_tokens, now)
         state.breaker.on_sent(key, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
         self._touch(state)
@@ -254,6 +262,17 @@ class Fleet:
         if ttft is not None:
             self._learn_ttft(attempt, ttft, now)
         self._touch(state)
+
+    def on_rate_limits(self, key: Hashable, limits: Sequence[RateLimit]) -> None:
+        """The reply to an attempt reports what remains of the provider's rate limits."""
+        if (attempt := self._attempts.get(key)) is not None:
+            attempt.state.limits.on_reported(limits, attempt.sent_at)
+            self._touch(attempt.state)
+
+    def is_closed(self, candidate: Candidate, now: float) -> bool:
+        """A request sent there now would exceed the cap or a rate limit."""
+        load = self.snapshot(now).loads.get(candidate.endpoint.id)
+        return load is not None and (load.full or load.send_wait(candidate.prompt_tokens, now) > 0)
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
         if self.on_news is not None:

@@ -7,6 +7,8 @@ Rules:
   bear another prefill.
 - An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
   (`policies.latency.tpot`). An API always has room.
+- No request is sent beyond the cap of an endpoint, or before the provider's rate limit lets it pass: it is assigned to
+  the endpoint and held. Requests held before it count when its wait is predicted.
 - The forecast of when an engine's answers have caught up is unreliable, the forecast of another tier is not. So a
   queued request spills to another tier when better by the forecasts, and at the latest when the other tier can only
   just make the deadline, at RISK of the usual risk.
@@ -91,6 +93,17 @@ class EndpointQueues:
             ahead[chosen.endpoint.id] = ahead.get(chosen.endpoint.id, 0.0) + chosen.forecast.prefill
         return ahead
 
+    def held_ahead(self, queued: QueuedRequest) -> Mapping[str, tuple[int, float]]:
+        """Requests, and tokens of their prompts, that are sent before a request, by endpoint."""
+        ahead: dict[str, tuple[int, float]] = {}
+        for endpoint, queue in self.assigned.items():
+            pool, before = endpoint.partition("/")[0], [*takewhile(lambda other: other < queued, queue)]
+            ahead[endpoint] = len(before), sum(other.estimate.pools[pool].tokens for other in before)
+        for chosen in self.in_dispatch.values():
+            requests, tokens = ahead.get(chosen.endpoint.id, (0, 0.0))
+            ahead[chosen.endpoint.id] = requests + 1, tokens + chosen.prompt_tokens
+        return ahead
+
     def latest_of_largest_tenant(self) -> QueuedRequest:
         """The latest arrival of the tenant with most requests in the queues."""
         assigned = list(chain(*self.assigned.values()))
@@ -129,14 +142,19 @@ class PlacementRound:
         more seconds to wait for any engine."""
         snapshot, queues = self.fleet.snapshot(self.now), self.queues
         if queued.route.scorer == "predicted":
-            ahead = queues.prefill_ahead(queued) if queues.in_dispatch or queues.assigned else {}
+            occupied = queues.in_dispatch or queues.assigned
+            ahead = queues.prefill_ahead(queued) if occupied else {}
+            held = (
+                queues.held_ahead(queued) if occupied and any(load.limits for load in snapshot.loads.values()) else {}
+            )
             delayed: dict[str, Load] = {}
             for name, load in snapshot.loads.items():
                 wait = ahead.get(name, 0.0) + (behind if self.fleet.is_local(name) else 0.0)
                 if load.reopens_in and not ignore_interference:
                     wait += max(load.reopens_in - load.backlog_s, 0.0)
-                if wait:
-                    delayed[name] = replace(load, wait=wait)
+                requests, tokens = held.get(name, (0, 0.0)) if load.limits else (0, 0.0)
+                if wait or requests:
+                    delayed[name] = replace(load, wait=wait, held_requests=requests, held_tokens=tokens)
             if delayed:
                 snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         return decide(queued, snapshot, self.fleet, self.now)
@@ -145,7 +163,12 @@ class PlacementRound:
         """The decision of a request dispatched now; None: queued."""
         decision = self.decide(queued)
         chosen = decision.chosen
-        if chosen is None or queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
+        if chosen is None:
+            return decision
+        if self._must_wait(queued, chosen):
+            self._assign(queued, decision, chosen)
+            return None
+        if queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
             return decision
         if queued.deadline == FOREVER or self.shares.is_over(queued.tenant):
             return self._place_best_effort(queued, decision)
@@ -158,15 +181,27 @@ class PlacementRound:
 
     def _assign_or_dispatch(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
         """True: dispatched now, as the endpoint has room and no queue. False: assigned."""
-        endpoint = chosen.endpoint
-        if endpoint.id not in self.queues.assigned and self.has_room(endpoint.id, chosen.load):
+        endpoint = chosen.endpoint.id
+        free = endpoint not in self.queues.assigned and self.has_room(endpoint, chosen.load)
+        if free and not self.is_closed(queued, endpoint):
             return True
-        queued.checked_at = self.now
-        spill_at = self._or_next_check(self._spill_at(queued, decision, endpoint.pool))
-        limited = queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier)
-        queued.set_rate_limited(self.now, limited)
-        self.queues.assign(queued, endpoint, chosen.forecast.prefill, spill_at)
+        self._assign(queued, decision, chosen)
         return False
+
+    def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> None:
+        queued.checked_at = self.now
+        spill_at = self._or_next_check(self._spill_at(queued, decision, chosen.endpoint.pool))
+        limited = queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier)
+        queued.set_rate_limited(self.now, limited or chosen.load.send_at > self.now)
+        self.queues.assign(queued, chosen.endpoint, chosen.forecast.prefill, spill_at)
+
+    def _must_wait(self, queued: QueuedRequest, chosen: Candidate) -> bool:
+        """No slot or no rate is left at the chosen endpoint, or a request held there comes first."""
+        load, endpoint = chosen.load, chosen.endpoint.id
+        if not load.limits and load.send_at <= self.now and self.fleet.cap(endpoint) is None:
+            return False
+        queue = self.queues.assigned.get(endpoint)
+        return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint)
 
     def _spill_at(self, queued: QueuedRequest, decision: Decision, pool: str) -> float:
         """The last moment at which a tier other than `pool` makes the deadline."""
@@ -230,12 +265,42 @@ class PlacementRound:
                 return with_first(decision, candidate) if dispatched else None
         return None
 
-    def should_compare_tiers(self, queued: QueuedRequest) -> bool:
-        """Another tier exists, and the last comparison is RECHECK_TIERS old."""
-        if queued.spill_at == FOREVER or self.now - queued.checked_at < RECHECK_TIERS:
+    def leave_closed(self, queued: QueuedRequest) -> Decision | None:
+        """Moves a request held at a closed endpoint to one that is open by now; a refusal where the wait has become too
+        long. None: stays."""
+        assert queued.assigned is not None
+        endpoint = queued.assigned.id
+        if not self.is_closed(queued, endpoint) or not (self._another_is_open(queued) or self._is_due(queued)):
+            return None
+        decision = self.decide(queued)
+        chosen = decision.chosen
+        if chosen is not None and (chosen.endpoint.id == endpoint or self._must_wait(queued, chosen)):
+            return None
+        if chosen is not None and not self.has_room(chosen.endpoint.id, chosen.load):
+            return None
+        self.queues.unassign(queued)
+        return decision
+
+    def _another_is_open(self, queued: QueuedRequest) -> bool:
+        snapshot = self.fleet.snapshot(self.now)
+        pools = [snapshot.pools[name] for name in queued.route.pools if name in snapshot.pools]
+        return any(
+            snapshot.loads[each.id].health is Health.UP and not self.is_closed(queued, each.id)
+            for pool in pools
+            for each in pool.endpoints
+            if each.id in snapshot.loads
+        )
+
+    def _is_due(self, queued: QueuedRequest) -> bool:
+        """The last decision is RECHECK_TIERS old."""
+        if self.now - queued.checked_at < RECHECK_TIERS:
             return False
         queued.checked_at = self.now
         return True
+
+    def should_compare_tiers(self, queued: QueuedRequest) -> bool:
+        """Another tier exists, and the last comparison is RECHECK_TIERS old."""
+        return queued.spill_at < FOREVER and self._is_due(queued)
 
     def idle_endpoints(self) -> list[str]:
         """Idle endpoints; the end of each rate limit is remembered."""
@@ -248,7 +313,9 @@ class PlacementRound:
             if name.partition("/")[0] == pool:
                 queued, decision = queue[0], self.decide(queue[0])
                 chosen = decision.chosen
-                if chosen is not None and chosen.endpoint.id == endpoint and chosen.probability >= queued.route.target:
+                if chosen is None or chosen.endpoint.id != endpoint or self.is_closed(queued, endpoint):
+                    continue
+                if chosen.probability >= queued.route.target:
                     self.queues.unassign(queued)
                     return queued, decision
         return None
@@ -271,7 +338,8 @@ class PlacementRound:
 
     def first_idle(self, queued: QueuedRequest, candidates: list[Candidate]) -> Candidate | None:
         harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
-        return next((c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill, harmless)), None)
+        idle = (c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill, harmless))
+        return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
 
     def demote(self) -> None:
         """Requests of tenants above their share come after all others."""
@@ -303,7 +371,19 @@ class PlacementRound:
     def can_advance(self, endpoint: str) -> bool:
         """The endpoint has room, or is gone and the queue must move elsewhere."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
-        return load is None or load.health is Health.DOWN or self.has_room(endpoint, load)
+        if load is None or load.health is Health.DOWN:
+            return True
+        return self.has_room(endpoint, load) and not self.is_closed(self.queues.assigned[endpoint][0], endpoint)
+
+    def is_closed(self, queued: QueuedRequest, endpoint: str) -> bool:
+        """The request would exceed the cap, or a rate limit of the provider."""
+        load, cap = self.fleet.snapshot(self.now).loads[endpoint], self.fleet.cap(endpoint)
+        dispatched = [c for c in self.queues.in_dispatch.values() if c.endpoint.id == endpoint]
+        if cap is not None and load.in_flight + len(dispatched) >= cap:
+            return True
+        if dispatched and load.limits:
+            load = replace(load, held_requests=len(dispatched), held_tokens=sum(c.prompt_tokens for c in dispatched))
+        return load.send_wait(queued.estimate.pools[endpoint.partition("/")[0]].tokens, self.now) > 0
 
     def has_room(self, endpoint: str, load: Load) -> bool:
         return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(endpoint)

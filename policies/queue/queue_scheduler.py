@@ -103,6 +103,11 @@ class QueueScheduler:
                 queued = queue[0]
                 queues.unassign(queued)
                 yield from self._released(queued, turn.revalidate(queued, endpoint))
+            while queue := queues.assigned.get(endpoint):
+                queued = queue[0]
+                if (decision := turn.leave_closed(queued)) is None:
+                    break
+                yield from self._released(queued, decision)
             if queue and turn.should_compare_tiers(queue[0]):
                 yield from self._released(queue[0], turn.spill(queue[0]))
         for queued in queues.due_to_spill(turn.now):
@@ -139,7 +144,8 @@ class QueueScheduler:
         if (idle := turn.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
         overdue = turn.now - queued.request.arrival > FORCED_AFTER and queued.deadline < FOREVER
-        if overdue and queued.route.on_miss == "best_effort" and not self._shares.is_over(queued.tenant):
+        forced = overdue and queued.route.on_miss == "best_effort" and not self._shares.is_over(queued.tenant)
+        if forced and not turn.is_closed(queued, preferred[0].endpoint.id):
             return with_first(decision, preferred[0])
         queued.set_rate_limited(turn.now, turn.waits_for_rate_limit(queued, decision, preferred))
         return None

@@ -2,7 +2,9 @@
 
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
-- An endpoint is rejected while down, half-open with a trial request, or limited by the provider.
+- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
+- A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
+- Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - Where no endpoint of any tier is left, those that are down for failed replies alone are candidates after all.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from policies.routes.route import Route, Tier
@@ -41,6 +43,7 @@ TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
 
 _UNKNOWN = Load()
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
+LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
 
 
@@ -125,6 +128,14 @@ class CandidateSet:
     rejected: list[Rejection] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)  # number of the tier by pool
     unfit: int = 0  # tiers never able to take the request
+    waiting: bool = False  # endpoints at their cap, and waits without a deadline, are taken too
+    waited_for: bool = False  # such an endpoint was rejected
+
+    def add_tiers(self, last_resort: bool = False) -> None:
+        self.rejected.clear()
+        self.unfit = 0
+        for number, tier in enumerate(self.queued.route.tiers):
+            self.add_tier(number, tier, last_resort)
 
     def add_tier(self, number: int, tier: Tier, last_resort: bool = False) -> None:
         """`last_resort`: endpoints that are down for failed replies are candidates too."""
@@ -136,7 +147,7 @@ class CandidateSet:
             self.unfit += 1
         elif pool.name in self.taken:  # of two tiers with one pool, the first whose `when` holds counts
             self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
-        elif usable := self._usable(number, pool, last_resort):
+        elif usable := self._usable(number, pool, prompt.tokens, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
             left = self.left - self.queued.extra_reasoning(pool.name)
@@ -160,7 +171,7 @@ class CandidateSet:
                     return f"it lacks {feature}"
         return None
 
-    def _usable(self, number: int, pool: Pool, last_resort: bool) -> Mapping[str, Load]:
+    def _usable(self, number: int, pool: Pool, tokens: int, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
         ready, warming = {}, {}
         pinned = self.queued.request.pinned
@@ -170,9 +181,15 @@ class CandidateSet:
                 self._reject(pool.name, number, "the state of the request is at another endpoint", endpoint.id)
             elif load.health is _DOWN and not (last_resort and load.failing):
                 self._reject(pool.name, number, "down", endpoint.id)
-            elif load.blocked_until > self.now:
-                reason = f"rate limited for {load.blocked_until - self.now:.1f} s more"
-                self._reject(pool.name, number, reason, endpoint.id)
+            elif load.full and not self.waiting:
+                self.waited_for = True
+                self._reject(pool.name, number, f"at its cap of {pool.concurrent_requests} requests", endpoint.id)
+            elif load.blocked_until > self.now or load.limits:
+                if (limited := self._with_wait(load, tokens)) is not None:
+                    ready[endpoint.id] = limited
+                else:
+                    reason = f"rate limited for {load.send_wait(tokens, self.now):.1f} s more"
+                    self._reject(pool.name, number, reason, endpoint.id)
             elif load.warming:
                 warming[endpoint.id] = load
             else:
@@ -182,6 +199,18 @@ class CandidateSet:
         for name in warming:
             self._reject(pool.name, number, "being warmed up: it is given its cache back", name)
         return ready
+
+    def _with_wait(self, load: Load, tokens: int) -> Load | None:
+        """The load with the wait for the provider's rate limits; None: too long."""
+        wait = load.send_wait(tokens, self.now)
+        if not wait:
+            return load
+        if self.left == FOREVER or self.queued.route.scorer != "predicted":
+            self.waited_for |= wait <= LONGEST_HOLD
+            bearable = self.waiting and wait <= LONGEST_HOLD
+        else:
+            bearable = wait < self.left
+        return replace(load, wait=max(load.wait, wait), send_at=self.now + wait) if bearable else None
 
 
 def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> CandidateSet:
@@ -198,13 +227,12 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
         max_output=max_output,
         expected_output=min(expected, max_output),
     )
-    for number, tier in enumerate(queued.route.tiers):
-        found.add_tier(number, tier)
+    found.add_tiers()
+    if not found.tiers and found.waited_for:
+        found.waiting = True
+        found.add_tiers()
     if not found.tiers and any(load.failing for load in fleet.loads.values()):
-        found.rejected.clear()
-        found.unfit = 0
-        for number, tier in enumerate(queued.route.tiers):
-            found.add_tier(number, tier, last_resort=True)
+        found.add_tiers(last_resort=True)
     return found
 
 

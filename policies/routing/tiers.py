@@ -45,6 +45,7 @@ from policies.types import (
     Health,
     Load,
     Placement,
+    Rejection,
 )
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: shorter invites a storm, longer is a guess
@@ -248,8 +249,8 @@ def _nowhere(found: CandidateSet) -> Decision:
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found))
     pinned = found.queued.request.pinned
-    out = [r.endpoint for r in found.rejected if r.endpoint and pinned in ("", r.endpoint)]
-    waits = [_back_in(found.fleet.loads[endpoint], found.now) for endpoint in out]
+    out = [one for one in found.rejected if one.endpoint and pinned in ("", one.endpoint)]
+    waits = [_back_in(found, rejection) for rejection in out]
     reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
     return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))
 
@@ -267,9 +268,10 @@ def _misfit(found: CandidateSet) -> str:
     return "; ".join(f"{rejection.pool}: {rejection.reason}" for rejection in found.rejected)
 
 
-def _back_in(load: Load, now: float) -> float:
+def _back_in(found: CandidateSet, rejected: Rejection) -> float:
     """Seconds until a rejected endpoint may be usable again."""
-    wait = load.blocked_until - now
+    load, prompt = found.fleet.loads[rejected.endpoint], found.queued.estimate.pools[rejected.pool]
+    wait = load.send_wait(prompt.tokens, found.now)
     return wait if load.health is Health.UP else max(wait, RECHECK)
 
 

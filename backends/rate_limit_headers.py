@@ -1,0 +1,92 @@
+"""Rate limits in the headers of a provider's reply.
+
+Spellings, each read in the provider's reference in 2026-11:
+- OpenAI, Azure OpenAI, Groq, xAI, Fireworks, Cerebras: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, some
+  with a window behind (`-minute`, `-day`); the reset is a duration such as `6m0s`, `7.66s` or `12ms`.
+- Mistral: `x-ratelimit-{limit,remaining}-{req,tokens}-minute`, without a reset: the window.
+- Anthropic: `anthropic-ratelimit-{requests,tokens,input-tokens,output-tokens}-{limit,remaining,reset}`; the reset is a
+  time (RFC 3339).
+- OpenRouter, Together: `x-ratelimit-{limit,remaining,reset}`; the reset is seconds, or a Unix time in s or ms.
+
+Rules:
+- A limit without `remaining` says nothing. Without a reset, the window of its name counts, or a minute.
+- A time is measured from the reply's own Date where there is one, so clocks need not agree.
+- Output is not known in advance: of a limit of output tokens, one must be left.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+
+from backends.interface import RateLimitReport
+
+_WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "month": 30 * 86400.0}  # s
+_LONGEST = 30 * 86400.0  # s
+_FIELDS = "limit|remaining|reset"
+_OPENAI = re.compile(rf"x-ratelimit-({_FIELDS})(?:-(requests|req|tokens))?(?:-({'|'.join(_WINDOWS)}))?")
+_ANTHROPIC = re.compile(rf"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-({_FIELDS})")
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+
+def read(headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
+    """Header names are lower case. Malformed values are left out."""
+    found: dict[tuple[str, str], dict[str, str]] = {}  # fields by quantity and window
+    for name, value in headers.items():
+        if "ratelimit" not in name:
+            continue
+        if match := _OPENAI.fullmatch(name):
+            found.setdefault((match[2] or "requests", match[3] or ""), {})[match[1]] = value
+        elif match := _ANTHROPIC.fullmatch(name):
+            found.setdefault((match[1], ""), {})[match[2]] = value
+    reports = [_report(quantity, window, fields, headers) for (quantity, window), fields in found.items()]
+    return [report for report in reports if report is not None]
+
+
+def _report(
+    quantity: str, window: str, fields: Mapping[str, str], headers: Mapping[str, str]
+) -> RateLimitReport | None:
+    remaining, limit = _number(fields.get("remaining")), _number(fields.get("limit"))
+    if remaining is None:
+        return None
+    reset = _reset(fields.get("reset", ""), headers)
+    if reset is None:
+        reset = _WINDOWS[window or "minute"]
+    return RateLimitReport(quantity in ("tokens", "input-tokens"), remaining, limit, min(max(reset, 0.0), _LONGEST))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _reset(text: str, headers: Mapping[str, str]) -> float | None:
+    """Seconds of a duration, or until a time; None: malformed, or absent."""
+    if _DURATION.fullmatch(text):
+        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    number = _number(text)
+    if number is not None:
+        if number < 1e9:
+            return number
+        return (number / 1e3 if number > 1e11 else number) - _now(headers)
+    try:
+        return datetime.fromisoformat(text).timestamp() - _now(headers)
+    except ValueError:
+        return None
+
+
+def _now(headers: Mapping[str, str]) -> float:
+    """Unix time at which the reply was sent, by the provider's own clock."""
+    try:
+        return parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return time.time()

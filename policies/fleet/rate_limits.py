@@ -1,0 +1,43 @@
+"""The rate limits of one key at one endpoint, kept from reply to reply.
+
+A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from policies.rate_limit import RateLimit
+from policies.types import NEVER
+
+RECENT = 2048  # sent requests remembered
+
+
+class ReportedLimits:
+    """`current`: the limits, with all that was sent since."""
+
+    def __init__(self) -> None:
+        self.current: tuple[RateLimit, ...] = ()
+        self._as_of = NEVER  # sending of the request with the latest report
+        self._sent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # time and tokens of the requests since
+
+    def on_sent(self, tokens: float, now: float) -> None:
+        self._sent.append((now, tokens))
+        if self.current:
+            self.current = tuple(limit.after(tokens, now) for limit in self.current)
+
+    def on_reported(self, limits: Sequence[RateLimit], sent_at: float) -> None:
+        """A reply to the request sent at `sent_at` has reported these limits."""
+        if sent_at < self._as_of:
+            return
+        self._as_of = sent_at
+        while self._sent and self._sent[0][0] <= sent_at:
+            self._sent.popleft()
+        for at, tokens in self._sent:
+            limits = [limit.after(tokens, max(at, limit.at)) for limit in limits]
+        self.current = tuple(limits)
+
+    def exhausted_for(self, now: float) -> float | None:
+        """Seconds until an exhausted limit lets a request pass; None: none is exhausted."""
+        return max((wait for limit in self.current if (wait := limit.wait(1.0, now)) > 0), default=None)

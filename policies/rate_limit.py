@@ -1,0 +1,53 @@
+"""A provider's rate limit at a moment: the time until a request would be accepted.
+
+Rules:
+- A limit is a token bucket that fills at a constant rate. The reported reset is the time until it is full: OpenAI
+  (guide "Rate limits", headers), Anthropic (API reference "Rate limits", headers) and Groq say so, read in 2026-11.
+  Where no limit is reported, the rate is unknown, and what remains is all there is until the reset.
+- A prompt larger than the limit needs the whole limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """A limit of requests, or of tokens, at the time `at`."""
+
+    counts_tokens: bool
+    remaining: float
+    limit: float  # inf: unknown
+    rate: float  # per second; 0: unknown
+    full_at: float
+    at: float
+
+    @classmethod
+    def reported(
+        cls, counts_tokens: bool, remaining: float, limit: float | None, reset: float, now: float
+    ) -> RateLimit:
+        """`reset`: seconds until full."""
+        known = limit is not None and limit > remaining and reset > 0
+        rate = (limit - remaining) / reset if limit is not None and known else 0.0
+        return cls(counts_tokens, remaining, inf if limit is None else limit, rate, now + reset, now)
+
+    def after(self, tokens: float, now: float) -> RateLimit:
+        """The limit after a request of this many tokens."""
+        taken = tokens if self.counts_tokens else 1.0
+        if not self.rate:
+            return replace(self, remaining=self.remaining - taken)
+        left = min(self.remaining + self.rate * (now - self.at), self.limit) - taken
+        return replace(self, remaining=left, full_at=now + (self.limit - left) / self.rate, at=now)
+
+    def wait(self, tokens: float, now: float, requests_ahead: int = 0, tokens_ahead: float = 0.0) -> float:
+        """Seconds until a request of this many tokens is accepted, behind others that are not sent yet."""
+        if now >= self.full_at and not self.rate:
+            return 0.0
+        own, ahead = (tokens, tokens_ahead) if self.counts_tokens else (1.0, float(requests_ahead))
+        missing = ahead + min(own, self.limit) - self.remaining
+        if self.rate:
+            missing -= min(self.rate * (now - self.at), self.limit - self.remaining)
+            return max(missing / self.rate, 0.0)
+        return max(self.full_at - now, 0.0) if missing > 0 else 0.0
