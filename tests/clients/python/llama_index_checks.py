@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import openai
@@ -128,6 +129,7 @@ def _() -> None:
             break
     stream.close()
     del stream, chunk
+    gc.collect()  # LlamaIndex leaves the connection to the collector
     aborted(before)
 
 
