@@ -4,6 +4,7 @@
 - Ids are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads that
   brought its chunks.
 - Calls stay open to the end: a server may send the arguments of parallel calls in turns.
+- Reasoning is its own summary where the caller asks for one (`reasoning.summary`): most clients show summaries alone.
 
 Event names and members: openai-python 3.54, types/responses (2026-11).
 """
@@ -54,9 +55,19 @@ class _PartKind:
     part: str
     key: str  # member of the part that holds the text
     prefix: str
+    place: str = "content"  # member of the item that holds the part
+    part_prefix: str = "response.content_part"  # of the events of the part
 
 
 _REASONING = _PartKind("reasoning", "reasoning_text", "text", "response.reasoning_text")
+_SUMMARY = _PartKind(
+    "reasoning",
+    "summary_text",
+    "text",
+    "response.reasoning_summary_text",
+    place="summary",
+    part_prefix="response.reasoning_summary_part",
+)
 _TEXT = _PartKind("message", "output_text", "text", "response.output_text")
 _REFUSAL = _PartKind("message", "refusal", "refusal", "response.refusal")
 
@@ -80,6 +91,7 @@ class ResponseBuilder:
         self.ended = False
         self.events: list[bytes] = []
         self._body = body
+        self._reasoning = _SUMMARY if as_object(body.get("reasoning")).get("summary") else _REASONING
         self._suffix = ""  # of all ids
         self._sequence = 0
         self._output: list[Json] = []
@@ -144,7 +156,7 @@ class ResponseBuilder:
     def add(self, delta: Mapping[str, Any], logprobs: Any = None) -> None:
         """Add a chat completion's delta, or its whole message."""
         text, reasoning = _texts(delta.get("content"))
-        self._add_text(_REASONING, reasoning or delta.get("reasoning") or delta.get("reasoning_content"))
+        self._add_text(self._reasoning, reasoning or delta.get("reasoning") or delta.get("reasoning_content"))
         self._add_text(_TEXT, text, logprobs)
         for annotation in as_objects(delta.get("annotations")):
             self._annotate(annotation)
@@ -188,8 +200,8 @@ class ResponseBuilder:
             self._open_item(kind.item)
         self._kind, self._pieces = kind, []
         self._logprobs, self._annotations = [], []
-        self._item["content"].append(None)  # counted in `_place`
-        self._emit("response.content_part.added", **self._place(), part=self._part(""))
+        self._item[kind.place].append(None)  # counted in `_place`
+        self._emit(f"{kind.part_prefix}.added", **self._place(), part=self._part(""))
 
     def _open_item(self, kind: str) -> None:
         place = len(self._output)
@@ -202,9 +214,10 @@ class ResponseBuilder:
         self._emit("response.output_item.added", output_index=place, item=self._item)
 
     def _place(self) -> Json:
-        item = self._item
+        assert self._kind is not None
+        item, within = self._item, self._kind.place
         place = self._output.index(item) if self._output[-1] is not item else len(self._output) - 1
-        return {"item_id": item["id"], "output_index": place, "content_index": len(item["content"]) - 1}
+        return {"item_id": item["id"], "output_index": place, f"{within}_index": len(item[within]) - 1}
 
     def _part(self, text: str) -> Json:
         assert self._kind is not None
@@ -217,10 +230,10 @@ class ResponseBuilder:
         if self._kind is None:
             return
         text = "".join(self._pieces)
-        part = self._item["content"][-1] = self._part(text)
+        part = self._item[self._kind.place][-1] = self._part(text)
         members = {self._kind.key: text, **({"logprobs": self._logprobs} if self._kind is _TEXT else {})}
         self._emit(f"{self._kind.prefix}.done", **self._place(), **members)
-        self._emit("response.content_part.done", **self._place(), part=part)
+        self._emit(f"{self._kind.part_prefix}.done", **self._place(), part=part)
         self._kind = None
 
     def _close_item(self, status: str) -> None:

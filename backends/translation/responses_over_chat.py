@@ -2,12 +2,14 @@
 
 - The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
   background responses) and tools that run at the provider are refused by name.
-- An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. The
-  parts of an assistant's turn (reasoning, text, calls) become one message, as chat completions write a turn.
-- Reasoning text is returned in the clear and accepted back as it was returned, so a caller's wish for summaries or
-  encrypted reasoning is met. Foreign encrypted reasoning is refused.
+- An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. So is the
+  telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning, text,
+  calls) become one message, as chat completions write a turn.
+- Reasoning text is returned in the clear, as its own summary where the caller asks for one, and accepted back as it was
+  returned: a caller's wish for summaries or encrypted reasoning is met. Foreign encrypted reasoning is refused.
 
-Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to-responses (2026-11).
+Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to-responses (2026-11); requests of Codex
+0.169.0 (2026-11).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ EXTENSIONS = tuple(
     "structured_outputs".split()
 )
 _OF_REPLY = ("id", "status", "annotations", "logprobs")  # what an item or a part carries of the reply that it came from
+_TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
 
@@ -47,6 +50,7 @@ def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     if members.take("store") is True:  # absent and false: the gateway keeps nothing, and chat backends keep nothing
         chat["store"] = True
     chat |= _tools(members) | _text(members) | _reasoning(members) | _logprobs(members)
+    members.take_all(_TELEMETRY)
     members.default("background", False)
     members.default("truncation", "disabled")
     if members.take("stream_options") not in (None, {}, {"include_obfuscation": False}):
@@ -83,7 +87,7 @@ class _History:
             kind = "message" if role is not None else "item_reference"
         if (read := _ITEMS.get(kind)) is None:
             return item.refuse_kind(kind)
-        item.take_all(_OF_REPLY)
+        item.take_all((*_OF_REPLY, *_TELEMETRY))
         read(self, item, role)
         return item.close()
 
@@ -288,8 +292,8 @@ def _reasoning(members: Members) -> Json:
         return {}
     reasoning = Members(given, members.dropped, "reasoning")
     effort = reasoning.take("effort")
-    reasoning.default("summary", "auto")
-    reasoning.default("generate_summary", "auto")
+    reasoning.default("summary", "auto", "concise", "detailed")
+    reasoning.default("generate_summary", "auto", "concise", "detailed")
     reasoning.default("context", "auto")
     reasoning.default("mode", "standard")
     reasoning.close()

@@ -24,6 +24,8 @@ from tests.support.served import serving
 KEY = "sk-clients-0123456789"
 KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
 FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
+# Tools that coding agents always offer and a chat engine cannot have: hosted search, tools in groups, tools on demand
+DROPPED = ("web_search", "namespace", "tools.defer_loading")
 WITHIN = 240.0  # s for all checks of a client
 IMAGE = b64encode(
     bytes.fromhex(
@@ -64,12 +66,12 @@ class ClientRun:
 def configuration(url: str) -> dict[str, Any]:
     """A pool and a route for the engine, and one for each fault; JSON is YAML."""
     served = {"backend": "compatible", "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
-    slow = {"ttft": {"budget": "10s"}}
+    usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
     names = {"chat": "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "pools": {f"{route}-pool": {**served, "model": model} for route, model in names.items()},
-        "routes": {route: {"tiers": [f"{route}-pool"], **slow} for route in names},
+        "routes": {route: {"tiers": [f"{route}-pool"], **usual} for route in names},
         "keys": [{"name": "clients", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
         "telemetry": {"access_log": "off"},
     }

@@ -39,7 +39,7 @@ REFUSED_RESPONSES: list[tuple[Json, str, str]] = [  # members, the place named, 
     (said(stream_options={"include_obfuscation": True}), "stream_options", "stream_options"),
     (said(include=["web_search_call.action.sources"]), "include", "web_search_call.action.sources"),
     (said(something_new=1), "something_new", "something_new"),
-    (said(reasoning={"summary": "detailed"}), "reasoning.summary", "summary"),
+    (said(reasoning={"summary": "rhymed"}), "reasoning.summary", "summary"),
     (said(reasoning={"mode": "pro"}), "reasoning.mode", "mode"),
     (said(text={"new": 1}), "text.new", "new"),
     (said(tools=[{"type": "web_search"}]), "tools[0]", "web_search"),
@@ -130,13 +130,20 @@ def test_a_malformed_request_is_refused_by_name(body: Json) -> None:
 def test_members_that_say_what_their_absence_says_are_accepted() -> None:
     """As Codex and the SDKs send them."""
     usual = {"store": False, "background": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}
-    body = said(**usual, reasoning={"effort": "low", "summary": "auto"}, tools=[], previous_response_id=None)
+    codex = {"client_metadata": {"x-codex-window-id": "1:0"}}
+    body = said(**usual, **codex, reasoning={"effort": "low", "summary": "auto"}, tools=[], previous_response_id=None)
     chat = RESPONSES_OVER_CHAT.request({**body, "input": "hi", "instructions": "be brief"}, NOTHING)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert chat == {"model": "m", "messages": messages, "reasoning_effort": "low"}
     usual = {"n": 1, "modalities": ["text"], "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "stop": None}
     native = CHAT_OVER_RESPONSES.request(asked(**usual, max_tokens=5), NOTHING)
     assert native.keys() == {"model", "input", "store", "max_output_tokens"}
+
+
+def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:
+    item = {**user({"type": "input_text", "text": "hi"}), "internal_chat_message_metadata_passthrough": {"turn": "1"}}
+    (message,) = RESPONSES_OVER_CHAT.request(said(item), NOTHING)["messages"]
+    assert message == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 
 
 def test_chat_callers_are_stored_nowhere_unless_they_ask() -> None:

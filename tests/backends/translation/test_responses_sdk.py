@@ -13,6 +13,7 @@ import httpx2
 import openai
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -57,12 +58,14 @@ def text_of(message: Json) -> str:
 
 
 @settings(max_examples=60, deadline=None)
-@given(answers())
-def test_whole_and_streamed_answers_are_the_same_to_the_sdk(answer: tuple[Json, list[Json]]) -> None:
+@given(answers(), st.sampled_from([None, "auto", "concise", "detailed"]))
+def test_whole_and_streamed_answers_are_the_same_to_the_sdk(answer: tuple[Json, list[Json]], wish: str | None) -> None:
+    """Also where the caller asks for a summary of the reasoning."""
     reply, chunks = answer
     message = reply["choices"][0]["message"]
-    got = whole(reply).responses.create(model="m", input="hi")
-    events = list(streamed(chunks).responses.create(model="m", input="hi", stream=True))
+    body = {"model": "m", "reasoning": {"summary": wish}}
+    got = whole(reply, body).responses.create(model="m", input="hi")
+    events = list(streamed(chunks, body).responses.create(model="m", input="hi", stream=True))
     assert got.output_text == text_of(message)
     assert events[-1].response.to_dict() == got.to_dict()
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
@@ -98,6 +101,29 @@ def test_the_sdk_reads_chat_completions_made_of_responses(answer: tuple[Json, li
     text = "".join(each.choices[0].delta.content or "" for each in got)
     assert text == text_of(reply["choices"][0]["message"])
     assert got[-1].choices[0].finish_reason == reply["choices"][0]["finish_reason"]
+
+
+THOUGHT = {"role": "assistant", "reasoning": "so it is", "content": "Oslo"}
+
+
+def test_reasoning_is_its_own_summary_for_a_caller_that_asks_for_one() -> None:
+    """LlamaIndex, Pydantic AI, Vercel's AI SDK and Codex show summaries alone."""
+    body = {"model": "m", "reasoning": {"summary": "auto"}}
+    reply = {"id": "x", "created": 1, "model": "m", "choices": [{"message": THOUGHT, "finish_reason": "stop"}]}
+    item: Any = whole(reply, body).responses.create(model="m", input="hi").output[0]
+    assert ([part.text for part in item.summary], item.content) == (["so it is"], [])
+    chunks = [chunk({"reasoning": "so "}), chunk({"reasoning": "it is"}), chunk({"content": "Oslo"}, "stop")]
+    events: list[Any] = list(streamed(chunks, body).responses.create(model="m", input="hi", stream=True))
+    names = [event.type.removeprefix("response.reasoning_summary_") for event in events if "summary" in event.type]
+    assert names == ["part.added", "text.delta", "text.delta", "text.done", "part.done"]
+    assert {event.summary_index for event in events if "summary" in event.type} == {0}
+    assert [event.delta for event in events if event.type.endswith("summary_text.delta")] == ["so ", "it is"]
+
+
+def test_reasoning_is_given_as_it_is_where_no_summary_is_asked_for() -> None:
+    reply = {"id": "x", "created": 1, "model": "m", "choices": [{"message": THOUGHT, "finish_reason": "stop"}]}
+    item: Any = whole(reply).responses.create(model="m", input="hi").output[0]
+    assert ([part.text for part in item.content], item.summary) == (["so it is"], [])
 
 
 class City(BaseModel):

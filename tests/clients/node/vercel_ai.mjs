@@ -96,6 +96,7 @@ check("embeddings", async () => {
 for (const [status, name] of [[404, "no-such-model"], [429, "limited"], [503, "down"]]) {
   check(`error ${status}`, async () => {
     for (const one of [openai(name), openai.chat(name), compatible(name), anthropic(name)]) {
+      await new Promise((resolve) => setTimeout(resolve, status === 429 ? 1200 : 0)); // the engine's retry-after
       const error = await rejects(APICallError, () => generateText({ model: one, prompt: "hello", maxRetries: 0 }));
       equal(error.statusCode, status);
     }
