@@ -83,7 +83,9 @@ def presented_key(headers: Mapping[str, str]) -> str:
 
 
 def _unauthorized(message: str) -> ApiError:
-    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    """Claude Code (2.1) repeats a 401 ten times, for minutes, unless told not to."""
+    headers = {"www-authenticate": "Bearer", "x-should-retry": "false"}
+    return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def _() -> None:
         api_base=BASE_URL, api_key=API_KEY, model="o4-mini", reasoning_options={"effort": "high", "summary": "auto"}
     )
     answer = thinking.chat(ASK)
-    expect(TEXT in (answer.message.content or "") and REASONING in str(answer), answer)
+    expect(answer.message.content == TEXT and REASONING in str(answer.message.blocks), answer.message.blocks)
 
 
 @check("embeddings")

@@ -68,7 +68,7 @@ def test_an_unknown_key_is_401_with_a_constant_message(authorization: str) -> No
     """A near miss, a prefix and a digest get the same answer."""
     refusal = refused(sent(authorization))
     assert (refusal.status, refusal.code, refusal.message) == (401, "invalid_api_key", "The API key is not known here.")
-    assert refusal.headers == {"www-authenticate": "Bearer"}
+    assert refusal.headers == {"www-authenticate": "Bearer", "x-should-retry": "false"}
 
 
 @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Basic c2std2Vi", "sk-web", "Token sk-web"])
