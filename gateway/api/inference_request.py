@@ -37,8 +37,9 @@ KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes 
 _MAX_NAME = 256  # characters of a model name cached
 _TOKENS = Annotated[int, msgspec.Meta(ge=1)]
 _CHOICES = Annotated[int, msgspec.Meta(ge=1, le=128)]
-_USER, _IMAGES = 1, 2  # flags of a message: from the user, with an image
-_IMAGE_TYPES = ("image_url", "input_image")
+_USER, _MEDIA, _IMAGES = 1, 2, 4  # flags of a message: from the user, with more than text, with an image
+_USERS = tuple(_USER | more for more in (0, _MEDIA, _MEDIA | _IMAGES))
+_IMAGE_TYPES, _TEXT_TYPES = ("image_url", "input_image"), {"text", "refusal"}
 _MESSAGE_DEPTH = MAX_DEPTH - 2  # a message is an element of an array of an object
 
 
@@ -108,13 +109,17 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
     keys = [digest ^ key for digest in digests]
     flags = _messages.get_all(keys)
     decoded = _decode_new(messages, keys, flags) if None in flags else {}
-    sources = [*map(body.__getitem__, definitions(body)), *messages] if parameters.definitions else messages
+    sources = messages
+    if parameters.definitions:
+        sources = [*map(body.__getitem__, definitions(body)), *messages]
+        digests[:0] = parameters.definitions
+    most = max(flag or 0 for flag in flags)
     return ParsedBody(
         members=body,
-        prompt=Prompt(sources, [*parameters.definitions, *digests], len(messages), len(raw), decoded),
+        prompt=Prompt(sources, digests, len(messages), len(raw), decoded, media=most >= _MEDIA),
         parameters=parameters,
-        user_turns=flags.count(_USER) + flags.count(_USER | _IMAGES) or 1,
-        images=_IMAGES in flags or _USER | _IMAGES in flags,
+        user_turns=sum(map(flags.count, _USERS)) or 1,
+        images=most >= _IMAGES,
     )
 
 
@@ -191,8 +196,10 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> int:
 
 def _message_flags(message: _Message) -> int:
     flags = _USER if message.role == "user" else 0
-    if type(message.content) is list and any(part.get("type") in _IMAGE_TYPES for part in message.content):
-        flags |= _IMAGES
+    if type(message.content) is list:
+        kinds = {str(part.get("type")) for part in message.content}
+        if not kinds <= _TEXT_TYPES:
+            flags |= _MEDIA if kinds.isdisjoint(_IMAGE_TYPES) else _MEDIA | _IMAGES
     return flags
 
 

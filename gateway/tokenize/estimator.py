@@ -29,7 +29,8 @@ from struct import iter_unpack
 from typing import Generic, TypeVar
 from zlib import crc32
 
-from gateway.tokenize.prompt import NOT_TEXT, Piece, Prompt
+from gateway.tokenize.media import NOT_TEXT, TILES, MediaFamily
+from gateway.tokenize.prompt import Piece, Prompt
 from gateway.tokenize.tokenizers import ID_BYTES, Encoder, encoder
 from policies.latency.token_counts import PER_MESSAGE, TokenScale
 from policies.types import PoolEstimate, PrefixBlocks, PromptEstimate
@@ -143,6 +144,7 @@ class TokenizerConfig:
     tokenizer: str = "o200k_base"
     block_size: int = 16
     template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
+    media: MediaFamily | None = None  # of the model; None for prompts without media, on which pools agree then
 
 
 @dataclass(slots=True)
@@ -214,7 +216,7 @@ class IncrementalTokenizer:
         steps: list[TokenizeStep] = []
         for part in range(len(position.blocks), len(prompt.digests)):
             chain, digest = digest, hash((digest, prompt.digests[part]))
-            *pieces, last = prompt.pieces(part)
+            *pieces, last = prompt.pieces(part, position.config.media or TILES)
             for piece in pieces:
                 chain = hash((chain, type(piece.span), piece.role, piece.span))  # equal bytes and text hash alike
                 found = None if steps else self._prefixes.get(chain)
@@ -295,6 +297,7 @@ class Estimator:
     ) -> None:
         self._pools: dict[str, TokenizerConfig] = {}  # as configured
         self._configs: dict[str, TokenizerConfig] = {}  # with the block sizes reported by engines
+        self._text_configs: dict[str, TokenizerConfig] = {}  # the same for prompts without media
         self.reload(pools)
         self._scale = scale
         self._encoders = encoders
@@ -309,10 +312,12 @@ class Estimator:
         changed = {name: config for name, config in pools.items() if self._pools.get(name) != config}
         self._pools.update(changed)
         self._configs.update(changed)
+        self._text_configs.update({name: replace(config, media=None) for name, config in changed.items()})
 
     def set_block_size(self, pool: str, tokens: int) -> None:
         """Apply the block size reported by the pool's engines."""
-        self._configs[pool] = replace(self._configs[pool], block_size=tokens)
+        for configs in (self._configs, self._text_configs):
+            configs[pool] = replace(configs[pool], block_size=tokens)
 
     def warm(self) -> None:
         """Load every tokenizer (0.2 s for o200k_base), so no request has to."""
@@ -331,8 +336,9 @@ class Estimator:
     ) -> PromptEstimate:
         """The prompt as each of these pools sees it. Does not yield to the loop unless much of the prompt is new."""
         names: dict[TokenizerConfig, list[str]] = {}
+        configs = self._configs if prompt.media else self._text_configs
         for pool in pools:
-            names.setdefault(self._configs[pool], []).append(pool)
+            names.setdefault(configs[pool], []).append(pool)
         ends = [self._tokenizer.recognise(config, prompt, cache_group) for config in names]
         if min([len(end.blocks) for end in ends]) < len(prompt.digests):
             ends = await self._read_rest(ends, prompt, cache_group)

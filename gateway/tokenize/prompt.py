@@ -5,17 +5,16 @@ part is named by a digest of its JSON, by which it is recognised before it is de
 pieces: segments of text, or token ids where there is no text. Rules:
 - Tool definitions come first, as JSON: engines render them into the system prompt.
 - The first piece of a message names its role. A completion prompt has no roles.
-- Images and other media count by OpenAI's tiles (its vision guide): 85 tokens at low detail, else as a picture of
-  unknown size, taken as 1024 x 1024: 85 + 4 tiles of 170.
+- Images, audio and files count by the rule of the model's family (`gateway.tokenize.media`).
 - Several prompts of one completion request count as one after another.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,19 +22,18 @@ from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.strict_json import encode
+from gateway.tokenize.media import NOT_TEXT, TILES, MediaFamily, medium_ids
 from gateway.tokenize.tokenizers import ID_BYTES, SEGMENT_MIN, segments
 
-MEDIA_TOKENS = 85 + 4 * 170
-LOW_DETAIL_TOKENS = 85
-NOT_TEXT = 0x8000_0000  # ids from here on belong to no vocabulary: they stand for media and message openings
+MEDIA_TOKENS = 1_000_000  # of a prompt, counted
 
 _DEFINITIONS = ("tools", "functions")
 _RUN = 1024 * ID_BYTES  # bytes of ids in a piece: a medium is one piece
 _ROLE = 32  # characters which tell roles apart
-_SAMPLE = 4096  # characters from either end which tell media apart: formats end with a checksum
 _decode = msgspec.json.Decoder().decode
 
 Span = str | bytes  # text, or packed token ids
+MediumIds = Callable[[Mapping[str, Any]], bytes]  # of a part of a content
 
 
 @dataclass(slots=True)
@@ -57,16 +55,25 @@ class Prompt:
     decoded: Mapping[int, Any] = field(
         default_factory=dict
     )  # by number, messages which were decoded already; droppable
+    media: bool = False  # a message holds more than text
+    media_left: int = MEDIA_TOKENS  # tokens of media that are still counted
 
-    def pieces(self, part: int) -> list[Piece]:
-        """The pieces of a part, never none."""
+    def pieces(self, part: int, family: MediaFamily = TILES) -> list[Piece]:
+        """The pieces of a part, never none. `family`: of the model, by which media count."""
         source, number = self.sources[part], part - len(self.sources) + self.messages
         if not self.messages:
             return _cut(None, _prompts(source)) or [Piece(None, b"")]
         if number < 0:
             return _cut(None, (encode(_decode(encode(source))).decode(),))
         message = self.decoded.get(number)
-        return _message(message or (_decode(source) if isinstance(source, Raw) else source))
+        return _message(
+            message or (_decode(source) if isinstance(source, Raw) else source), partial(self._medium, family)
+        )
+
+    def _medium(self, family: MediaFamily, part: Mapping[str, Any]) -> bytes:
+        ids = medium_ids(part, family, self.media_left)
+        self.media_left -= len(ids) // ID_BYTES
+        return ids
 
     def size_from(self, part: int) -> int:
         """Bytes from this part on; of the whole prompt where the size of a part is unknown."""
@@ -81,7 +88,16 @@ def prompt_of(operation: Operation, body: Mapping[str, Any]) -> Prompt:
         return Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(prompt))
     fields, written = definitions(body), list(map(encode, body["messages"]))
     digests = [*(digest_of(field, body[field]) for field in fields), *map(hash, written)]
-    return Prompt([*map(body.__getitem__, fields), *body["messages"]], digests, len(written), sum(map(len, written)))
+    sources = [*map(body.__getitem__, fields), *body["messages"]]
+    media = any(_holds_media(message) for message in body["messages"])
+    return Prompt(sources, digests, len(written), sum(map(len, written)), media=media)
+
+
+def _holds_media(message: Any) -> bool:
+    if isinstance(message, Raw):
+        return True  # perhaps
+    content = message.get("content")
+    return type(content) is list and any("text" not in part and "refusal" not in part for part in content)
 
 
 def definitions(body: Mapping[str, Any]) -> list[str]:
@@ -94,12 +110,12 @@ def digest_of(field: str, value: Any) -> int:
     return hash((field, type(value), value if isinstance(value, str) else encode(value)))
 
 
-def _message(message: Mapping[str, Any]) -> list[Piece]:
+def _message(message: Mapping[str, Any], ids_of: MediumIds) -> list[Piece]:
     """A message without any text is still a message: its first piece is empty then."""
     role, content = message["role"][:_ROLE], message.get("content")
     if len(message) == 2 and type(content) is str and len(content) <= SEGMENT_MIN:
         return [Piece(role, content)]  # as nearly all are
-    return _cut(role, _spans(message)) or [Piece(role, "")]
+    return _cut(role, _spans(message, ids_of)) or [Piece(role, "")]
 
 
 def _cut(role: str | None, spans: Iterable[Span]) -> list[Piece]:
@@ -126,14 +142,14 @@ def _prompts(prompt: str | list[Any]) -> Iterator[Span]:
             yield from _prompts(each)
 
 
-def _spans(message: Mapping[str, Any]) -> Iterator[Span]:
+def _spans(message: Mapping[str, Any], ids_of: MediumIds) -> Iterator[Span]:
     content = message.get("content")
     if type(content) is str:
         yield content
     else:
         for part in content or ():
             text = part.get("text", part.get("refusal"))
-            yield text if isinstance(text, str) else _medium(part)
+            yield text if isinstance(text, str) else ids_of(part)
     for call in message.get("tool_calls") or ():
         yield _call(call.get("function"))
     if message.get("function_call"):
@@ -146,14 +162,3 @@ def _call(function: Any) -> str:
     if not isinstance(function, dict):
         return ""
     return f'{{"name": "{function.get("name")}", "arguments": {function.get("arguments")}}}'
-
-
-def _medium(part: Mapping[str, Any]) -> bytes:
-    """As many ids as the medium counts, each equal to its digest: another picture is another prefix."""
-    members = [member for value in part.values() for member in (value.items() if isinstance(value, dict) else ())]
-    tokens = LOW_DETAIL_TOKENS if ("detail", "low") in members else MEDIA_TOKENS
-    strings = [value for _, value in [*part.items(), *members] if isinstance(value, str)]
-    reference = max(strings, key=len, default="")  # URL, or data in base64
-    sample = f"{len(reference)} {reference[:_SAMPLE]} {reference[-_SAMPLE:]}"
-    digest = int.from_bytes(blake2b(sample.encode(), digest_size=ID_BYTES).digest(), "little")
-    return array("I", [digest | NOT_TEXT]).tobytes() * tokens

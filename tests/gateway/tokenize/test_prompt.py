@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.strict_json import encode
-from gateway.tokenize.prompt import LOW_DETAIL_TOKENS, MEDIA_TOKENS, NOT_TEXT, Piece, Prompt, prompt_of
+from gateway.tokenize.media import NOT_TEXT, family_of
+from gateway.tokenize.prompt import MEDIA_TOKENS, Piece, Prompt, prompt_of
 
 
 def chat(*messages: Any, **more: Any) -> Prompt:
@@ -72,7 +74,7 @@ def test_the_old_function_call_counts_as_a_tool_call() -> None:
 def test_an_image_counts_by_the_tile_rule() -> None:
     """85 tokens at low detail, otherwise as 1024 x 1024 pixels."""
     low, high = pieces(chat(image("http://a/b.png", detail="low"), image("http://a/b.png")))
-    assert (len(low.span) // 4, len(high.span) // 4) == (LOW_DETAIL_TOKENS, MEDIA_TOKENS)
+    assert (len(low.span) // 4, len(high.span) // 4) == (85, 765)
 
 
 def test_the_same_image_is_the_same_prefix_and_another_is_not() -> None:
@@ -93,7 +95,17 @@ def test_audio_is_not_tokenised_as_text() -> None:
     """A second of sound is not ten thousand letters of base64."""
     part = {"type": "input_audio", "input_audio": {"data": "UklGR" * 2000, "format": "wav"}}
     (piece,) = pieces(chat({"role": "user", "content": [part]}))
-    assert len(piece.span) // 4 == MEDIA_TOKENS
+    assert len(piece.span) // 4 < 10
+
+
+def test_the_tokens_of_media_are_bounded_for_a_prompt() -> None:
+    """Headers that lie about a picture's size cannot fill the memory; pictures beyond the bound still differ."""
+    lying = b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (60_000).to_bytes(4) * 2).decode()
+    prompt = chat(*(image(f"data:image/png;base64,{lying}#{number}") for number in range(200)))
+    gemini = family_of("gemini-2.5-pro")
+    spans = [piece.span for part in range(200) for piece in prompt.pieces(part, gemini)]
+    assert sum(map(len, spans)) // 4 <= MEDIA_TOKENS + 200
+    assert len(set(spans[-50:])) == 50
 
 
 def test_a_long_message_is_several_pieces() -> None:
