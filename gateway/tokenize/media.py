@@ -27,7 +27,7 @@ from array import array
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from math import ceil, sqrt
 from typing import Any
 
@@ -162,7 +162,7 @@ def medium_ids(part: Mapping[str, Any], family: MediaFamily, most: int = MOST_TO
     """
     source, kind = _source(part)
     tokens = max(min(round(_tokens(part, source, kind, family)), MOST_TOKENS, most), 1)
-    words = array("I", blake2b(source.encode(errors="surrogatepass"), digest_size=4 * ID_BYTES).digest())
+    words = array("I", sha256(source.encode(errors="surrogatepass")).digest())
     ids = array("I", [word | NOT_TEXT for word in words]).tobytes()
     return (ids * (tokens // len(words) + 1))[: tokens * ID_BYTES]
 
