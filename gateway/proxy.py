@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
@@ -21,6 +22,7 @@ from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, canonical
 from gateway.cache_warming import CacheWarming
 from gateway.downstream.http_request import HttpRequest
+from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
@@ -28,7 +30,7 @@ from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_record
-from gateway.upstream.relay import Relay, gateway_headers
+from gateway.upstream.relay import Relay, gateway_headers, waiting_headers
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import Decision, Placement, PromptEstimate
@@ -115,12 +117,16 @@ class Proxy:
             except ApiError as refusal:
                 self.refuse(http, refusal, timeline)
             except asyncio.CancelledError:
-                if http.begun or not self.stopping:
+                if http.answering or not self.stopping:
                     raise
                 self.refuse(http, stopped(), timeline, RequestOutcome.CUT)
             except Exception:
                 log.exception("internal error on request %s", timeline.record.request_id)
                 self.internal_error(http, timeline)
+            finally:
+                if http.comments is not None:
+                    http.comments.stop()
+                    http.comments = None
 
     async def serve(self, http: HttpRequest, operation: Operation, timeline: RequestTimeline) -> None:
         """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
@@ -139,6 +145,9 @@ class Proxy:
         timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
         timeline.routed(request, route, tenant.name)
+        keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
+        if request.stream and keepalive != "off":
+            http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         if operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
             self.dispatcher.operations.fit(request, route, runtime.operations)
         estimate = await self.decider.estimate(request, route, tenant)
@@ -198,7 +207,7 @@ class Proxy:
     def internal_error(self, http: HttpRequest, timeline: RequestTimeline) -> None:
         """Reply 500 for a bug of the gateway. An answer already begun is cut off: an error within the body would be
         text."""
-        if http.begun:
+        if http.answering:
             timeline.finished(RequestOutcome.INTERNAL, monotonic())
             http.writer.transport.abort()
         else:

@@ -20,7 +20,7 @@ from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
 from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
-from policies.routes.route import Duration, Route, Share, Size, Workload, with_preset
+from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workload, with_preset
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
@@ -75,6 +75,8 @@ class Defaults(Section):
     """Hard timeout of the first token, where no budget is lower."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     """Maximum of endpoints tried for one request."""
+    keepalive: KeepAlive = "off"
+    """Interval of comments in a stream before its first token."""
     max_body: Annotated[Size, Field(gt=0)] = written("32MB")
     """Maximum size of a request body."""
     scrape: Positive = written("500ms")

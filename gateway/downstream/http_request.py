@@ -17,8 +17,9 @@ from time import time
 from typing import Protocol
 
 from backends.http.connection import WriteCoalescer
+from backends.interface import Failure, FailureKind
 from gateway.api.api_error import REASONS, ApiError
-from gateway.api.dialects import error_reply
+from gateway.api.dialects import error_event, error_reply
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.same_origin import HOST
 
@@ -32,6 +33,16 @@ class WriteFlowControl(Protocol):
 
     def on_shutdown(self) -> None:
         """The server stops: end the answer now."""
+
+
+class PendingStream(Protocol):
+    """A stream before its first token."""
+
+    def stop(self) -> bool:
+        """Write no more comments. True: the head is written."""
+
+    def end(self, event: bytes) -> None:
+        """Write the last event of a stream whose head is written."""
 
 
 class ResponseWriter:
@@ -76,6 +87,7 @@ class HttpRequest:
     `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
     case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s). `model`: named by
     the path. `lines`: header lines of the answer, whatever it is.
+    `comments`: written until the answer begins.
     """
 
     method: str
@@ -90,6 +102,7 @@ class HttpRequest:
     begun: bool = False  # part of the answer is written
     model: str = ""
     lines: tuple[str, ...] = ()
+    comments: PendingStream | None = None
 
     def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
         """Write a JSON reply with additional header lines."""
@@ -100,9 +113,23 @@ class HttpRequest:
         """Write an error reply in the caller's dialect. The error may require the connection to close."""
         if refusal.close:
             self.keep_alive = False
+        if self.comments is not None and self.comments.stop():
+            self.comments.end(error_event(failure_of(refusal), self.path))
+            return
         own = [f"{name}: {value}" for name, value in refusal.headers.items()]
         status, body = error_reply(refusal, self.path, self.headers, request_id)
         self.respond(status, body, (*own, *lines))
+
+    @property
+    def answering(self) -> bool:
+        """Part of the answer itself is written: an error can no longer take its place."""
+        return self.begun and self.comments is None
+
+
+def failure_of(refusal: ApiError) -> Failure:
+    return Failure(
+        FailureKind.SERVER, refusal.message, refusal.status, refusal.type, code=refusal.code, param=refusal.param
+    )
 
 
 def rendered(status: int, body: bytes, lines: Iterable[str], method: str, keep_alive: bool) -> bytes:

@@ -39,6 +39,7 @@ DIVERGED = Failure(
 LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
 UNTRANSLATED = Failure(FailureKind.PROTOCOL, "The backend sent an event of no known shape.")
 STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
+KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms", "x-ratelimit-")
 
 # A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
 ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read the header `request-id`
@@ -88,7 +89,7 @@ class Relay:
         """Relay the winning attempt: head and all buffered bytes, in one write."""
         http, self.winner, self.begun = self.http, winner, True
         self.rewriter = self.base_rewriter = self._rewriter()
-        whole = not winner.stream and not self.strip_usage
+        whole = not winner.stream and not self.strip_usage and http.comments is None
         buffered = winner.take_buffered()
         length = winner.headers.get("content-length") if whole else None
         if whole and winner.over:
@@ -99,7 +100,8 @@ class Relay:
         self.writer.flow_control = self
         if self.rewriter is not None:
             buffered = self._first(buffered)
-        first = self._head(length) + self._frame(buffered)
+        committed, http.comments = http.comments is not None and http.comments.stop(), None
+        first = (b"" if committed else self._head(length)) + self._frame(buffered)
         http.begun = True
         if not self.transport.is_closing():
             self.writer.write(first)
@@ -375,6 +377,11 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines += quota_headers(record.quota)
     lines.append(server_timing(timeline, now))
     return lines
+
+
+def waiting_headers(timeline: RequestTimeline) -> list[str]:
+    """The header lines that are known before an endpoint has answered."""
+    return [line for line in gateway_headers(timeline, monotonic()) if line.startswith(KNOWN_BEFORE)]
 
 
 def server_timing(timeline: RequestTimeline, now: float) -> str:

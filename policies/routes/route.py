@@ -110,6 +110,9 @@ def _may_be_off(schema: dict[str, Any]) -> None:
         schema["properties"][name]["anyOf"].append({"const": "off"})
 
 
+KeepAlive = Annotated[Annotated[Duration, Field(ge=0.1)] | Literal["off"], BeforeValidator(_switch)]
+
+
 class Strict(BaseModel):
     """Base of models in which unknown keys are errors: a misspelt budget must not become no budget."""
 
@@ -202,6 +205,9 @@ class Route(Strict):
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
     on_miss: Literal["best_effort", "queue", "shed"] = "best_effort"
     """If no tier can make the TTFT budget: queue for an idle endpoint, with or without a limit of 30 s; or refuse."""
+    keepalive: KeepAlive | None = None
+    """Interval of comments in a stream before its first token, for balancers that close silent connections. The first
+    one commits status 200: later failures are error events. Absent: `defaults.keepalive`."""
     rescue: Annotated[Literal["on", "off"], BeforeValidator(_switch)] = "off"
     """Continue a stream that breaks after its first token on another endpoint of its pool, else of the other tiers.
 

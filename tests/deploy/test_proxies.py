@@ -188,6 +188,19 @@ async def test_tokens_pass_one_by_one_over_http2(proxy: Any, tmp_path: Path, cer
 
 
 @needs_http2
+async def test_comments_before_the_first_token_pass(proxy: Any, tmp_path: Path, certificates: Certificates) -> None:
+    """While the engine is silent."""
+    defaults = {"keepalive": "100ms"}
+    async with fronted(proxy, tmp_path, certificates, [GATE, *SLOW[:1]], defaults=defaults) as front:
+        process = await front.curl(body=STREAM)
+        assert process.stdout is not None
+        async with asyncio.timeout(10):
+            assert [await process.stdout.readuntil(b"\n\n") for _ in range(2)] == [b": keep-alive\n\n"] * 2
+        process.kill()
+        await process.wait()
+
+
+@needs_http2
 async def test_a_caller_that_leaves_ends_the_request_upstream(
     proxy: Any, tmp_path: Path, certificates: Certificates
 ) -> None:
