@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from backends.anthropic import Anthropic
 from backends.interface import Backend, BackendConfig
 from backends.openai import Compatible, LlamaCpp, Mistral, Ollama, OpenAI
 from backends.vllm import SGLang, SimulatedVllm, Vllm
@@ -48,6 +49,7 @@ _ALL = (
     _api("fireworks", "https://api.fireworks.ai/inference/v1", "Fireworks AI"),
     _api("openrouter", "https://openrouter.ai/api/v1", "OpenRouter"),
     _api("deepseek", "https://api.deepseek.com/v1", "DeepSeek"),
+    _api("anthropic", "https://api.anthropic.com", "Anthropic's Messages API", Anthropic),
 )
 KINDS: Mapping[str, BackendKind] = {kind.name: kind for kind in _ALL}
 

@@ -147,7 +147,8 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
     if status == 402 and "fewer max_tokens" in said.message:  # OpenRouter: enough for another request
         message, code = "The gateway's account with the backend is too short for this.", "insufficient_quota"
         return Failure(FailureKind.RATE_LIMITED, message, 429, code, code)
-    if status == 402 or (status == 429 and (said.code in _NO_MONEY or said.type in _NO_MONEY)):
+    unpaid = said.code in _NO_MONEY or said.type in _NO_MONEY
+    if status == 402 or (status == 429 and unpaid) or (status == 400 and said.message.startswith(_NO_CREDIT)):
         message = "The gateway's account with the backend is used up."
         return Failure(FailureKind.QUOTA, message, 429, "insufficient_quota", "insufficient_quota")
     if status in (401, 403, 407) and not _is_content_filter(said):
@@ -197,9 +198,11 @@ _MODEL_CODES = frozenset(
 )
 _KNOWN_CODES = (*CONTENT_CODES, CONTEXT_LENGTH, "model_not_found")
 _NO_MONEY = ("insufficient_quota", "billing_not_active", "billing_hard_limit_reached", "insufficient_balance")
+_NO_CREDIT = "Your credit balance is too low"  # Anthropic, by a 400
 _CONTEXT_TYPES = ("exceed_context_size_error",)  # llama.cpp
 _CONTEXT = re.compile(
-    r"maximum context length|maximum model length|longer than the model's context|context window|prompt is too long",
+    r"maximum context length|maximum model length|longer than the model's context|context window|prompt is too long|"
+    r"exceed context limit",
     re.IGNORECASE,
 )
 _ABOUT_MODEL = re.compile(
@@ -227,6 +230,20 @@ def _is_content_filter(said: ErrorBody) -> bool:
     return said.code in CONTENT_CODES or said.type in CONTENT_CODES or "input was flagged" in said.message
 
 
+# Status of an error inside a stream by its type: Anthropic's names (platform.claude.com/docs, errors, November 2026).
+_EVENT_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+
+
 def _status_in(said: ErrorBody) -> int:
     try:
         status = int(said.code or 0)
@@ -234,7 +251,7 @@ def _status_in(said: ErrorBody) -> int:
         status = 0
     if 400 <= status < 600:
         return status
-    return 429 if said.code == "rate_limit_exceeded" else 400 if said.type == "invalid_request_error" else 500
+    return 429 if said.code == "rate_limit_exceeded" else _EVENT_STATUS.get(said.type, 500)
 
 
 def decode_leniently(data: bytes) -> Any:

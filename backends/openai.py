@@ -23,6 +23,7 @@ from backends.interface import (
     RateLimitReport,
     Tap,
 )
+from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
 from backends.stream.taps import BodyTap, StreamTap
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
@@ -98,6 +99,8 @@ class OpenAI(Backend):
             body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
 
     def tap(self, forward: BackendRequest) -> Tap:
+        if forward.operation is Operation.MESSAGES:
+            return MessagesTap(self._secret) if forward.stream else MessagesBodyTap(self._secret)
         if not forward.stream:
             return BodyTap(self._secret)
         return StreamTap(_choices(forward.body), self._secret)

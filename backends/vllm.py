@@ -143,7 +143,9 @@ class _ModelList(msgspec.Struct):
 class Vllm(OpenAI):
     """vLLM's OpenAI server."""
 
-    native = OpenAI.native | {Operation.RERANK, Operation.SCORE, Operation.TOKENIZE}
+    native = OpenAI.native.union(
+        (Operation.RERANK, Operation.SCORE, Operation.TOKENIZE, Operation.MESSAGES, Operation.COUNT_TOKENS)
+    )
     local = True
     salted = True
     names_sessions = True
@@ -180,6 +182,8 @@ class Vllm(OpenAI):
         return replace(call, headers={**call.headers, "x-data-parallel-rank": str(self.config.dp_rank)})
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
+        if forward.operation not in (Operation.CHAT, Operation.COMPLETION):
+            return "the dialect"
         body, last = forward.body, _last_message(forward.body)
         for name, value in body.items():
             if value and (name in _NOT_CONTINUED or name.startswith("guided_")):

@@ -201,7 +201,9 @@ class StreamTap(_ReplyTap):
 
     def _read_output(self, text: Any, delta: _Delta | None) -> None:
         answer = bool(text) or (delta is not None and _answers(delta))
-        reasoning = delta is not None and _reasons(delta)
+        self._note_output(answer, delta is not None and _reasons(delta))
+
+    def _note_output(self, answer: bool, reasoning: bool) -> None:
         self.answer_begun = self.answer_begun or answer
         self.reasoning_begun = self.reasoning_begun or reasoning
         self.tokens += answer or reasoning
@@ -277,9 +279,12 @@ class BodyTap(_ReplyTap):
         if body.error and not body.choices:
             self.failure = failures.of_event(body.error, self._secret)
             return
-        read_usage(self.usage, body.usage)
+        self._read_usage(body.usage)
         read_times(self.times, body.metrics)
         self.ended = True
+
+    def _read_usage(self, reported: Any) -> None:
+        read_usage(self.usage, reported)
 
 
 def _holds_error(data: bytes) -> bool:

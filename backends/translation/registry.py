@@ -7,11 +7,18 @@ from functools import lru_cache
 from typing import Any
 
 from backends.interface import Operation
+from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
 from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
+from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
 from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
 from backends.translation.translation import Json, Translation
 
-TRANSLATIONS: tuple[Translation, ...] = (CHAT_OVER_RESPONSES, RESPONSES_OVER_CHAT)
+TRANSLATIONS: tuple[Translation, ...] = (
+    CHAT_OVER_RESPONSES,
+    CHAT_OVER_MESSAGES,
+    RESPONSES_OVER_CHAT,
+    MESSAGES_OVER_CHAT,
+)
 
 
 @lru_cache(256)
