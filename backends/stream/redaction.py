@@ -183,7 +183,7 @@ class CachedCountMasker:
         self._string: bytes | None = None  # the beginning of an open string
         self._escaping = False  # the open string ends in half an escape
         self._name: bytes | None = None  # the last string, if it may be a name
-        self._next_section = b""  # whose value comes next
+        self._next_section = b""  # expecting a value
         self._section = b""  # which is open
         self._depth = 0  # of objects and arrays in the section
         self._masked_depth = 0  # of the member whose numbers are masked; 0: none is

@@ -74,7 +74,7 @@ _REFUSAL = _PartKind("message", "refusal", "refusal", "response.refusal")
 
 @dataclass(slots=True)
 class _Call:
-    """A call under construction. `key`: the member that holds its text; `prefix`: of its events."""
+    """A call under construction. `key`: member with the text; `prefix`: of the names of events."""
 
     output_index: int
     item: Json

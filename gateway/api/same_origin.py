@@ -20,7 +20,7 @@ from gateway.api.cors import Cors
 
 # RFC 9112, section 3.2, and RFC 3986, section 3.2.2: a name or an address, and a port.
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]+)(?::([0-9]*))?")
-PRIVATE_SUFFIXES = (".svc", ".cluster.local", ".internal")  # of names that nobody can register
+PRIVATE_SUFFIXES = (".svc", ".cluster.local", ".internal")  # of names not open to registration
 
 
 class SameOrigin:

@@ -147,7 +147,7 @@ class KeepWarm(Section):
 
 
 class PoolSection(Section):
-    """Interchangeable endpoints that serve one model."""
+    """Interchangeable endpoints of one model."""
 
     backend: fields.BackendName
     """Kind of server."""

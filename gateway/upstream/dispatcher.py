@@ -499,7 +499,7 @@ class AttemptRunner:
         return operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
 
     def _is_doubtful(self, failure: Failure, endpoint: str) -> bool:
-        """A refusal by an endpoint that refuses what its siblings answer: another one is asked, and may confirm it."""
+        """True for the first refusal by an outlier among siblings: another endpoint is asked to confirm the refusal."""
         fleet, outlier = self.dispatcher.fleet, self.outlier
         if failure.kind is not FailureKind.CLIENT:
             return False

@@ -1,4 +1,4 @@
-"""Events that an attempt machine takes, and actions that it returns: see `policies.attempts.attempt_machine`."""
+"""Events and actions of the attempt machine (`policies.attempts.attempt_machine`)."""
 
 from __future__ import annotations
 
