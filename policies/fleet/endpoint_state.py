@@ -341,7 +341,7 @@ class PoolState:
         return True
 
     def is_outlier(self, state: EndpointState) -> bool:
-        """An outlier: the endpoint alone refuses requests (4xx) that siblings answer, so probably another kind of server."""
+        """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""
         answers = [refused for one in self.members if one is not state for refused in one.refusals]
         if sum(state.refusals) < OUTLIER_REFUSALS or len(answers) < OUTLIER_REFUSALS:
             return False
