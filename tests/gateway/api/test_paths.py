@@ -115,6 +115,17 @@ async def test_the_deployment_is_the_model_whatever_the_body_says(body: dict[str
     assert (status, headers["x-firsttoken-route"]) == (200, "chat")
 
 
+async def test_a_deployment_may_serve_embeddings() -> None:
+    """REST callers name no model in the body; the pool's servers get theirs."""
+    answer = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5]}],"model":"served"}'
+    async with conversing([reply(answer, "200 OK", "content-type: application/json")]) as (_, caller, upstream):
+        path = "/openai/deployments/chat/embeddings?api-version=2024-10-21"
+        status, _, body = await caller.whole(post({"input": "hello"}, path=path))
+    assert (status, json.loads(body)["data"][0]["embedding"]) == (200, [0.5])
+    assert upstream.requests[0].target == "/v1/embeddings"
+    assert json.loads(upstream.requests[0].body) == {"input": "hello", "model": "served"}
+
+
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"model":"a","model":"b","messages":[]}', b'{"messages":[]}'])
 async def test_a_broken_body_for_a_deployment_is_a_400(raw: bytes) -> None:
     async with conversing([reply(WHOLE)]) as (_, caller, upstream):
