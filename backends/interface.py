@@ -187,6 +187,10 @@ class Backend(Protocol):
         """Request for the number of prompt tokens: a JSON object with `count`."""
         return None
 
+    def stored(self, method: str, path: str) -> HttpCall:
+        """Request about a stored response, without a body."""
+        return HttpCall(method, path)
+
     def probe(self) -> HttpCall | None:
         """Cheap health request; None: only real traffic shows the server's health."""
         return None

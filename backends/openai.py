@@ -24,6 +24,7 @@ from backends.interface import (
     Tap,
 )
 from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
+from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import BodyTap, StreamTap
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
@@ -41,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 class OpenAI(Backend):
     """A `Backend`. Subclasses are dialects of this dialect."""
 
-    native = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDINGS})
+    native = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDINGS, Operation.RESPONSES})
     local: bool = False
     refuses_models: bool = True
     salted: bool = False
@@ -101,6 +102,8 @@ class OpenAI(Backend):
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:
             return MessagesTap(self._secret) if forward.stream else MessagesBodyTap(self._secret)
+        if forward.operation is Operation.RESPONSES:
+            return ResponsesTap(self._secret) if forward.stream else ResponsesBodyTap(self._secret)
         if not forward.stream:
             return BodyTap(self._secret)
         return StreamTap(_choices(forward.body), self._secret)
@@ -113,6 +116,9 @@ class OpenAI(Backend):
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         return "the dialect"
+
+    def stored(self, method: str, path: str) -> HttpCall:
+        return HttpCall(method, path, self._headers)
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None
@@ -145,8 +151,9 @@ def _headers(config: BackendConfig) -> dict[str, str]:
 
 
 class Compatible(OpenAI):
-    """Knows `max_tokens` alone, the name before OpenAI's change."""
+    """Knows `max_tokens` alone, the name before OpenAI's change, and no Responses."""
 
+    native = OpenAI.native - {Operation.RESPONSES}
     limit_name = "max_tokens"
 
 

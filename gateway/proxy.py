@@ -19,7 +19,8 @@ from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.cors import ASKED_METHOD
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
-from gateway.api.paths import MODEL, MODELS, canonical
+from gateway.api.paths import MODEL, MODELS, STORED, canonical
+from gateway.api.state_ids import open_request
 from gateway.cache_warming import CacheWarming
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.stream_comments import StreamComments
@@ -31,6 +32,7 @@ from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_record
 from gateway.upstream.relay import Relay, gateway_headers, waiting_headers
+from gateway.upstream.stored_responses import StoredResponses
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
 from policies.types import Decision, Placement, PromptEstimate
@@ -71,6 +73,8 @@ class Proxy:
             http.refuse(refusal)
         elif http.method == "OPTIONS":
             self.preflight(http)
+        elif http.path in STORED:
+            await self.stored(http)
         else:
             GETS[http.path](self, http)
 
@@ -96,6 +100,18 @@ class Proxy:
         except ApiError as refusal:
             return refusal
         return None
+
+    async def stored(self, http: HttpRequest) -> None:
+        """Answer a request about a stored response from the endpoint that holds it."""
+        runtime, tenant = self.runtime.current, self.authorize(http)
+        routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
+        stored = StoredResponses(runtime.upstreams, runtime.masked_pools, runtime.state_ids(tenant))
+        try:
+            status, body = await stored.answer(http, runtime.endpoints(*routes))
+        except ApiError as refusal:
+            http.refuse(refusal)
+        else:
+            http.respond(status, body)
 
     def authorize(self, http: HttpRequest) -> Tenant:
         """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""
@@ -145,6 +161,9 @@ class Proxy:
         timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
         timeline.routed(request, route, tenant.name)
+        if operation is Operation.RESPONSES:
+            request.state_ids = runtime.state_ids(tenant)
+            request.body, request.pinned = open_request(request.body, request.state_ids, runtime.endpoints(route))
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
@@ -249,7 +268,7 @@ class Proxy:
 
 PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
 GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
-METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD"))}
+METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
 
 
 def reject_unplaced(decision: Decision) -> None:

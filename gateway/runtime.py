@@ -23,12 +23,14 @@ from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
 from gateway.api.cors import Cors
 from gateway.api.same_origin import SameOrigin
+from gateway.api.state_ids import StateIds, seal_key
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
 from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.media import family_of
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.upstream_request import Upstream
+from policies.routes.route import Route
 from policies.types import Pool
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
@@ -73,6 +75,16 @@ class Runtime:
     native: Mapping[str, frozenset[Operation]]  # by route: those of all its pools
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
+
+    def endpoints(self, *routes: Route) -> list[str]:
+        """Ids of all endpoints of some routes."""
+        pools = dict.fromkeys(pool for route in routes for pool in route.pools)
+        return [endpoint.id for pool in pools for endpoint in self.pools[pool].endpoints]
+
+    def state_ids(self, tenant: Tenant) -> StateIds:
+        """Seals and opens the tenant's ids of state at backends."""
+        secret = self.config.state.cache_secret
+        return StateIds(seal_key(secret.get_secret_value().encode() if secret else tenant.digest, tenant.name))
 
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
         """Returns the same Runtime with keys of Redis beside the keys of the file."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from backends.interface import Failure
+from backends.stream.redaction import Rewriter
 from backends.translation.translation import EventTranslator, Translation
 
 SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)  # raised for unknown shapes
@@ -19,6 +20,18 @@ class ReplyShapeError(Exception):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+
+
+class RewrittenAnswer(Protocol):
+    """An answer that reaches the caller in other bytes than the backend's."""
+
+    def whole(self, reply: bytes) -> bytes:
+        """Rewrite an answer that is not streamed. Raises ReplyShapeError."""
+        ...
+
+    def stream(self) -> Rewriter:
+        """Rewriter of a stream; raises ReplyShapeError."""
+        ...
 
 
 class AnswerTranslation:

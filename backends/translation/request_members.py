@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from backends.translation.translation import UntranslatableError
 
+_INDEX = re.compile(r"\[\d+\]")
+
 
 class Members:
     """Reads an object member by member; null is the same as absent.
 
-    `path`: place of the object in the body, for errors. `dropped`: names of members to leave out, at any depth.
+    `path`: place of the object in the body, for errors. `dropped`: members to leave out, by name or by path
+    (`tools.strict`).
     """
 
     def __init__(self, members: Any, dropped: frozenset[str], path: str = "") -> None:
@@ -76,7 +80,7 @@ class Members:
 
     def refuse(self, name: str, reason: str = "") -> None:
         """Raises UntranslatableError unless the member is to be dropped."""
-        if name not in self.dropped:
+        if name not in self.dropped and _INDEX.sub("", self.at(name)) not in self.dropped:
             raise UntranslatableError(self.at(name), reason)
 
     def refuse_kind(self, kind: str) -> None:

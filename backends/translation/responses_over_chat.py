@@ -109,7 +109,7 @@ class _History:
         text = "".join(map(str, contents)) or "\n\n".join(map(str, summaries))
         if text:
             turn = self._open(lambda turn: "content" not in turn or "tool_calls" in turn)
-            turn["reasoning"] = turn.get("reasoning", "") + text
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
 
     def function_call(self, item: Members, _role: Any) -> None:
         function = {"name": item.text("name"), "arguments": item.text("arguments")}

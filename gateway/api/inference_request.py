@@ -26,6 +26,7 @@ from backends.translation.translation import Translation
 from gateway.api.api_error import bad_request
 from gateway.api.dialects import READERS
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
+from gateway.api.state_ids import StateIds
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, decode, element, encode, members
 from gateway.tokenize.estimator import GenerationalCache
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
@@ -230,6 +231,7 @@ class InferenceRequest(RequestView):
     request_id: str
     size: int  # bytes of body
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
+    state_ids: StateIds | None = None  # of Responses: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
 
 

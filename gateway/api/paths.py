@@ -3,6 +3,7 @@
 - `/v1/models/{id}`: the id is percent-decoded, and may have slashes.
 - `/openai/deployments/{deployment}/chat/completions`, `.../completions`, `.../embeddings`: the deployment is the model.
 - `/openai/v1/...` (Azure's v1 API), `/openai/responses` and `/openai/models` (Azure's clients: no deployment there).
+- `/v1/responses/{id}`, `.../input_items`, `.../cancel`: a stored response.
 
 Source: openai-python 3.54 (lib/azure.py), November 2026. Other clients of these operations have `/v1` in their paths or
 in their base URL, so no other path is accepted without.
@@ -18,6 +19,13 @@ from backends.interface import Operation
 MODELS = "/v1/models"
 MODEL = "/v1/models/{id}"
 
+STORED = {  # methods of the paths of a stored response
+    "/v1/responses/{id}": ("GET", "DELETE"),
+    "/v1/responses/{id}/input_items": ("GET",),
+    "/v1/responses/{id}/cancel": ("POST",),
+}
+
+_STORED = re.compile(r"/v1/responses/([^/]+)(/input_items|/cancel|)")
 _ONE_MODEL = MODELS + "/"
 _AZURE = re.compile(r"/openai(?:/deployments/([^/].*?)(/chat/completions|/completions|/embeddings)|(/v1/.+))")
 _RENAMED = {
@@ -27,14 +35,17 @@ _RENAMED = {
 
 
 def canonical(path: str) -> tuple[str, str]:
-    """The gateway's own name for a path, and the model named by the path. An unknown path stays as it is."""
+    """The gateway's own name for a path, and the model or response that the path names. An unknown path stays as it
+    is."""
     path = _RENAMED.get(path, path)
-    if path.startswith("/openai/models/"):
+    if path.startswith(("/openai/models/", "/openai/responses/")):
         path = "/v1" + path.removeprefix("/openai")
     elif (azure := _AZURE.fullmatch(path)) is not None:
         deployment, operation, path = azure[1], azure[2], azure[3]
         if deployment:
             return "/v1" + operation, unquote(deployment)
+    if (stored := _STORED.fullmatch(path)) is not None:
+        return f"/v1/responses/{{id}}{stored[2]}", unquote(stored[1])
     if path.startswith(_ONE_MODEL) and len(path) > len(_ONE_MODEL):
         return MODEL, unquote(path.removeprefix(_ONE_MODEL))
     return path, ""

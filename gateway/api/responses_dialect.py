@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from backends.interface import Failure, Operation
+from gateway.api.api_error import bad_request
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, translated_prompt
 from gateway.strict_json import encode
 
@@ -35,6 +36,8 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
     """Raises ApiError (400)."""
     body = decode_object(raw)
     valid = checked(body, _Responses)
+    if valid.background:
+        raise bad_request("'background': responses in the background are not served here.", "background")
     items = valid.input if isinstance(valid.input, list) else []
     text_format = (valid.text or {}).get("format")
     return ParsedBody(

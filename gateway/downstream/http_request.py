@@ -86,7 +86,7 @@ class HttpRequest:
 
     `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
     case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s). `model`: named by
-    the path. `lines`: header lines of the answer, whatever it is.
+    the path, or the id of a stored response. `query` is percent-encoded. `lines`: header lines of every answer.
     `comments`: written until the answer begins.
     """
 
@@ -103,6 +103,7 @@ class HttpRequest:
     model: str = ""
     lines: tuple[str, ...] = ()
     comments: PendingStream | None = None
+    query: str = ""
 
     def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
         """Write a JSON reply with additional header lines."""

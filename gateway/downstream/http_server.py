@@ -291,6 +291,7 @@ class DownstreamConnection(RequestHandler):
             http11=raw.version >= (1, 1),
             keep_alive=raw.keep_alive and "transfer-encoding" not in headers,
             writer=self.writer,
+            query=raw.rel_url.raw_query_string,
         )
         try:
             await self._receive(request, raw)

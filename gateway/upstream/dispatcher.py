@@ -14,7 +14,7 @@ from typing import Any
 
 from backends.failures import CONTENT_CODES, CONTEXT_LENGTH
 from backends.interface import BackendRequest, Failure, FailureKind, Operation
-from backends.translation.answer import AnswerTranslation
+from backends.translation.answer import AnswerTranslation, RewrittenAnswer
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.observe.record import AttemptRecord, Stage
@@ -22,6 +22,7 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.answer_quality import shortcoming
 from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
+from gateway.upstream.state_answer import StateAnswer
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.attempts.attempt_events import (
@@ -191,6 +192,13 @@ class Dispatcher:
         return self.hedges[key]
 
 
+def rewritten_answer(request: InferenceRequest, endpoint: Endpoint) -> RewrittenAnswer | None:
+    """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's."""
+    if (translated := request.translated.get(endpoint.pool)) is not None:
+        return AnswerTranslation(translated.translations, translated.before)
+    return None if request.state_ids is None else StateAnswer(request.state_ids, endpoint.id)
+
+
 class AttemptRunner:
     """The attempts of a request."""
 
@@ -316,8 +324,7 @@ class AttemptRunner:
             request = self.rescue.continued(upstream, request)
             candidate = attempt.candidate
             attempt.candidate = replace(candidate, prompt_tokens=candidate.prompt_tokens + self.rescue.tokens)
-        translated = routed.request.translated.get(endpoint.pool)
-        answer = None if translated is None else AnswerTranslation(translated.translations, translated.before)
+        answer = rewritten_answer(routed.request, endpoint)
         upstream_request = UpstreamRequest(
             attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle, answer=answer
         )

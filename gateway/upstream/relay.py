@@ -142,8 +142,9 @@ class Relay:
         if self.winner.stream:
             rewriter = UsageStripper() if self.strip_usage else WholeEvents()
             if self.winner.answer is not None:
-                self.translator = self.winner.answer.stream()
-                rewriter = RewriterChain(self.translator, rewriter)
+                stream = self.winner.answer.stream()
+                self.translator = stream if isinstance(stream, StreamTranslator) else None
+                rewriter = RewriterChain(stream, rewriter)
             if self.rescue is not None:
                 rewriter = RewriterChain(self.rescue.events, rewriter)
         elif backend.secret:

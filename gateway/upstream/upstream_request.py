@@ -20,7 +20,7 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Failure, FailureKind, Operation, Usage
 from backends.stream.redaction import mask_secret
 from backends.stream.taps import BODY_LIMIT
-from backends.translation.answer import AnswerTranslation, ReplyShapeError
+from backends.translation.answer import ReplyShapeError, RewrittenAnswer
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit import RateLimit
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Price
@@ -88,8 +88,8 @@ class UpstreamRequest:
     """An attempt. `opened`, `connected`, `sent`, `first_in`, `reasoning_in`, `answer_in`, `ended_at`: monotonic
     seconds.
 
-    `idle`: seconds without a byte until a buffered answer is given up. `answer`: into the caller's dialect; None: the
-    backend speaks the same.
+    `idle`: seconds without a byte until a buffered answer is given up. `answer`: into the caller's dialect or ids;
+    None: the backend's bytes are the caller's.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class UpstreamRequest:
         listener: AttemptListener,
         fleet: Fleet,
         idle: float = FOREVER,
-        answer: AnswerTranslation | None = None,
+        answer: RewrittenAnswer | None = None,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream

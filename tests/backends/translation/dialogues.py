@@ -59,7 +59,7 @@ USER = st.fixed_dictionaries(
 def turn(draw: st.DrawFn, number: int) -> list[Json]:
     """A turn of the assistant with the results of its calls."""
     message: Json = {"role": "assistant"}
-    message |= draw(optional(reasoning=TEXT, content=st.one_of(TEXT, refusals())))
+    message |= draw(optional(reasoning_content=TEXT, content=st.one_of(TEXT, refusals())))
     kinds = draw(st.lists(st.sampled_from(["function", "custom"]), max_size=3))
     if not kinds and "content" not in message:
         message["content"] = draw(TEXT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,6 +105,8 @@ def test_a_member_without_an_equivalent_is_refused_by_name_or_dropped(
     assert refused.value.param == param
     assert param in str(refused.value)
     translation.request(body, frozenset({name}))
+    if param.endswith(f".{name}"):
+        translation.request(body, frozenset({re.sub(r"\[\d+\]", "", param)}))
 
 
 MALFORMED = [
@@ -170,7 +173,7 @@ def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
     assert [each["id"] for each in messages[0]["tool_calls"]] == ["c1", "c2"]
     assert messages[0] | {"tool_calls": None} == {
         "role": "assistant",
-        "reasoning": "ss",
+        "reasoning_content": "ss",
         "content": "t",
         "tool_calls": None,
     }

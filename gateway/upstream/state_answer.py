@@ -1,0 +1,104 @@
+"""Answers of backends that speak Responses natively: the ids of state that stays with the backend are sealed.
+
+Sealed are the ids of responses and conversations, and encrypted content, wherever the dialect has them; all other bytes
+stay as they are. Of a stream, only the few events with such members are decoded: an event of a token costs one search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
+from backends.translation.answer import ReplyShapeError
+from gateway.api.state_ids import StateIds
+
+# Names of members with state. Within a text, quotes are escaped.
+_MARKS = (b'"response"', b'"encrypted_content"')
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class StateAnswer:
+    """Seals the ids of an answer of `endpoint`."""
+
+    def __init__(self, ids: StateIds, endpoint: str) -> None:
+        self._ids, self._endpoint = ids, endpoint
+
+    def whole(self, reply: bytes) -> bytes:
+        """Seal the ids of a response, of a conversation's items, or of a list. Raises ReplyShapeError."""
+        try:
+            found = _decode(reply)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ReplyShapeError(type(error).__name__) from None
+        if isinstance(found, dict):
+            self.seal_response(found)
+        return _encode(found)
+
+    def stream(self) -> StateStream:
+        return StateStream(self.seal_event)
+
+    def seal_event(self, data: bytes) -> bytes:
+        """The data of an event with sealed ids."""
+        try:
+            event = _decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return data  # the tap has judged it
+        if not isinstance(event, dict):
+            return data
+        if isinstance(response := event.get("response"), dict):
+            self.seal_response(response)
+        self._seal_item(event.get("item"))
+        return _encode(event)
+
+    def seal_response(self, response: dict[str, Any]) -> None:
+        """Seal the ids of a response, or of the items of a list, in place."""
+        if response.get("object") != "list":
+            for name in ("id", "previous_response_id"):
+                self._seal(response, name)
+            self._seal(response, "conversation")
+            if isinstance(conversation := response.get("conversation"), dict):
+                self._seal(conversation, "id")
+        for name in ("output", "data"):
+            items = response.get(name)
+            for item in items if isinstance(items, list) else ():
+                self._seal_item(item)
+
+    def _seal_item(self, item: Any) -> None:
+        if isinstance(item, dict) and isinstance(content := item.get("encrypted_content"), str) and content:
+            item["encrypted_content"] = self._ids.seal_content(content, self._endpoint)
+
+    def _seal(self, members: dict[str, Any], name: str) -> None:
+        if isinstance(value := members.get(name), str) and value:
+            members[name] = self._ids.seal(value, self._endpoint)
+
+
+class StateStream:
+    """A `Rewriter` of an event stream. `seal`: the data of an event, sealed."""
+
+    def __init__(self, seal: Callable[[bytes], bytes]) -> None:
+        self._decoder = SseDecoder()
+        self._seal = seal
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises ReplyShapeError."""
+        if not self._decoder.pending and data.endswith(b"\n\n") and not any(mark in data for mark in _MARKS):
+            return data
+        try:
+            return b"".join(map(self._sealed, self._decoder.feed(data)))
+        except StreamError as error:
+            raise ReplyShapeError(type(error).__name__) from None
+
+    def drop(self) -> bytes:
+        self._decoder = SseDecoder()
+        return b""
+
+    def close(self) -> bytes:
+        return b"".join(map(self._sealed, self._decoder.flush()))
+
+    def _sealed(self, event: ServerSentEvent) -> bytes:
+        if any(mark in event.data for mark in _MARKS):
+            event.data = self._seal(event.data)
+        return bytes(event)

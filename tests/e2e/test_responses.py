@@ -1,0 +1,251 @@
+"""OpenAI's Responses over real sockets, with OpenAI's SDK: translated for engines that speak chat, native, and with
+state that stays at the endpoint that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.app import Gateway
+from tests.gateway.builders import get
+from tests.support.gateways import pool, running
+from tests.support.responses_server import ENCRYPTED, ResponsesServer
+from tests.support.simulated import engine_pool, engines
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+TOOL: Any = {
+    "type": "function",
+    "name": "look",
+    "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+    "strict": True,
+}
+KEYS = {name: {"name": name, "sha256": sha256(name.encode()).hexdigest()} for name in ("ann", "bob")}
+
+
+def sdk(gateway: Gateway, key: str = "none") -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+
+
+def native(*servers: ResponsesServer, **more: Any) -> dict[str, Any]:
+    return pool(*(server.url for server in servers), backend="vllm", **more)
+
+
+@asynccontextmanager
+async def servers(count: int = 1) -> AsyncIterator[list[ResponsesServer]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(ResponsesServer(f"s{number}")) for number in range(count)]  # type: ignore[misc]
+
+
+# -- over chat ---------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_speaks_chat_serves_responses() -> None:
+    async with engines() as simulated, running({"only": engine_pool(*simulated)}) as gateway:
+        client = sdk(gateway)
+        whole = await client.responses.create(model="chat", input="hello", instructions="be brief", max_output_tokens=5)
+        assert whole.output_text
+        assert whole.usage is not None
+        assert 0 < whole.usage.output_tokens <= 5
+        assert whole.status in ("completed", "incomplete")
+        async with client.responses.stream(model="chat", input="hello") as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert [event.sequence_number for event in events if hasattr(event, "sequence_number")] == list(
+            range(len(events))
+        )
+        assert (
+            "".join(event.delta for event in events if event.type == "response.output_text.delta") == final.output_text
+        )
+        assert final.usage is not None
+
+
+CALL = (
+    b'{"id":"chatcmpl-1","created":1,"model":"m","choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":'
+    b'"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"look","arguments":"{}"'
+    b"}}]}}]}"
+)
+SAID = (
+    b'{"id":"chatcmpl-2","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"ok"}}]}'
+)
+
+
+async def test_a_tool_is_called_and_answered_over_chat() -> None:
+    async with Upstream([reply(CALL)], [reply(SAID)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        client = sdk(gateway)
+        asked: list[Any] = [{"role": "user", "content": "look"}]
+        first = await client.responses.create(model="chat", input=asked, tools=[TOOL], store=False)
+        (call,) = first.output
+        assert (call.type, call.name, call.arguments) == ("function_call", "look", "{}")
+        asked += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "42"}]
+        second = await client.responses.create(model="chat", input=asked, tools=[TOOL], store=False)
+        assert second.output_text == "ok"
+        sent = upstream.requests[1].body
+        assert b'{"role":"tool","tool_call_id":"c1","content":"42"}' in sent
+        assert b'"store"' not in sent
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"truncation": "auto"}, "truncation"),
+    ],
+)
+async def test_what_chat_cannot_express_is_refused_by_name_before_anything_is_sent(
+    members: dict[str, Any], param: str
+) -> None:
+    async with Upstream([reply(SAID)]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        with pytest.raises(openai.BadRequestError, match=param.replace("[", r"\[")):
+            await sdk(gateway).responses.create(model="chat", input="hi", **members)
+        assert upstream.requests == []
+
+
+async def test_a_stream_over_chat_that_breaks_ends_by_a_failed_response() -> None:
+    begun = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+    script = [STREAM_HEAD + chunk(begun), GATE, LAST_CHUNK]
+    async with Upstream(script) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        stream = await sdk(gateway).responses.create(model="chat", input="hi", stream=True)
+        seen = []
+        async for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                upstream.proceed()
+        assert seen[-1].type == "response.failed"
+        assert seen[-1].response.error is not None
+        assert seen[-1].sequence_number == len(seen) - 1
+
+
+# -- native ------------------------------------------------------------------------------------
+
+
+async def test_a_native_answer_reaches_the_caller_as_it_is_but_for_its_ids() -> None:
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        client = sdk(gateway)
+        whole = await client.responses.create(model="chat", input="hi", include=["reasoning.encrypted_content"])
+        streamed = [event async for event in await client.responses.create(model="chat", input="hi", stream=True)]
+        final = streamed[-1].response  # type: ignore[union-attr]
+        assert whole.output_text == final.output_text == "turn 1 of s0"
+        assert whole.usage is not None
+        assert whole.usage.input_tokens_details.cached_tokens == 4
+        begun = {event.response.id for event in streamed if hasattr(event, "response")}
+        assert len(begun) == 1
+        assert begun.isdisjoint(server.stored)
+        assert [event.sequence_number for event in streamed] == list(range(len(streamed)))
+        (reasoning, _) = final.output
+        assert reasoning.type == "reasoning"
+        assert (reasoning.encrypted_content or "").endswith(ENCRYPTED + "s0")
+        assert reasoning.encrypted_content != ENCRYPTED + "s0"
+
+
+async def test_encrypted_reasoning_goes_back_to_the_endpoint_that_can_read_it() -> None:
+    async with servers(3) as three, running({"only": native(*three)}) as gateway:
+        client = sdk(gateway)
+        for _ in range(9):
+            items: list[Any] = [{"role": "user", "content": "hi"}]
+            for _ in range(3):
+                answer = await client.responses.create(model="chat", input=items, store=False)
+                items += [item.to_dict() for item in answer.output] + [{"role": "user", "content": "more"}]
+        assert sum(len(server.asked) for server in three) == 27
+        assert all(server.asked for server in three)
+
+
+async def test_a_hundred_chains_over_three_endpoints_and_two_gateways_are_whole() -> None:
+    """One gateway is restarted half-way. The endpoints know nothing of each other's responses."""
+    async with servers(3) as three, AsyncExitStack() as stack:
+        pools = {"only": native(*three)}
+        first = await stack.enter_async_context(running(pools))
+        second = await stack.enter_async_context(running(pools))
+        chains: list[str | None] = [None] * 100
+        for turn in range(5):
+            if turn == 3:
+                await second.stop()
+                second = await stack.enter_async_context(running(pools))
+            clients = sdk(first), sdk(second)
+
+            async def ask(number: int, turn: int = turn, clients: tuple[AsyncOpenAI, ...] = clients) -> None:
+                answer = await clients[(number + turn) % 2].responses.create(
+                    model="chat", input=f"turn {turn}", previous_response_id=chains[number]
+                )
+                assert answer.output_text.startswith(f"turn {turn + 1} of ")
+                assert answer.previous_response_id == chains[number]
+                chains[number] = answer.id
+
+            for start in range(0, 100, 20):
+                await asyncio.gather(*map(ask, range(start, start + 20)))
+        assert sum(len(server.stored) for server in three) == 500
+        assert all(server.stored for server in three)
+
+
+async def test_an_id_that_was_not_given_to_this_caller_is_not_found() -> None:
+    """Forged, the backend's own, or another tenant's: nothing reaches a backend."""
+    keys = {"keys": list(KEYS.values())}
+    async with servers() as (server,), running({"only": native(server)}, **keys) as gateway:
+        ann, bob = sdk(gateway, "ann"), sdk(gateway, "bob")
+        given = (await ann.responses.create(model="chat", input="hi")).id
+        forged = given[:-1] + ("0" if given[-1] != "0" else "1")
+        for client, number in ((ann, forged), (ann, next(iter(server.stored))), (bob, given)):
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await client.responses.create(model="chat", input="hi", previous_response_id=number)
+            assert unknown.value.code == "previous_response_not_found"
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(number)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.delete(number)
+        assert len(server.asked) == 1
+        assert (await ann.responses.retrieve(given)).id == given
+
+
+async def test_a_lost_endpoint_s_state_is_asked_for_nowhere_else() -> None:
+    async with servers(2) as (one, two), running({"only": native(one, two)}) as gateway:
+        client = sdk(gateway)
+        given = [(await client.responses.create(model="chat", input="hi")).id for _ in range(6)]
+        lost, kept = (one, two) if one.stored else (two, one)
+        await lost.__aexit__(None, None, None)
+        before = len(kept.asked)
+        failures = []
+        for number in given:
+            try:
+                await client.responses.create(model="chat", input="more", previous_response_id=number)
+            except openai.InternalServerError as error:
+                failures.append(error)
+        assert len(failures) == len(lost.stored)
+        assert {error.status_code for error in failures} <= {502, 503}
+        assert len(kept.asked) == before + len(given) - len(failures)
+        found = [await asyncio.gather(client.responses.retrieve(number), return_exceptions=True) for number in given]
+        away = [error for (error,) in found if isinstance(error, openai.InternalServerError)]
+        assert [error.status_code for error in away] == [503] * len(failures)
+
+
+async def test_stored_responses_are_retrieved_listed_cancelled_and_deleted() -> None:
+    async with servers(3) as three, running({"only": native(*three)}) as gateway:
+        client = sdk(gateway)
+        given = [(await client.responses.create(model="chat", input=f"hi {number}")).id for number in range(9)]
+        for number, response in enumerate(given):
+            assert (await client.responses.retrieve(response)).id == response
+            (item,) = (await client.responses.input_items.list(response, limit=5)).data
+            assert item.content == f"hi {number}"  # type: ignore[union-attr]
+            assert (await client.responses.cancel(response)).status == "cancelled"
+            await client.responses.delete(response)
+            with pytest.raises(openai.NotFoundError) as gone:
+                await client.responses.retrieve(response)
+            assert response in str(gone.value)
+        assert all(server.stored == {} for server in three)
+        assert sorted(len(server.cancelled) for server in three)[0] > 0
+
+
+async def test_a_stored_response_is_not_for_strangers() -> None:
+    async with servers() as (server,), running({"only": native(server)}, keys=list(KEYS.values())) as gateway:
+        given = (await sdk(gateway, "ann").responses.create(model="chat", input="hi")).id
+        status, _, _ = await get(gateway.url, f"/v1/responses/{given}")
+        assert status == 401
+        with pytest.raises(openai.AuthenticationError):
+            await sdk(gateway, "eve").responses.retrieve(given)
+        assert [each.method for each in server.requests if each.target.startswith("/v1/responses/")] == []

@@ -1,0 +1,137 @@
+"""A server that speaks OpenAI's Responses natively and keeps the responses that it gave, as vLLM's and OpenAI's do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support.upstream import Received, Script, Upstream, chunked, reply
+
+Json = dict[str, Any]
+JSON = "content-type: application/json"
+ENCRYPTED = "gAAAAAB-sealed-by-"  # its encrypted reasoning
+
+
+class ResponsesServer(Upstream):
+    """`stored`: the whole input that led to each response, by the server's own id. Knows no state of other servers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.stored: dict[str, list[Any]] = {}
+        self.cancelled: list[str] = []
+
+    @property
+    def asked(self) -> list[Json]:
+        """Bodies of the requests for a response."""
+        return [json.loads(each.body) for each in self.requests if each.target == "/v1/responses"]
+
+    def script(self, received: Received) -> Script:
+        path = urlsplit(received.target).path
+        if received.method == "POST" and path == "/v1/responses":
+            return [self._created(json.loads(received.body))]
+        if path.startswith("/v1/responses/"):
+            return [self._kept(received.method, *path.split("/")[3:])]
+        return [reply()]  # probes
+
+    def _created(self, body: Json) -> bytes:
+        before = body.get("previous_response_id")
+        if before is not None and before not in self.stored:
+            return missing(before)
+        items = body["input"] if isinstance(body["input"], list) else [{"role": "user", "content": body["input"]}]
+        contents = [item["encrypted_content"] for item in items if item.get("encrypted_content")]
+        if any(content != ENCRYPTED + self.name for content in contents):
+            return error(400, "invalid_encrypted_content", "The encrypted content could not be verified.")
+        history = [*self.stored.get(before or "", []), *items]
+        number = f"resp_{self.name}{len(self.stored)}"
+        self.stored[number] = history
+        response = self._response(number, body, f"turn {len(history)} of {self.name}")
+        return (
+            chunked(*events(response)) if body.get("stream") else reply(json.dumps(response).encode(), "200 OK", JSON)
+        )
+
+    def _response(self, number: str, body: Json, text: str) -> Json:
+        reasoning = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": ENCRYPTED + self.name}
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        message = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": [part]}
+        return {
+            "id": number,
+            "object": "response",
+            "created_at": 1.0,
+            "model": body["model"],
+            "status": "completed",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "output": [reasoning, message],
+            "parallel_tool_calls": True,
+            "previous_response_id": body.get("previous_response_id"),
+            "temperature": 1.0,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": 1.0,
+            "usage": {
+                "input_tokens": 9,
+                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+                "output_tokens": 4,
+                "output_tokens_details": {"reasoning_tokens": 2},
+                "total_tokens": 13,
+            },
+        }
+
+    def _kept(self, method: str, number: str, action: str = "") -> bytes:
+        if number not in self.stored:
+            return missing(number)
+        found: Mapping[str, Any] = self._response(number, {"model": "served"}, "kept")
+        if method == "DELETE":
+            del self.stored[number]
+            found = {"id": number, "object": "response.deleted", "deleted": True}
+        elif action == "input_items":
+            found = {"object": "list", "data": self.stored[number], "first_id": "a", "last_id": "b", "has_more": False}
+        elif action == "cancel":
+            self.cancelled.append(number)
+            found = {**found, "status": "cancelled"}
+        return reply(json.dumps(found).encode(), "200 OK", JSON)
+
+
+def missing(number: str) -> bytes:
+    return error(404, "not_found", f"Response with id '{number}' not found.")
+
+
+def error(status: int, code: str, message: str) -> bytes:
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return reply(json.dumps(body).encode(), f"{status} No", JSON)
+
+
+def events(response: Json) -> list[bytes]:
+    """The events of a response, in the order in which OpenAI sends them."""
+    reasoning, message = response["output"]
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    place = {"item_id": "msg_1", "output_index": 1, "content_index": 0}
+    part = message["content"][0]
+    texts = part["text"].split(" ")
+    deltas = [text if number == 0 else f" {text}" for number, text in enumerate(texts)]
+    told: list[Json] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        {"type": "response.output_item.added", "output_index": 0, "item": {**reasoning, "encrypted_content": None}},
+        {"type": "response.output_item.done", "output_index": 0, "item": reasoning},
+        {
+            "type": "response.output_item.added",
+            "output_index": 1,
+            "item": {**message, "status": "in_progress", "content": []},
+        },
+        {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
+        *({"type": "response.output_text.delta", **place, "delta": delta, "logprobs": []} for delta in deltas),
+        {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": part},
+        {"type": "response.output_item.done", "output_index": 1, "item": message},
+        {"type": "response.completed", "response": response},
+    ]
+    return [
+        f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': number})}\n\n".encode()
+        for number, event in enumerate(told)
+    ]
