@@ -163,6 +163,7 @@ class Backend(Protocol):
     secret: bytes  # our key: not to be passed on to callers; empty: there is none
     refuses_models: bool  # a request for a model that the server does not serve
     salted: bool  # keeps the caches of different `cache_salt`s apart
+    reads_attribution: bool = False  # knows Claude Code's line at the head of a prompt, and leaves it out of its cache
 
     def call(self, forward: BackendRequest) -> HttpCall: ...
 

@@ -26,6 +26,7 @@ from gateway.api.inference_request import new_request_id
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prefix_breakers import without_breakers
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.dispatcher import RoutedRequest
 from gateway.upstream.upstream_request import EVERYWHERE, Upstream, UpstreamRequest
@@ -83,7 +84,7 @@ class SavedPrompt:
 
     async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
         """Body of a request with a prompt that begins with these blocks, and the estimate."""
-        body = decode(self.raw)
+        body = decode(without_breakers(self.operation, self.raw)[0])
         if self.operation is Operation.COMPLETION:
             body = {"prompt": _first_part(body["prompt"], blocks / len(self.estimate.blocks.hashes))}
         else:

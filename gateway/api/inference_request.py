@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw
 
-from backends.interface import Operation
+from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
 from gateway.api.api_error import bad_request
 from gateway.api.dialects import READERS
@@ -29,6 +29,7 @@ from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_obje
 from gateway.api.state_ids import StateIds
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, decode, element, encode, members
 from gateway.tokenize.estimator import GenerationalCache
+from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView
 
@@ -87,6 +88,13 @@ _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat,
 
 def read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
+    if IN_BODY in raw:
+        stripped, verbatim = without_breakers(operation, raw)
+        return replace(_read(operation, stripped, key), verbatim=verbatim)
+    return _read(operation, raw, key)
+
+
+def _read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
     if operation is not Operation.CHAT:
         reader = READERS.get(operation, parse_full)
         return reader(operation, raw)
@@ -230,9 +238,14 @@ class InferenceRequest(RequestView):
     traceparent: str
     request_id: str
     size: int  # bytes of body
+    verbatim: Mapping[str, Any] | None = None  # the body with its prefix breakers, where it had any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
     state_ids: StateIds | None = None  # of Responses: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
+
+    def sent_to(self, backend: Backend) -> Mapping[str, Any]:
+        """The body for a backend of the caller's own dialect."""
+        return self.verbatim if self.verbatim is not None and backend.reads_attribution else self.body
 
 
 def with_model(raw: bytes, model: str) -> bytes:
@@ -258,6 +271,7 @@ def parse(
     return InferenceRequest(
         operation=operation,
         body=parsed.members,
+        verbatim=parsed.verbatim,
         prompt=parsed.prompt,
         model=parameters.model,
         stream=parameters.stream,

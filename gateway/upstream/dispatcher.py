@@ -360,7 +360,7 @@ class AttemptRunner:
         translated = request.translated.get(attempt.candidate.endpoint.pool)
         return BackendRequest(
             operation=request.operation if translated is None else translated.operation,
-            body=request.body if translated is None else translated.body,
+            body=request.sent_to(upstream.backend) if translated is None else translated.body,
             headers=request.dialect_headers,
             model=routed.model_at(upstream),
             stream=request.stream,
