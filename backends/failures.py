@@ -43,6 +43,7 @@ TIMED_OUT = Failure(FailureKind.TIMEOUT, "The backend did not answer in time.", 
 MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is not HTTP/1.1.")
 TOO_LARGE = Failure(FailureKind.PROTOCOL, "The backend's reply is larger than the gateway accepts.")
 NOT_JSON = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON.")
+TEXT_LOST = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON, and text may be missing.")
 NOT_EVENTS = Failure(FailureKind.PROTOCOL, "The backend sent something that is not an event stream.")
 LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger than the gateway accepts.")
 UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")

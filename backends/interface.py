@@ -142,6 +142,8 @@ class Tap(Protocol):
     times: EngineTimes
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     failure: Failure | None  # an error event
+    strict: bool  # an event that is no JSON ends the stream, wherever it may have held text
+    junk: int  # events so far that are no JSON; to be dropped unless the stream is spoiled
     spoiled: bool  # an event that must not be relayed was seen: the stream's last read
     rest: bytes  # of a spoiled read: the end of an event too large to be kept
     sound: bytes  # of a spoiled read: the complete events before, and after `rest`

@@ -62,8 +62,8 @@ class RewriterChain:
         return self._second.feed(self._first.feed(data))
 
     def drop(self) -> bytes:
-        self._first.drop()
-        return self._second.drop()
+        torn = self._first.drop()
+        return self._second.drop() or torn
 
     def close(self) -> bytes:
         return self._second.feed(self._first.close()) + self._second.close()
@@ -86,7 +86,9 @@ class PartialAnswer:
         try:
             chunk = _decode(event.data)
             choices = chunk["choices"]
-        except (msgspec.DecodeError, KeyError):
+        except msgspec.DecodeError:
+            return  # without text, else the stream would have ended there
+        except KeyError:
             self.obstacle = self.obstacle or "an event of unknown form"
             return
         self.identity = self.identity or {name: chunk[name] for name in IDENTITY if name in chunk}

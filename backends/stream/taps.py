@@ -12,8 +12,10 @@ Rules:
   equal to the last decoded event, byte for byte, except for the string of the content, is known
   without decoding: servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
 - Of an event above 1 MiB, as with an image in it, long strings are left out: the tap needs no more than their names.
-- An event that is no JSON object would break a caller's parser: the stream is `spoiled` from there on, even after
-  `ended`.
+- An event that is no JSON object (junk) would break a caller's parser and is never relayed. The stream goes on without
+  it if no text is lost. Junk without quotes and braces is no part of a chunk. Junk with the beginning of a text, too
+  many junk events, and junk before the first token end the stream: it is `spoiled` from there on. Of other junk nobody
+  knows if it was a token: the answer is complete only if the engine's own count says that all tokens have arrived.
 """
 
 from __future__ import annotations
@@ -86,6 +88,8 @@ def decode_as(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 # ------------------------------------------------------- taps
 
+MAX_JUNK = 8  # events without JSON in a stream
+_HAS_TEXT = re.compile(rb'"(?:error"|(?:content|text|refusal|arguments|reasoning\w*)"\s*:\s*"[^"])').search
 BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
 _CONTENT_KEY = b'"content":"'
 # The inside of a JSON string, without \u: pairs of such escapes may be invalid.
@@ -103,6 +107,8 @@ class _ReplyTap:
         self.times = EngineTimes()
         self.ended = False
         self.failure: Failure | None = None
+        self.strict = False
+        self.junk = 0
         self.spoiled = False
         self.rest = b""
         self.sound = b""
@@ -117,6 +123,8 @@ class StreamTap(_ReplyTap):
         super().__init__(secret)
         self._choices = choices
         self._ended_choices: set[int] = set()  # by index
+        self._passing = False  # the read ends an event that has passed in part
+        self._doubtful = False  # a token may have been lost with an event
         self._decoder = ExcerptDecoder()
         self._prefix = b""  # bytes of a token event before the content, once known
         self._suffix = b"\0"  # bytes after the content; no event ends with a NUL
@@ -153,6 +161,7 @@ class StreamTap(_ReplyTap):
     def close(self) -> None:
         """The body is complete."""
         self._read_events(self._decoder.flush())
+        self._settle()
 
     def _learn_form(self, data: bytes) -> None:
         """Keep the form of an event with a plain content and no end."""
@@ -165,9 +174,11 @@ class StreamTap(_ReplyTap):
 
     def _read_events(self, events: list[ServerSentEvent], rest: bytes = b"") -> None:
         """`rest`: the end of a first event of which strings were left out."""
+        self._passing = bool(rest)
         for number, event in enumerate(events):
             if event.data.startswith(b"[DONE]"):
-                self.ended = self.failure is None
+                self._end()
+                self._settle()
             elif event.name == b"error":
                 self._read_error(event.data)
             else:
@@ -183,10 +194,10 @@ class StreamTap(_ReplyTap):
             chunk = decode_as(data, _chunk_decoder)
         except msgspec.ValidationError:
             if not data.lstrip().startswith(b"{"):
-                self._fail(failures.NOT_JSON)
+                self._read_junk(data)
             return  # an object, but not a chunk
         except ValueError:
-            self._fail(failures.NOT_JSON)
+            self._read_junk(data)
             return
         if chunk.error:
             self._fail(failures.of_event(chunk.error, self._secret))
@@ -214,7 +225,27 @@ class StreamTap(_ReplyTap):
             return
         self._ended_choices.add(choice.index if type(choice.index) is int else 0)
         if len(self._ended_choices) >= self._choices:
-            self.ended = self.failure is None
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = self.failure is None and not self._doubtful
+
+    def _read_junk(self, data: bytes) -> None:
+        self.junk += 1
+        is_part = b'"' in data or b"{" in data
+        lost = _HAS_TEXT(data) or self._passing or (is_part and self.strict)
+        if lost or self.ended or not self.tokens or self.junk > MAX_JUNK:
+            self._fail(failures.NOT_JSON)
+        self._doubtful = self._doubtful or is_part
+
+    def _settle(self) -> None:
+        """The stream is over: with an event in doubt, the engine's count decides if the answer is complete."""
+        if self._doubtful and not self.ended and self.failure is None:
+            completion = self.usage.completion
+            if len(self._ended_choices) >= self._choices and completion is not None and completion <= self.tokens:
+                self.ended = True
+            else:
+                self._fail(failures.TEXT_LOST)
 
     def _read_error(self, data: bytes) -> None:
         try:

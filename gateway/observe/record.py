@@ -78,6 +78,7 @@ class AttemptRecord:
     upstream_id: str = ""  # `x-request-id` at the backend
     tokens: int = 0  # that the server may bill: prompt and output
     cost_usd: float = 0.0
+    junk: int = 0  # events that are no JSON
 
     def as_json(self) -> dict[str, Any]:
         return {

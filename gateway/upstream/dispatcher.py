@@ -110,6 +110,7 @@ def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> Attempt
         upstream_id=upstream_request.request_id,
         tokens=prompt + output,
         cost_usd=upstream_request.upstream.price.of(prompt, output),
+        junk=upstream_request.tap.junk,
     )
 
 
@@ -328,6 +329,7 @@ class AttemptRunner:
         upstream_request = UpstreamRequest(
             attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle, answer=answer
         )
+        upstream_request.tap.strict = self.rescue is not None or answer is not None
         self.attempts[attempt.number] = upstream_request
         fleet.on_sent(
             upstream_request,

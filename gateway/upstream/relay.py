@@ -14,7 +14,7 @@ from time import monotonic
 
 from backends.interface import Failure, FailureKind
 from backends.stream.continuation import Diverged, RewriterChain
-from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, UsageStripper, WholeEvents
+from backends.stream.redaction import CachedCountMasker, JunkFilter, Rewriter, SecretMasker, UsageStripper, WholeEvents
 from backends.translation.answer import ReplyShapeError, StreamTranslator
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, ApiError
@@ -75,6 +75,7 @@ class Relay:
         self.idle = idle
         self.limit_at = limit_at
         self.begun = False
+        self.drops_junk = False
         self.diverged = False  # the winner's answer is another one than the answer so far
         self.winner: UpstreamRequest  # the winning attempt, once begun
         self.rewriter: Rewriter | None = None
@@ -98,6 +99,8 @@ class Relay:
         if not http.http11:
             http.keep_alive = False
         self.writer.flow_control = self
+        if winner.tap.junk:
+            self._drop_junk()
         if self.rewriter is not None:
             buffered = self._first(buffered)
         committed, http.comments = http.comments is not None and http.comments.stop(), None
@@ -151,6 +154,12 @@ class Relay:
             rewriter = SecretMasker(backend.secret)
         return CachedCountMasker(rewriter) if self._is_masked(self.winner) else rewriter
 
+    def _drop_junk(self) -> None:
+        """Relay no event that is no JSON. A `Continuation` passes none."""
+        if self.rewriter is not None and self.rewriter is self.base_rewriter and not self.drops_junk:
+            self.rewriter = self.base_rewriter = RewriterChain(self.rewriter, JunkFilter())
+            self.drops_junk = True
+
     def _is_masked(self, winner: UpstreamRequest) -> bool:
         return winner.attempt.candidate.endpoint.pool in self.masked_pools
 
@@ -169,6 +178,8 @@ class Relay:
         """Write a read of the upstream at once, unless the client is gone."""
         if self.transport.is_closing():
             return
+        if self.winner.tap.junk:
+            self._drop_junk()
         try:
             rewritten = data if self.rewriter is None else self.rewriter.feed(data)
         except Diverged:
@@ -204,7 +215,7 @@ class Relay:
         if self.winner.answered:
             self._finish(self._last(tail), RequestOutcome.COMPLETED)
         elif self.winner.stream:
-            self.on_broken(TRUNCATED)
+            self.on_broken(self.winner.tap.failure or TRUNCATED)
         else:  # status 200 with an error in the body: complete, and the caller's to read
             error = _recorded(self.winner.tap.failure or TRUNCATED)
             self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, error)

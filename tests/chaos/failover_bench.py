@@ -290,7 +290,7 @@ last column says who answered without rescue.
 """
 
 
-@row(1, "faults", "FailoverBench's 16 faults", "13 pass, 3 safe, no fail, in every repeat")
+@row(1, "faults", "FailoverBench's 16 faults", "with `rescue` 16 pass, without 13 pass and 3 safe, in every repeat")
 async def failover_bench(lab: Lab) -> Result:
     """Each fault 20 times with the OpenAI SDK, `rescue` on and off, and with 20 callers at once."""
     repeats, lines, rendered = lab.size(REPEATS, 3), dict[int, dict[str, list[Verdict]]](), list[str]()
@@ -302,9 +302,10 @@ async def failover_bench(lab: Lab) -> Result:
     counted = {name: ", ".join(f"{n} {what}" for what, n in score.items()) for name, score in scores.items()}
     figures = "; ".join(f"{name}: {counts}" for name, counts in counted.items())
     short = [f"{name}: {score['fail']} fail" for name, score in scores.items() if score["fail"]]
-    if scores["off"]["pass"] < 13:
-        safe = [number for number, line in lines.items() if worst(line["off"]) == "safe"]
-        short.append(f"{scores['off']['pass']} pass without rescue: {', '.join(map(str, safe))} are safe")
+    for column, least in (("on", 16), ("off", 13)):
+        if scores[column]["pass"] < least:
+            safe = [number for number, line in lines.items() if worst(line[column]) == "safe"]
+            short.append(f"{scores[column]['pass']} pass with rescue {column}: {', '.join(map(str, safe))} are safe")
     if scores["off, at once"]["pass"] < scores["off"]["pass"]:
         short.append("fewer pass with callers at once: the retry budget is spent")
     return Result(figures, not short, "; ".join(short), ABOUT.format(repeats=repeats) + "\n".join(rendered))

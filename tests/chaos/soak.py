@@ -54,7 +54,7 @@ class Soak:
         self.gateway, self.engines = gateway, engines
         self.rng = random.Random(seed)
         self.ends: Counter[str] = Counter()
-        self.false = ""  # the last answer without an end and without an error
+        self.false: list[str] = []  # answers without an end and without an error
         self.samples: list[tuple[float, int, int]] = []  # s, bytes, descriptors
 
     async def run(self, seconds: float) -> None:
@@ -80,7 +80,9 @@ class Soak:
         reply = await ask(self.gateway.port, body, sent=self.gateway.sent, patience=90.0, abort_after=leaves)
         self.ends[verdict(reply)] += 1
         if verdict(reply) == "false":
-            self.false = f"{reply.status} {reply.ended} {reply.body[-300:]!r}"
+            self.false.append(
+                f"{reply.status} {reply.ended} after {reply.total:.1f} s, {body[:80]!r}: {reply.body[-300:]!r}"
+            )
 
     async def _faults(self, engine: EngineProcess) -> None:
         while True:
@@ -147,7 +149,7 @@ async def measure(lab: Lab, seconds: float, seed: int) -> Result:
     figures += f"memory {last / 1e6:.0f} MB, second half {grown:+.1f} MiB ({soak.slope:+.0f} MiB/h); "
     figures += f"descriptors at most {max(each for *_, each in soak.samples)}"
     flat = soak.slope <= SLOPE or grown <= 8
-    return Result(figures, flat and not soak.ends["false"], soak.false)
+    return Result(figures, flat and not soak.ends["false"], "; ".join(soak.false[:3]))
 
 
 async def main() -> int:
@@ -157,6 +159,7 @@ async def main() -> int:
         lab = Lab(Path(home))
         result = await measure(lab, minutes * 60, seed)
     print(result.figures)
+    print(result.note)
     print("\n".join(lab.violations) or "all invariants hold")
     return 0 if result.passed and not lab.violations else 1
 

@@ -1,4 +1,4 @@
-"""Events with invalid JSON end in an explicit error, and never reach an SDK's parser."""
+"""Events with invalid JSON never reach an SDK's parser: they are dropped, or end in an explicit error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,23 @@ DONE = b"data: [DONE]\n\n"
 BOTH = TOKEN + TOKEN
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 
-JUNK = {
-    "broken JSON": b"data: {not json\n\n",
-    "cut JSON": b'data: {"choices":[{"index":0,"delta":{"content":"h\n\n',
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":%d,"total_tokens":9}}\n\n'
+
+# No part of an answer.
+FOREIGN = {
     "text": b"data: Internal Server Error\n\n",
     "a number": b"data: 42\n\n",
     "nothing": b"data:\n\n",
+}
+# Perhaps a token.
+DOUBTFUL = {
+    "broken JSON": b"data: {not json\n\n",
+    "cut before the text": b'data: {"choices":[{"index":0,"delta":{"content": \n\n',
+    "cut before the delta": b'data: {"choices": [{"index": 0, "del\n\n',
+}
+# A token, or an error.
+JUNK = {
+    "cut JSON": b'data: {"choices":[{"index":0,"delta":{"content":"h\n\n',
     "a named error of broken JSON": b'event: error\ndata: {"error": {"mess\n\n',
     "broken JSON of an error": b'data: {"error": {"message": "boom\n\n',
     "invalid UTF-8": TOKEN.replace(b"hi", b"\xff\xfe"),
@@ -35,8 +46,8 @@ JUNK = {
 }
 
 
-async def read(*steps: Step, usage: bool) -> tuple[list[str], str, Record]:
-    """The texts and the error read by OpenAI's SDK, and the Record."""
+async def read(*steps: Step, usage: bool, counted: list[float | None] | None = None) -> tuple[list[str], str, Record]:
+    """The texts and the error read by OpenAI's SDK, and the Record. The last text is `.` for a finish_reason."""
     texts, error = [], ""
     async with (
         Upstream([STREAM_HEAD, *steps]) as upstream,
@@ -53,9 +64,12 @@ async def read(*steps: Step, usage: bool) -> tuple[list[str], str, Record]:
             )
             async for event in stream:
                 texts += [choice.delta.content for choice in event.choices if choice.delta.content]
+                texts += ["." for choice in event.choices if choice.finish_reason]
         except openai.APIError as raised:
             error = raised.message
         await eventually(lambda: gateway.recorder.recent)
+        if counted is not None:
+            counted.append(gateway.registry.get_sample_value("firsttoken_junk_events_total", {"pool": "only"}))
         return texts, error, gateway.recorder.recent[-1]
 
 
@@ -65,22 +79,67 @@ def torn(data: bytes) -> Sequence[Step]:
     return chunk(data[:middle]), chunk(data[middle:])
 
 
-@pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("way", ["own read", "same read", "torn", "known form"])
-@pytest.mark.parametrize("name", JUNK)
-async def test_junk_ends_the_stream_by_an_error_event(name: str, way: str, usage: bool) -> None:
-    """All text before is delivered, for any split of the bytes; nothing after."""
-    junk = JUNK[name]
+WAYS = ["own read", "same read", "torn", "known form"]
+
+
+def ways(junk: bytes, way: str) -> Sequence[Step]:
+    """Two tokens and junk."""
     steps: dict[str, Sequence[Step]] = {
         "own read": [chunk(BOTH), chunk(junk)],
         "same read": [chunk(BOTH + junk)],
         "torn": torn(BOTH + junk),
         "known form": [chunk(TOKEN), chunk(TOKEN), chunk(junk)],
     }
-    texts, error, record = await read(*steps[way], chunk(TOKEN + FINISH + DONE), LAST_CHUNK, usage=usage)
+    return steps[way]
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", JUNK)
+async def test_junk_ends_the_stream_by_an_error_event(name: str, way: str, usage: bool) -> None:
+    """All text before is delivered, for any split of the bytes; nothing after."""
+    texts, error, record = await read(*ways(JUNK[name], way), chunk(TOKEN + FINISH + DONE), LAST_CHUNK, usage=usage)
     assert texts == ["hi", "hi"]
     assert error == ("The backend failed." if "named error" in name else "The backend sent something that is not JSON.")
     assert record.end is RequestOutcome.UPSTREAM_BROKE
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*FOREIGN, *DOUBTFUL])
+async def test_junk_is_dropped_where_no_text_is_lost(name: str, way: str, usage: bool) -> None:
+    """Of junk that may have been a token, the engine's own count of tokens says so."""
+    junk, counted = {**FOREIGN, **DOUBTFUL}[name], list[float | None]()
+    for rest in (
+        [chunk(TOKEN + FINISH + USAGE % 3 + DONE)],
+        [chunk(each) for each in (TOKEN, FINISH, USAGE % 3, DONE)],
+    ):
+        texts, error, record = await read(*ways(junk, way), *rest, LAST_CHUNK, usage=usage, counted=counted)
+        assert (texts, error, record.end) == (["hi", "hi", "hi", "."], "", RequestOutcome.COMPLETED)
+        assert record.output_tokens == 3
+    assert counted == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "end", [USAGE % 4 + DONE, USAGE % 4, DONE, b""], ids=["counted", "no DONE", "no usage", "none"]
+)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DOUBTFUL)
+async def test_junk_in_the_place_of_a_token_is_an_explicit_error(name: str, way: str, end: bytes) -> None:
+    """The engine has counted more tokens than have arrived, or says nothing. No finish_reason is relayed."""
+    for rest in ([chunk(TOKEN + FINISH + end)], [chunk(each) for each in (TOKEN, FINISH, end) if each]):
+        texts, error, record = await read(*ways(DOUBTFUL[name], way), *rest, LAST_CHUNK, usage=True)
+        assert texts == ["hi", "hi", "hi"]
+        assert "text may be missing" in error
+        assert record.end is RequestOutcome.UPSTREAM_BROKE
+
+
+async def test_a_stream_of_junk_is_an_explicit_error() -> None:
+    """However harmless each of the events is."""
+    junk = FOREIGN["text"]
+    texts, error, record = await read(chunk(TOKEN + junk * 8 + TOKEN), chunk(junk), HANG, usage=True)
+    assert (texts, record.end) == (["hi", "hi"], RequestOutcome.UPSTREAM_BROKE)
+    assert "not JSON" in error
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -93,15 +152,18 @@ async def test_an_error_event_follows_whole_events_only(end: Step, usage: bool) 
     assert record.end is RequestOutcome.UPSTREAM_BROKE
 
 
-@pytest.mark.parametrize("junk", [*JUNK.values(), TOKEN[:40]], ids=[*JUNK, "half an event"])
+ALL = {**FOREIGN, **DOUBTFUL, **JUNK, "half an event": TOKEN[:40]}
+
+
+@pytest.mark.parametrize("junk", ALL.values(), ids=ALL)
 async def test_junk_after_the_answer_is_dropped(junk: bytes) -> None:
     """The answer is complete."""
     texts, error, record = await read(chunk(BOTH + FINISH + junk), LAST_CHUNK, usage=True)
-    assert (texts, error, record.end) == (["hi", "hi"], "", RequestOutcome.COMPLETED)
+    assert (texts, error, record.end) == (["hi", "hi", "."], "", RequestOutcome.COMPLETED)
 
 
 async def test_junk_before_the_first_token_falls_back() -> None:
     """No byte has reached the caller yet."""
-    texts, error, record = await read(chunk(JUNK["broken JSON"]), LAST_CHUNK, usage=False)
+    texts, error, record = await read(chunk(DOUBTFUL["broken JSON"]), LAST_CHUNK, usage=False)
     assert (texts, record.end) == ([], RequestOutcome.FAILED)
     assert "not JSON" in error

@@ -270,6 +270,13 @@ SENT = (
         moves="Engines that die or stall in the middle of answers.",
         act="`refused` or `failed` rises: `firsttoken_attempts_total` with kind `rescue`; add endpoints to the pool.",
     ),
+    counter(
+        "firsttoken_junk_events_total{pool} events",
+        help="Events of streams that are no JSON, and did not reach the caller",
+        more="The stream goes on without the event, or ends by an error event where text may be lost with it.",
+        moves="A proxy that writes into bodies, or an engine that fails in the middle of an event.",
+        act="Look at the pool's servers and what stands between; `firsttoken_attempts_total` has the `broken` ones.",
+    ),
     gauge(
         "firsttoken_queue_depth{route} requests",
         help="Requests queued in the gateway",

@@ -302,6 +302,7 @@ class RequestMetrics(Collector):
         self.hedges = counter("firsttoken_hedges_total")
         self.escalations = counter("firsttoken_escalations_total")
         self.rescues = counter("firsttoken_rescues_total")
+        self.junk = counter("firsttoken_junk_events_total")
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
         self.loop_lag = LoopLag()
@@ -353,6 +354,8 @@ class RequestMetrics(Collector):
         for attempt in record.attempts:
             self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
+            if attempt.junk:
+                self.junk.of[(attempt.pool,)].value += attempt.junk
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
         if record.escalated:

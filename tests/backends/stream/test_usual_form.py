@@ -37,7 +37,7 @@ ODD = {
     "a quote in it": event('say "x"'),
     "the form's end in it": event('"},"logprobs":null,"finish_reason":null}]}'),
     "a backslash at its end": event("x\\"),
-    "what is no JSON": b"data: {nonsense\n\n",
+    "what is no JSON": b'data: {"content":"nonsense\n\n',
 }
 
 

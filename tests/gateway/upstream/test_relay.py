@@ -226,7 +226,7 @@ async def test_a_finish_reason_without_done_is_success() -> None:
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
-@pytest.mark.parametrize("tail", [ERROR + DONE, b"data: {nonsense\n\n"])
+@pytest.mark.parametrize("tail", [ERROR + DONE, b'data: {"content":"nonsense\n\n'])
 async def test_an_answer_broken_in_its_first_read_ends_with_an_error_event(tail: bytes) -> None:
     """After the received tokens; the backend's error or the gateway's, never with [DONE]."""
     talk = Relaying(TOKEN + tail)

@@ -57,7 +57,9 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
         for _ in range(2):
             gateway.fleet.on_probe_failed(next(iter(gateway.monitor.loads())), monotonic())
         hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
-        gateway.recorder.emit(record(attempts=[hedge, WON], rescue="refused", first_reasoning=0.2, first_answer=0.3))
+        attempts = [hedge, replace(WON, junk=1)]
+        told = record(attempts=attempts, rescue="refused", first_reasoning=0.2, first_answer=0.3)
+        gateway.recorder.emit(told)
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
         async with calling(gateway.admin_url) as caller:
