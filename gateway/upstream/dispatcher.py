@@ -137,6 +137,7 @@ def refusal_of(failure: Failure | None, reason: str) -> ApiError:
 OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
 CONNECTION_LOST = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
+OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
 LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
 
 
@@ -212,6 +213,7 @@ class AttemptRunner:
         self.finished = False
         self.attempts: dict[int, UpstreamRequest] = {}
         self.timer: asyncio.TimerHandle | None = None
+        self.watch: asyncio.TimerHandle | None = None  # of an answer that is not streamed
         self.failure: Failure | None = None  # the last one
         self.kept: UpstreamRequest | None = None  # a whole answer with a shortcoming, while another pool is asked
         self.outlier = ""  # endpoint that has refused the request, to be confirmed by another
@@ -249,6 +251,7 @@ class AttemptRunner:
         """Return shares of budgets; called once, at the first token or without any."""
         self.finished = True
         self._cancel_timer()
+        self._cancel_watch()
         self.dispatcher.on_dispatched(self.routed.request)
         self.dispatcher.retries.ended()
         self._give_back_retries()
@@ -342,8 +345,36 @@ class AttemptRunner:
             output=routed.estimate.output_tokens,
         )
         self.dispatcher.on_dispatched(routed.request)
+        if not routed.request.stream:
+            self._watch(upstream_request, self._patience(attempt.candidate))
         if not upstream_request.start():
             upstream_request.connecting = self._run(upstream_request.connect())
+
+    def _patience(self, candidate: Candidate) -> float:
+        """Seconds in which the candidate would have written the longest answer many times over; FOREVER: not known."""
+        forecast, request, limit = candidate.forecast, self.routed.request, self.routed.route.limits.output_tokens
+        longest = min((each for each in (request.max_tokens, limit) if each), default=None)
+        if longest is None or not forecast.tpot:
+            return FOREVER
+        return max(OVERTAKEN * (forecast.p90 + longest * forecast.tpot), LEAST_OVERTAKEN)
+
+    def _watch(self, upstream_request: UpstreamRequest, patience: float, overtaken: bool = False) -> None:
+        """Look after an answer that is not streamed: an engine may have lost the request, and answer others."""
+        self._cancel_watch()
+        if patience < WHOLE_ANSWER:
+            self.watch = self.relay.loop.call_later(patience, self._on_watch, upstream_request, patience, overtaken)
+
+    def _on_watch(self, upstream_request: UpstreamRequest, patience: float, overtaken: bool) -> None:
+        """Leave an endpoint that has answered later requests, and has had the time for this one since."""
+        if overtaken:
+            self.endpoint_down(upstream_request)
+        else:
+            self._watch(upstream_request, patience, self.dispatcher.fleet.overtaken(upstream_request))
+
+    def _cancel_watch(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
+            self.watch = None
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.relay.loop.create_task(work)

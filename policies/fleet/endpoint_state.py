@@ -94,6 +94,7 @@ class EndpointState:
         self.cache = EndpointCache(self.blocks)
         self.engine = EngineLoad()
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
+        self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
         self.warming = False
         self.peer_load = NO_LOAD

@@ -252,6 +252,7 @@ class Fleet:
             return
         state = attempt.state
         state.last_token_at = now
+        state.newest_answered = max(state.newest_answered, attempt.sent_at)
         attempt.first_at = now
         attempt.running, attempt.context = state.decoding, state.decoding_context
         attempt.prefill_s = state.interference.prefill_s
@@ -294,6 +295,8 @@ class Fleet:
             elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 state.predictor.observe_at_least(attempt.sample(now - attempt.sent_at), now)
         computed = attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED
+        if computed:
+            state.newest_answered = max(state.newest_answered, attempt.sent_at)
         self._learn_from_report(key, attempt, computed, report)
         self._touch(state)
 
@@ -312,6 +315,11 @@ class Fleet:
         window = self._pools[pool].pool.context_window if pool in self._pools else None
         windows = {name: other.pool.context_window for name, other in self._pools.items()}
         return frozenset(name for name, own in windows.items() if own and window and own <= window) | {pool}
+
+    def overtaken(self, key: Hashable) -> bool:
+        """The endpoint has answered an attempt that was sent later. Engines start prompts in the order of arrival."""
+        attempt = self._attempts.get(key)
+        return attempt is not None and attempt.state.newest_answered > attempt.sent_at
 
     def answering(self) -> list[Hashable]:
         """Attempts with a first token and no end yet."""

@@ -179,3 +179,38 @@ async def test_a_hedge_races_a_silent_attempt_and_the_loser_is_aborted() -> None
         (AttemptKind.HEDGE, AttemptOutcome.COMPLETED),
     ]
     assert record.ttft_met
+
+
+@pytest.mark.parametrize("answers_later", [True, False])
+async def test_a_whole_answer_that_an_engine_has_lost_is_asked_of_another(
+    answers_later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine answers what was sent later. Without that, silence says nothing of an answer that is not streamed."""
+    monkeypatch.setattr("gateway.upstream.dispatcher.LEAST_OVERTAKEN", 0.4)
+    async with engines(2) as both, running({"both": engine_pool(*both)}, ROUTE) as gateway:
+        for i in range(8):
+            await stream(gateway, messages=[{"role": "user", "content": f"{i} hello"}])
+        both[0].faults.silent = True
+        lost = [asyncio.create_task(whole(gateway, i)) for i in range(6)]
+        await eventually(lambda: sum(len(engine.requests) for engine in both) == 8 + len(lost))
+        await asyncio.sleep(0.3)
+        assert not all(task.done() for task in lost)
+        if answers_later:
+            both[0].faults.silent = False
+            for i in range(20):
+                await stream(gateway, messages=[{"role": "user", "content": f"{i} bye"}])
+        done, waiting = await asyncio.wait(lost, timeout=5 if answers_later else 1.5)
+        moved = [record for record in gateway.recorder.recent if len(record.attempts) > 1]
+        assert bool(waiting) is not answers_later
+        assert bool(moved) is answers_later
+        assert all(task.result() for task in done)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def whole(gateway: Gateway, number: int) -> str | None:
+    reply = await client(gateway).chat.completions.create(
+        model="chat", max_tokens=5, messages=[{"role": "user", "content": f"{number} tell me"}]
+    )
+    return reply.choices[0].message.content
