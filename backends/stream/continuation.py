@@ -18,10 +18,10 @@ import msgspec
 
 from backends.stream.redaction import Rewriter, WholeEvents
 from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
+from backends.stream.taps import DONE
 
 KEPT = 4 << 20  # bytes of an answer's events; a longer answer is not continued
 IDENTITY = ("id", "created", "model", "system_fingerprint")  # members of every event of one answer
-DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode

@@ -88,6 +88,7 @@ def decode_as(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 # ------------------------------------------------------- taps
 
+DONE = b"data: [DONE]\n\n"
 MAX_JUNK = 8  # events without JSON in a stream
 _HAS_TEXT = re.compile(rb'"(?:error"|(?:content|text|refusal|arguments|reasoning\w*)"\s*:\s*"[^"])').search
 BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
@@ -106,6 +107,7 @@ class _ReplyTap:
         self.usage = Usage()
         self.times = EngineTimes()
         self.ended = False
+        self.missing = b""
         self.failure: Failure | None = None
         self.strict = False
         self.junk = 0
@@ -121,6 +123,7 @@ class StreamTap(_ReplyTap):
 
     def __init__(self, choices: int = 1, secret: str = "") -> None:
         super().__init__(secret)
+        self.missing = DONE
         self._choices = choices
         self._ended_choices: set[int] = set()  # by index
         self._passing = False  # the read ends an event that has passed in part
@@ -177,6 +180,7 @@ class StreamTap(_ReplyTap):
         self._passing = bool(rest)
         for number, event in enumerate(events):
             if event.data.startswith(b"[DONE]"):
+                self.missing = b""
                 self._end()
                 self._settle()
             elif event.name == b"error":

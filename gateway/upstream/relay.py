@@ -213,12 +213,17 @@ class Relay:
             self._end_untranslatable()
             return
         if self.winner.answered:
-            self._finish(self._last(tail), RequestOutcome.COMPLETED)
+            self._finish(self._last(self._with_end(tail)), RequestOutcome.COMPLETED)
         elif self.winner.stream:
             self.on_broken(self.winner.tap.failure or TRUNCATED)
         else:  # status 200 with an error in the body: complete, and the caller's to read
             error = _recorded(self.winner.tap.failure or TRUNCATED)
             self._finish(self._last(tail), RequestOutcome.UPSTREAM_BROKE, error)
+
+    def _with_end(self, tail: bytes) -> bytes:
+        """Some servers send no [DONE], or die before it; some clients wait for it."""
+        missing = self.winner.tap.missing
+        return tail + b"\n\n" + missing if tail and missing else tail + missing
 
     def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
         """The upstream broke after the first token: a peer continues, or an error event is written at once, the

@@ -38,6 +38,15 @@ async def test_a_broken_connection_after_done_is_no_failure(end: Any) -> None:
     assert (status, body, record.end) == (200, TOKEN + FINISH + DONE, RequestOutcome.COMPLETED)
 
 
+@pytest.mark.parametrize("end", [LAST_CHUNK, CLOSE, RESET, HANG])
+@pytest.mark.parametrize("held", [b"", b'data: {"choices": [], "usa'], ids=["", "within the usage"])
+async def test_an_engine_that_dies_after_the_finish_reason_leaves_a_whole_answer(end: Any, held: bytes) -> None:
+    """With [DONE], which some clients wait for."""
+    for read in ([chunk(TOKEN + FINISH + held)], [chunk(TOKEN), chunk(FINISH + held)]):
+        status, body, record = await request([STREAM_HEAD, *read, end])
+        assert (status, body, record.end) == (200, TOKEN + FINISH + DONE, RequestOutcome.COMPLETED)
+
+
 async def test_a_token_and_an_error_event_in_one_read_are_both_forwarded() -> None:
     """No [DONE] and no second error event follow; the Record holds none of the backend's text."""
     _, body, record = await request([STREAM_HEAD + chunk(TOKEN + ERROR + DONE) + LAST_CHUNK])

@@ -216,13 +216,13 @@ async def test_an_end_of_body_without_finish_or_done_is_an_error() -> None:
 
 
 async def test_a_finish_reason_without_done_is_success() -> None:
-    """Some servers send no [DONE]; the gateway adds none."""
+    """Some servers send no [DONE]; some clients wait for it, and the gateway adds it."""
     talk = Relaying(TOKEN)
     await talk.to()
     talk.run.on_body(FINISH)
     talk.run.on_end()
     assert (await talk.written()).keep_alive
-    assert talk.wire.body == chunk(TOKEN) + chunk(FINISH) + LAST_CHUNK
+    assert talk.wire.body == chunk(TOKEN) + chunk(FINISH) + chunk(DONE) + LAST_CHUNK
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
