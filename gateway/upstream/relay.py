@@ -222,7 +222,7 @@ class Relay:
 
     def _with_end(self, tail: bytes) -> bytes:
         """Some servers send no [DONE], or die before it; some clients wait for it."""
-        missing = self.winner.tap.missing
+        missing = self.winner.tap.missing if self.translator is None else b""
         return tail + b"\n\n" + missing if tail and missing else tail + missing
 
     def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
