@@ -25,7 +25,7 @@ from backends.interface import (
 )
 from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
 from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
-from backends.stream.taps import BodyTap, StreamTap
+from backends.stream.taps import DONE, BodyTap, StreamTap
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
 _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the output; the last is set where none is
@@ -106,7 +106,7 @@ class OpenAI(Backend):
             return ResponsesTap(self._secret) if forward.stream else ResponsesBodyTap(self._secret)
         if not forward.stream:
             return BodyTap(self._secret)
-        return StreamTap(_choices(forward.body), self._secret)
+        return StreamTap(_choices(forward.body), self._secret, last=DONE)
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret)

@@ -52,7 +52,6 @@ class ResponsesTap(StreamTap):
 
     def __init__(self, secret: str = "") -> None:
         super().__init__(secret=secret)
-        self.missing = b""
         self._failed = b""  # data of a `response.failed`
 
     def _learn_form(self, data: bytes) -> None:

@@ -119,11 +119,14 @@ class _ReplyTap:
 
 
 class StreamTap(_ReplyTap):
-    """Tap of an event stream. `choices`: of the answer; the stream ends when each choice has ended."""
+    """Tap of an event stream. `choices`: of the answer; the stream ends when each choice has ended.
 
-    def __init__(self, choices: int = 1, secret: str = "") -> None:
+    `last`: the event at the end of every stream of the dialect, if there is one.
+    """
+
+    def __init__(self, choices: int = 1, secret: str = "", last: bytes = b"") -> None:
         super().__init__(secret)
-        self.missing = DONE
+        self.missing = last
         self._choices = choices
         self._ended_choices: set[int] = set()  # by index
         self._passing = False  # the read ends an event that has passed in part
