@@ -219,12 +219,19 @@ async def test_a_late_failure_is_in_the_dialect_of_the_caller(path: str, kind: s
     assert kind == (found.get("error") or found)["type"]
 
 
-async def test_a_caller_of_responses_gets_the_event_of_its_dialect() -> None:
-    """Through a translation to chat."""
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", {"max_tokens": 5, "messages": CHAT["messages"]}),
+    ],
+)
+async def test_a_translated_stream_may_fail_late_too(path: str, body: dict[str, Any]) -> None:
+    """The pool speaks chat alone; the event is in the caller's dialect."""
     async with commenting([Pause(0.3), FAILING]) as (_, caller, _):
-        asked = {"model": "chat", "stream": True, "input": "hello"}
-        assert (await caller.ask(post(asked, path="/v1/responses")))[0] == 200
-        event = (await caller.chunks())[-1]
+        assert (await caller.ask(post({"model": "chat", "stream": True, **body}, path=path)))[0] == 200
+        comment, *_, event = await caller.chunks()
+    assert comment == COMMENT
     assert event.startswith(b"event: error\ndata: ")
 
 
