@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from backends.failures import CONTENT_CODES, CONTEXT_LENGTH
 from backends.interface import BackendRequest, Failure, FailureKind, Operation
 from backends.translation.answer import AnswerTranslation, RewrittenAnswer
-from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.answer_quality import shortcoming
+from gateway.upstream.failure_rules import FailureRules, refusal_of
 from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
 from gateway.upstream.state_answer import StateAnswer
@@ -48,7 +47,6 @@ from policies.types import (
     AttemptOutcome,
     Candidate,
     Decision,
-    Endpoint,
     Health,
     PromptEstimate,
 )
@@ -114,31 +112,8 @@ def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> Attempt
     )
 
 
-def refusal_of(failure: Failure | None, reason: str) -> ApiError:
-    """The last failure as the caller's error. SDKs need not repeat at once retries already made by the gateway."""
-    if failure is None:
-        return ApiError(504, f"No backend answered in time: {reason}.", type="server_error", code="timeout")
-    headers: dict[str, str] = {"x-should-retry": "false"}
-    if failure.kind is FailureKind.CLIENT:
-        headers = {}
-    elif failure.kind in (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED):
-        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
-    return ApiError(
-        failure.status,
-        failure.message,
-        type=failure.type,
-        code=failure.code,
-        param=failure.param,
-        headers=headers,
-        logged=f"the backend's {failure.kind.value}",
-    )
-
-
-OVERLOAD = (FailureKind.RATE_LIMITED, FailureKind.OVERLOADED, FailureKind.SERVER)
-CONNECTION_LOST = (FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT)
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
-LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
 
 
 class Dispatcher:
@@ -216,7 +191,7 @@ class AttemptRunner:
         self.watch: asyncio.TimerHandle | None = None  # of an answer that is not streamed
         self.failure: Failure | None = None  # the last one
         self.kept: UpstreamRequest | None = None  # a whole answer with a shortcoming, while another pool is asked
-        self.outlier = ""  # endpoint that has refused the request, to be confirmed by another
+        self.rules: FailureRules | None = None  # once an attempt has failed
         self.machine = AttemptMachine(
             routed.decision,
             max_attempts=routed.route.max_attempts,
@@ -494,60 +469,27 @@ class AttemptRunner:
     def failed(self, upstream_request: UpstreamRequest, failure: Failure) -> None:
         self.failure = failure
         self._record_lost(upstream_request)
-        attempt, lost = upstream_request.attempt, failure.kind in CONNECTION_LOST
-        endpoint = attempt.candidate.endpoint
-        avoid = self._pools_alike(failure, endpoint)
+        attempt, rules = upstream_request.attempt, self._failure_rules()
         refused = self.rescue if upstream_request.continues and failure.kind is FailureKind.CLIENT else None
-        translatable = failure.kind is FailureKind.UNSUPPORTED and not avoid
-        event = Failed(
-            attempt.number,
-            failure.retryable or bool(avoid or refused) or self._is_doubtful(failure, endpoint.id),
-            connection_lost=lost or translatable,
-            retry_after=failure.retry_after,
-            taken=lost and upstream_request.accepted,
-            again=failure.again,
-            avoid=avoid,
-            restart=refused is not None and refused.restart(),
-        )
-        of_key = failure.kind is FailureKind.RATE_LIMITED and self._has_other_key(endpoint)
-        if failure.kind in OVERLOAD and not of_key:
-            self._retry_on_budget(event, endpoint.pool)
+        restart = None if refused is None else refused.restart()
+        event = rules.event_of(attempt, failure, accepted=upstream_request.accepted, restart=restart)
+        if rules.is_charged(failure, attempt.candidate.endpoint):
+            self._retry_on_budget(event, attempt.candidate.endpoint.pool)
         else:
             self._advance(event)
 
-    def _has_other_key(self, endpoint: Endpoint) -> bool:
-        """The server takes requests by another key too, whose limits are its own."""
-        others = self.routed.decision.ranked if endpoint.server else ()
-        return any(other.endpoint.server == endpoint.server and other.endpoint.id != endpoint.id for other in others)
-
-    def _pools_alike(self, failure: Failure, endpoint: Endpoint) -> frozenset[str]:
-        """Pools that would fail in the same way. Of refusals of the request: empty, unless another pool may take it."""
-        fallback, pool = self.routed.route.fallback, endpoint.pool
-        if failure.kind is FailureKind.UNSUPPORTED:
-            return frozenset() if self._translates(pool) else frozenset({pool})
-        if failure.kind is FailureKind.QUOTA:
-            return frozenset() if self._has_other_key(endpoint) else frozenset({pool})
-        if failure.kind is FailureKind.CLIENT and failure.code == CONTEXT_LENGTH and fallback.context:
-            return self.dispatcher.fleet.without_larger_window(pool)
-        if failure.kind is FailureKind.CLIENT and failure.code in CONTENT_CODES and fallback.content_filter:
-            return frozenset({pool})
-        return frozenset()
-
-    def _translates(self, pool: str) -> bool:
-        """The request can be translated for a pool that lacks its operation."""
-        routed, operations = self.routed, self.dispatcher.operations
-        return operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
-
-    def _is_doubtful(self, failure: Failure, endpoint: str) -> bool:
-        """True for the first refusal by an outlier among siblings: another endpoint is asked to confirm the refusal."""
-        fleet, outlier = self.dispatcher.fleet, self.outlier
-        if failure.kind is not FailureKind.CLIENT:
-            return False
-        if outlier and outlier != endpoint:
-            fleet.on_refusal_confirmed(outlier)
-            return False
-        self.outlier = endpoint if fleet.is_outlier(endpoint) else ""
-        return bool(self.outlier)
+    def _failure_rules(self) -> FailureRules:
+        if self.rules is None:
+            routed, dispatcher = self.routed, self.dispatcher
+            self.rules = FailureRules(
+                request=routed.request,
+                route=routed.route,
+                decision=routed.decision,
+                native=routed.native,
+                fleet=dispatcher.fleet,
+                operations=dispatcher.operations,
+            )
+        return self.rules
 
     def _retry_on_budget(self, event: Failed, pool: str) -> None:
         """Take a retry from the budget before the machine decides, and return one that was sent to another pool."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backends.interface import Failure, FailureKind
-from gateway.upstream.dispatcher import header_safe, refusal_of
+from gateway.upstream.dispatcher import header_safe
+from gateway.upstream.failure_rules import refusal_of
 from tests.gateway.upstream.dispatching import failed
 
 
