@@ -47,6 +47,7 @@ from policies.types import (
     AttemptOutcome,
     Candidate,
     Decision,
+    Endpoint,
     Health,
     PromptEstimate,
 )
