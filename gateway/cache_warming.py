@@ -28,7 +28,7 @@ from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prefix_breakers import without_breakers
 from gateway.tokenize.prompt import prompt_of
-from gateway.upstream.dispatcher import RoutedRequest
+from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import EVERYWHERE, Upstream, UpstreamRequest
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.warm_up import (

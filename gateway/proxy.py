@@ -30,8 +30,9 @@ from gateway.observe.trace_context import Tracer
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
-from gateway.upstream.dispatcher import Dispatcher, RoutedRequest, attempt_record
+from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay, gateway_headers, waiting_headers
+from gateway.upstream.routed_request import RoutedRequest, attempt_record
 from gateway.upstream.stored_responses import StoredResponses
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest

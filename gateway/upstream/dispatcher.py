@@ -7,21 +7,19 @@ joined to the relay in the very call of the first token. A caller that leaves ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from backends.interface import BackendRequest, Failure, FailureKind, Operation
-from backends.translation.answer import AnswerTranslation, RewrittenAnswer
-from gateway.api.inference_request import InferenceRequest, new_request_id
-from gateway.observe.record import AttemptRecord, Stage
-from gateway.observe.timeline import RequestTimeline
+from backends.interface import BackendRequest, Failure, FailureKind
+from gateway.api.inference_request import InferenceRequest
+from gateway.observe.record import Stage
 from gateway.upstream.answer_quality import shortcoming
 from gateway.upstream.failure_rules import FailureRules, refusal_of
 from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
-from gateway.upstream.state_answer import StateAnswer
+from gateway.upstream.routed_request import RoutedRequest, attempt_record, header_safe
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies.attempts.attempt_events import (
@@ -44,74 +42,9 @@ from policies.types import (
     FOREVER,
     Attempt,
     AttemptKind,
-    AttemptOutcome,
     Candidate,
-    Decision,
-    Endpoint,
     Health,
-    PromptEstimate,
 )
-
-NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
-
-
-@dataclass(slots=True, kw_only=True)
-class RoutedRequest:
-    """A request with a routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
-
-    request: InferenceRequest
-    route: Route
-    estimate: PromptEstimate
-    decision: Decision
-    timeline: RequestTimeline
-    upstreams: Mapping[str, Upstream]
-    first_token_limit: float
-    passthrough: bool = False  # the model name is the caller's
-    native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
-    cache_group: str = ""  # tenants with shared prefix caches; empty: all
-
-    @property
-    def limit_at(self) -> float:
-        """End of the time for the whole answer."""
-        return self.timeline.record.arrival + self.route.total_limit
-
-    def model_at(self, upstream: Upstream) -> str:
-        """Model name to send to an endpoint."""
-        return self.request.model if self.passthrough else upstream.model
-
-
-def priority_of(routed: RoutedRequest) -> int:
-    """Deadline as Unix time in ms, which orders the requests of several gateways: vLLM takes the smallest first, and
-    any 64-bit integer."""
-    if routed.decision.deadline == FOREVER:
-        return NO_DEADLINE
-    record = routed.timeline.record
-    return int((record.wall + routed.decision.deadline - record.arrival) * 1e3)
-
-
-def header_safe(model: str) -> str:
-    """A caller's model name (passthrough), unless able to write header fields."""
-    return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
-
-
-def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> AttemptRecord:
-    attempt = upstream_request.attempt
-    endpoint = attempt.candidate.endpoint
-    prompt, output = upstream_request.billable()
-    return AttemptRecord(
-        attempt.number,
-        attempt.kind,
-        endpoint.id,
-        endpoint.pool,
-        opened=upstream_request.opened - arrival,
-        ended=upstream_request.ended_at - arrival,
-        ending=upstream_request.ending or AttemptOutcome.CANCELLED,
-        upstream_id=upstream_request.request_id,
-        tokens=prompt + output,
-        cost_usd=upstream_request.upstream.price.of(prompt, output),
-        junk=upstream_request.tap.junk,
-    )
-
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
@@ -168,13 +101,6 @@ class Dispatcher:
         if key not in self.hedges:
             self.hedges[key] = HedgeBudget(route.hedge_share)
         return self.hedges[key]
-
-
-def rewritten_answer(request: InferenceRequest, endpoint: Endpoint) -> RewrittenAnswer | None:
-    """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's."""
-    if (translated := request.translated.get(endpoint.pool)) is not None:
-        return AnswerTranslation(translated.translations, translated.before)
-    return None if request.state_ids is None else StateAnswer(request.state_ids, endpoint.id)
 
 
 class AttemptRunner:
@@ -304,7 +230,7 @@ class AttemptRunner:
             request = self.rescue.continued(upstream, request)
             candidate = attempt.candidate
             attempt.candidate = replace(candidate, prompt_tokens=candidate.prompt_tokens + self.rescue.tokens)
-        answer = rewritten_answer(routed.request, endpoint)
+        answer = routed.rewritten_answer(endpoint)
         upstream_request = UpstreamRequest(
             attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle, answer=answer
         )
@@ -359,29 +285,7 @@ class AttemptRunner:
         return task
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
-        routed, request = self.routed, self.routed.request
-        request_id = new_request_id()
-        trace, traceparent, tracestate = routed.timeline.record.trace, "", ""
-        if trace is None:  # tracing is off
-            traceparent = request.traceparent
-        elif upstream.traced:
-            traceparent, tracestate = trace.sent_by(attempt.number), trace.state
-        translated = request.translated.get(attempt.candidate.endpoint.pool)
-        return BackendRequest(
-            operation=request.operation if translated is None else translated.operation,
-            body=request.sent_to(upstream.backend) if translated is None else translated.body,
-            headers=request.dialect_headers,
-            model=routed.model_at(upstream),
-            stream=request.stream,
-            max_tokens=routed.route.limits.output_tokens,
-            request_id=request_id,
-            traceparent=traceparent,
-            tracestate=tracestate,
-            cache_salt=routed.cache_group,
-            priority=priority_of(routed) if upstream.priority else None,
-            session_id=request_id if upstream.kv_events else "",
-            model_is_callers=routed.passthrough,
-        )
+        return self.routed.backend_request(upstream, attempt)
 
     def _commit(self, winner: UpstreamRequest) -> None:
         if self.finished:

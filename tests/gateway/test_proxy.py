@@ -17,7 +17,7 @@ from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.proxy import hide_usage, outcome_of, record_winner, reject_unplaced
 from gateway.upstream import relay
-from gateway.upstream.dispatcher import RoutedRequest
+from gateway.upstream.routed_request import RoutedRequest
 from policies.types import FOREVER, AttemptOutcome, Decision, Placement, PoolEstimate, Price, PromptEstimate
 from tests.gateway.builders import (
     ANSWER,

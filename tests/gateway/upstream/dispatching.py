@@ -17,7 +17,8 @@ from backends.interface import Failure, FailureKind
 from gateway.api.api_error import ApiError
 from gateway.observe.record import Record
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.dispatcher import Dispatcher, RoutedRequest
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream_request import Upstream, UpstreamRequest
 from policies import types as facts
 from policies.attempts.attempt_machine import RetryBudget

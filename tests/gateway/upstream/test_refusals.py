@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backends.interface import Failure, FailureKind
-from gateway.upstream.dispatcher import header_safe
 from gateway.upstream.failure_rules import refusal_of
+from gateway.upstream.routed_request import header_safe
 from tests.gateway.upstream.dispatching import failed
 
 

@@ -1,0 +1,106 @@
+"""A request with its route and decision: what each attempt sends, and how an attempt is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backends.interface import BackendRequest, Operation
+from backends.translation.answer import AnswerTranslation, RewrittenAnswer
+from gateway.api.inference_request import InferenceRequest, new_request_id
+from gateway.observe.record import AttemptRecord
+from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.state_answer import StateAnswer
+from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from policies.routes.route import Route
+from policies.types import FOREVER, Attempt, AttemptOutcome, Decision, Endpoint, PromptEstimate
+
+NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
+
+
+@dataclass(slots=True, kw_only=True)
+class RoutedRequest:
+    """A request with a routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
+
+    request: InferenceRequest
+    route: Route
+    estimate: PromptEstimate
+    decision: Decision
+    timeline: RequestTimeline
+    upstreams: Mapping[str, Upstream]
+    first_token_limit: float
+    passthrough: bool = False  # the model name is the caller's
+    native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
+    cache_group: str = ""  # tenants with shared prefix caches; empty: all
+
+    @property
+    def limit_at(self) -> float:
+        """End of the time for the whole answer."""
+        return self.timeline.record.arrival + self.route.total_limit
+
+    def model_at(self, upstream: Upstream) -> str:
+        """Model name to send to an endpoint."""
+        return self.request.model if self.passthrough else upstream.model
+
+    def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
+        request = self.request
+        request_id = new_request_id()
+        trace, traceparent, tracestate = self.timeline.record.trace, "", ""
+        if trace is None:  # tracing is off
+            traceparent = request.traceparent
+        elif upstream.traced:
+            traceparent, tracestate = trace.sent_by(attempt.number), trace.state
+        translated = request.translated.get(attempt.candidate.endpoint.pool)
+        return BackendRequest(
+            operation=request.operation if translated is None else translated.operation,
+            body=request.sent_to(upstream.backend) if translated is None else translated.body,
+            headers=request.dialect_headers,
+            model=self.model_at(upstream),
+            stream=request.stream,
+            max_tokens=self.route.limits.output_tokens,
+            request_id=request_id,
+            traceparent=traceparent,
+            tracestate=tracestate,
+            cache_salt=self.cache_group,
+            priority=self._priority() if upstream.priority else None,
+            session_id=request_id if upstream.kv_events else "",
+            model_is_callers=self.passthrough,
+        )
+
+    def _priority(self) -> int:
+        """Deadline as Unix time in ms, which orders the requests of several gateways: vLLM takes the smallest first,
+        and any 64-bit integer."""
+        if self.decision.deadline == FOREVER:
+            return NO_DEADLINE
+        record = self.timeline.record
+        return int((record.wall + self.decision.deadline - record.arrival) * 1e3)
+
+    def rewritten_answer(self, endpoint: Endpoint) -> RewrittenAnswer | None:
+        """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's."""
+        if (translated := self.request.translated.get(endpoint.pool)) is not None:
+            return AnswerTranslation(translated.translations, translated.before)
+        return None if self.request.state_ids is None else StateAnswer(self.request.state_ids, endpoint.id)
+
+
+def header_safe(model: str) -> str:
+    """A caller's model name (passthrough), unless able to write header fields."""
+    return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
+
+
+def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> AttemptRecord:
+    attempt = upstream_request.attempt
+    endpoint = attempt.candidate.endpoint
+    prompt, output = upstream_request.billable()
+    return AttemptRecord(
+        attempt.number,
+        attempt.kind,
+        endpoint.id,
+        endpoint.pool,
+        opened=upstream_request.opened - arrival,
+        ended=upstream_request.ended_at - arrival,
+        ending=upstream_request.ending or AttemptOutcome.CANCELLED,
+        upstream_id=upstream_request.request_id,
+        tokens=prompt + output,
+        cost_usd=upstream_request.upstream.price.of(prompt, output),
+        junk=upstream_request.tap.junk,
+    )
