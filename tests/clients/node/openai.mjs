@@ -1,8 +1,8 @@
 // The OpenAI SDK for Node.
-import OpenAI from "openai";
+import OpenAI, { AzureOpenAI } from "openai";
 import {
   aborted, apiKey, baseURL, check, cities, city, collect, equal, expect, image, imageSeen, long, main, model, reasoning,
-  rejects, seen, text, weather, weatherSchema,
+  rejects, rootURL, seen, text, weather, weatherSchema,
 } from "./harness.mjs";
 
 const client = new OpenAI({ baseURL, apiKey, timeout: 15_000 });
@@ -170,6 +170,11 @@ check("responses: reasoning", async () => {
 check("responses: previous response", async () => {
   const first = await respond();
   equal((await respond({ input: "and now?", previous_response_id: first.id })).output_text, text);
+});
+
+check("azure: chat", async () => {
+  const azure = new AzureOpenAI({ endpoint: rootURL, apiKey, apiVersion: "2026-10-01", deployment: model });
+  equal((await azure.chat.completions.create({ model, messages })).choices[0].message.content, text);
 });
 
 check("error 400", async () => {

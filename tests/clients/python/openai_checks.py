@@ -18,6 +18,7 @@ from harness import (
     LONG,
     MODEL,
     REASONING,
+    ROOT_URL,
     TEXT,
     aborted,
     check,
@@ -271,6 +272,25 @@ def _() -> None:
     respond(input="Responses. " + LONG)
     usage = respond(input="Responses. " + LONG).usage
     expect(usage.input_tokens_details.cached_tokens >= 192, usage)
+
+
+# --------------------------------------------------------------------------- Azure
+
+
+@check("azure: chat and embeddings")
+def _() -> None:
+    azure = openai.AzureOpenAI(azure_endpoint=ROOT_URL, api_key=API_KEY, api_version="2026-10-01", timeout=15)
+    answer = azure.chat.completions.create(model=MODEL, messages=ASK)
+    expect(answer.choices[0].message.content == TEXT, answer)
+    chunks = list(azure.chat.completions.create(model=MODEL, messages=ASK, stream=True))
+    expect("".join(c.choices[0].delta.content or "" for c in chunks) == TEXT, chunks)
+    expect(len(azure.embeddings.create(model=MODEL, input="a").data[0].embedding) == 8, "another length")
+
+
+@check("azure: responses")
+def _() -> None:
+    azure = openai.AzureOpenAI(azure_endpoint=ROOT_URL, api_key=API_KEY, api_version="2026-10-01", timeout=15)
+    expect(azure.responses.create(model=MODEL, input="hello").output_text == TEXT, "another text")
 
 
 # --------------------------------------------------------------------------- errors
