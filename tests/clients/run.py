@@ -11,7 +11,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from tests.clients.manifest import FOLDER, Client, node
 from tests.clients.rehearsed_model import REASONING, TEXT
 from tests.clients.rehearsed_server import RehearsedServer
+from tests.support.responses_server import ResponsesServer
 from tests.support.served import serving
 
 KEY = "sk-clients-0123456789"
@@ -63,15 +64,17 @@ class ClientRun:
             self.failed[found["check"]] = found["reason"]
 
 
-def configuration(url: str) -> dict[str, Any]:
-    """A pool and a route for the engine, and one for each fault; JSON is YAML."""
+def configuration(url: str, stateful: Sequence[str]) -> dict[str, Any]:
+    """A pool and a route for the engine, one for each fault, and one for engines that keep responses; JSON is YAML."""
     served = {"backend": "compatible", "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
     usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
     names = {"chat": "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
+    pools: dict[str, Any] = {f"{route}-pool": {**served, "model": model} for route, model in names.items()}
+    pools["stateful-pool"] = {"backend": "vllm", "model": "stateful", "endpoints": list(stateful)}
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-        "pools": {f"{route}-pool": {**served, "model": model} for route, model in names.items()},
-        "routes": {route: {"tiers": [f"{route}-pool"], **usual} for route in names},
+        "pools": pools,
+        "routes": {name.removesuffix("-pool"): {"tiers": [name], **usual} for name in pools},
         "keys": [{"name": "clients", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
         "telemetry": {"access_log": "off"},
     }
@@ -79,21 +82,19 @@ def configuration(url: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def gateway() -> AsyncIterator[dict[str, str]]:
-    """A gateway in front of a rehearsed engine. Yields the environment of the scripts."""
-    engine = RehearsedServer()
-    await engine.start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "gateway.yaml"
-            config.write_text(json.dumps(configuration(engine.url)), "utf-8")
-            async with serving(config) as served:
-                assert served.url, served.first_line
-                drains = [asyncio.create_task(_drain(pipe)) for pipe in (served.process.stdout, served.process.stderr)]
-                yield environment(served.url, engine.url)
-                for drain in drains:
-                    drain.cancel()
-    finally:
-        await engine.stop()
+    """A gateway in front of a rehearsed engine and two that keep responses. Yields the environment of the scripts."""
+    async with AsyncExitStack() as stack:
+        engine = RehearsedServer()
+        await engine.start()
+        stack.push_async_callback(engine.stop)
+        stateful = [(await stack.enter_async_context(ResponsesServer(name))).url for name in "ab"]
+        config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway.yaml"
+        config.write_text(json.dumps(configuration(engine.url, stateful)), "utf-8")
+        served = await stack.enter_async_context(serving(config))
+        assert served.url, served.first_line
+        for pipe in (served.process.stdout, served.process.stderr):
+            stack.callback(asyncio.create_task(_drain(pipe)).cancel)
+        yield environment(served.url, engine.url)
 
 
 async def _drain(pipe: asyncio.StreamReader | None) -> None:

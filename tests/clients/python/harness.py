@@ -36,6 +36,7 @@ REASONING = os.environ["REASONING"]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITIES = "What is the weather in Paris and Rome?"
 LONG = "Remember these words. " + " ".join(f"word{i}" for i in range(200))
+STATEFUL_TURNS = [(f"turn 1 of {name}", f"turn 2 of {name}") for name in "ab"]  # of the route `stateful`
 WITHIN = 20.0  # s for a check
 
 _checks: dict[str, Callable[[], Any]] = {}

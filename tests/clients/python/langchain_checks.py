@@ -12,6 +12,7 @@ from harness import (
     LONG,
     MODEL,
     REASONING,
+    STATEFUL_TURNS,
     TEXT,
     aborted,
     check,
@@ -169,9 +170,10 @@ def _() -> None:
 
 @check("responses: previous response")
 def _() -> None:
-    chained = ChatOpenAI(base_url=BASE_URL, api_key=API_KEY, model=MODEL, use_previous_response_id=True)
+    chained = ChatOpenAI(base_url=BASE_URL, api_key=API_KEY, model="stateful", use_previous_response_id=True)
     first = chained.invoke("hello")
-    expect(chained.invoke([HumanMessage("hello"), first, HumanMessage("and now?")]).text == TEXT, "another text")
+    second = chained.invoke([HumanMessage("hello"), first, HumanMessage("and now?")])
+    expect((first.text, second.text) in STATEFUL_TURNS, (first.text, second.text))
 
 
 @check("embeddings")

@@ -274,6 +274,31 @@ def _() -> None:
     expect(usage.input_tokens_details.cached_tokens >= 192, usage)
 
 
+@check("responses: previous response")
+def _() -> None:
+    """Five turns, whole and streamed, at whichever of two engines the first one went to."""
+    turns = [respond(model="stateful")]
+    for number in range(2, 6):
+        more: Any = {"model": "stateful", "input": f"question {number}", "previous_response_id": turns[-1].id}
+        turns.append(list(respond(**more, stream=True))[-1].response if number % 2 else respond(**more))
+    name = turns[0].output_text.removeprefix("turn 1 of ")
+    expect([t.output_text for t in turns] == [f"turn {n} of {name}" for n in range(1, 6)], turns)
+
+
+@check("responses: retrieve and delete")
+def _() -> None:
+    first = respond(model="stateful")
+    expect(client.responses.retrieve(first.id).output_text == "kept", "another response")
+    client.responses.delete(first.id)
+    raises(openai.NotFoundError, lambda: client.responses.retrieve(first.id))
+
+
+@check("responses: a foreign id")
+def _() -> None:
+    more: Any = {"model": "stateful", "previous_response_id": "resp_a0"}
+    raises(openai.NotFoundError, lambda: respond(**more))
+
+
 # --------------------------------------------------------------------------- Azure
 
 
