@@ -92,7 +92,7 @@ check("messages: abort", async () => {
 check("count_tokens", async () => {
   const { input_tokens: short } = await client.messages.countTokens({ model, messages });
   const { input_tokens: more } = await client.messages.countTokens({ model, messages: [{ role: "user", content: long }] });
-  expect(short > 0 && short < 40 && more >= 200, [short, more]);
+  expect(short > 0 && short < 40 && more >= 150 && more <= 1000, [short, more]); // by the engine's own words
 });
 
 check("models: list", async () => {

@@ -173,7 +173,7 @@ def _() -> None:
 def _() -> None:
     short = client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens
     long = client.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": LONG}]).input_tokens
-    expect(0 < short < 40 and long >= 200, (short, long))
+    expect(0 < short < 40 and 150 <= long <= 1000, (short, long))  # by the engine's own words
 
 
 @check("models: list")
