@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.manifest import FOLDER, Client, clients
-from tests.clients.run import ClientRun
+from tests.clients.run import DROPPED, ClientRun
 
 RESULTS = FOLDER / "results.json"
 HEAD = """# Clients
@@ -23,6 +23,25 @@ a gateway process in front of a simulated engine that speaks OpenAI's dialect al
 
 Every client gets its base URL, a key and a model name, and nothing else: no option or patch for the gateway's sake. A
 check passes if the client returns what the engine said, or raises its own exception of that kind.
+
+- Codex takes these two from a provider in its `config.toml` (`wire_api = "responses"`), or from `openai_base_url` and
+  `codex login --with-api-key`. It tries a WebSocket first, and is told at once that there is none.
+- LlamaIndex's `OpenAI` knows the names of OpenAI's models alone: name a route so, or use its `OpenAILike`.
+- LangChain's `OpenAIEmbeddings` counts tokens with files that tiktoken downloads: `check_embedding_ctx_length=False`
+  sends texts as they are.
+- Clients that go on from an earlier response (`previous_response_id`) are checked with engines that keep responses: a
+  chat engine keeps none, so the gateway refuses the member by name.
+
+Codex always offers tools that a chat engine cannot have: search by the provider, tools in groups. The route
+[drops](dialects.md) them:
+
+<!-- check: alone -->
+```yaml
+pools:
+  small: {backend: llamacpp, model: qwen3-8b, endpoints: [http://10.0.0.11:8000]}
+routes:
+  chat: {workload: agent, tiers: [small], drop: [DROPPED]}
+```
 """
 
 
@@ -40,7 +59,13 @@ def load() -> dict[str, Any]:
 
 def page(results: Mapping[str, Any]) -> str:
     listed = [client for client in clients() if client.name in results]
-    parts = (HEAD, *_summary(listed, results), "", *_shortfalls(listed, results), *_checks(listed, results))
+    parts = (
+        HEAD.replace("DROPPED", ", ".join(DROPPED)),
+        *_summary(listed, results),
+        "",
+        *_shortfalls(listed, results),
+        *_checks(listed, results),
+    )
     return "\n".join(parts) + "\n"
 
 
@@ -80,4 +105,4 @@ def _checks(listed: list[Client], results: Mapping[str, Any]) -> Iterator[str]:
     yield "## Checks\n"
     yield "| client | checks that pass |\n|---|---|"
     for client in listed:
-        yield f"| {client.name} | {', '.join(results[client.name]['passed'])} |"
+        yield f"| {client.name} | {'; '.join(results[client.name]['passed'])} |"
