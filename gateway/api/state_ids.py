@@ -116,6 +116,7 @@ class _Opener:
     def __init__(self, ids: StateIds, endpoints: Collection[str]) -> None:
         self.endpoint = ""
         self._ids, self._endpoints = ids, endpoints
+        self._known: dict[str, str] = {}  # ids opened: a history repeats its encrypted items
 
     def id(self, sealed: str, param: str, what: str) -> str:
         code = f"{what.lower().replace(' ', '_')}_not_found"
@@ -132,13 +133,15 @@ class _Opener:
     def _opened(
         self, opened: Callable[[str, Iterable[str]], StateHolder | None], sealed: str, unknown: ApiError
     ) -> str:
+        if sealed in self._known:
+            return self._known[sealed]
         holder = opened(sealed, self._endpoints)
         if holder is None:
             raise unknown
         if self.endpoint not in ("", holder.endpoint):
             message = f"'{unknown.param}' belongs to another backend than what the request refers to before."
             raise ApiError(400, message, code="state_of_two_backends", param=unknown.param)
-        self.endpoint = holder.endpoint
+        self.endpoint, self._known[sealed] = holder.endpoint, holder.id
         return holder.id
 
 

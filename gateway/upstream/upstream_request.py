@@ -19,14 +19,15 @@ from backends.http.connection import Exchange
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend, BackendRequest, Failure, FailureKind, Operation, Usage
 from backends.stream.redaction import mask_secret
-from backends.stream.taps import BODY_LIMIT
 from backends.translation.answer import ReplyShapeError, RewrittenAnswer
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit import RateLimit
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Price
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
+ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
 MAX_WHOLE = 1 << 20  # bytes of an answer that is not streamed; a longer one is passed on before its end
+MAX_REWRITTEN = 64 << 20  # bytes of an answer that is rewritten, and so held: it may have images in it
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
@@ -113,6 +114,7 @@ class UpstreamRequest:
         self.model_is_callers = request.model_is_callers
         self.tap = upstream.backend.tap(request)
         self.call = upstream.backend.call(request)
+        self.max_held = MAX_HELD + ECHOES * len(self.call.body)
         self.listener: AttemptListener | None = listener
         self.request_id = request.request_id
         self.continues = attempt.kind is AttemptKind.RESCUE
@@ -249,15 +251,17 @@ class UpstreamRequest:
             self.buffered.pop()
             self._commit(self.last_byte)
             self._end_spoiled()
-        elif content or (self.buffered_bytes > MAX_HELD and "event-stream" in self.headers.get("content-type", "")):
+        elif content or (
+            self.buffered_bytes > self.max_held and "event-stream" in self.headers.get("content-type", "")
+        ):
             self._commit(self.last_byte)
-        elif self.buffered_bytes > MAX_HELD:
+        elif self.buffered_bytes > self.max_held:
             self._fail(NOT_EVENTS)
 
     def _hold_whole(self) -> None:
         if self.buffered_bytes > MAX_WHOLE and self.answer is None:
             self._commit(self.last_byte)
-        elif self.buffered_bytes > BODY_LIMIT:
+        elif self.buffered_bytes > MAX_REWRITTEN:
             self._fail(TOO_LARGE)
         elif self.idle_timer is None and self.idle < FOREVER:
             self.idle_timer = asyncio.get_running_loop().call_later(self.idle, self._check_idle)

@@ -249,3 +249,57 @@ async def test_a_stored_response_is_not_for_strangers() -> None:
         with pytest.raises(openai.AuthenticationError):
             await sdk(gateway, "eve").responses.retrieve(given)
         assert [each.method for each in server.requests if each.target.startswith("/v1/responses/")] == []
+
+
+async def test_state_that_its_server_has_forgotten_is_not_found_and_harms_no_endpoint() -> None:
+    """vLLM keeps responses in memory. Callers with old ids must not take a healthy endpoint out."""
+    async with servers(2) as both, running({"only": native(*both)}) as gateway:
+        client = sdk(gateway)
+        given = (await client.responses.create(model="chat", input="hi")).id
+        for server in both:
+            server.stored.clear()
+        for _ in range(20):
+            with pytest.raises(openai.NotFoundError, match="not found"):
+                await client.responses.create(model="chat", input="more", previous_response_id=given)
+        answers = [await client.responses.create(model="chat", input="hi") for _ in range(6)]
+        assert all(answer.output_text for answer in answers)
+        assert all(server.stored for server in both)
+
+
+async def test_a_long_preamble_is_no_first_token() -> None:
+    """Responses repeats the instructions in two events before the answer; they may be long."""
+    instructions = "long " * 60_000
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        server.gated = True
+        client = sdk(gateway)
+        asking = asyncio.create_task(
+            client.responses.create(model="chat", input="hi", instructions=instructions, stream=True)
+        )
+        await server.until(lambda upstream: len(server.asked) == 1)
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        server.proceed()
+        assert [event async for event in await asking][-1].type == "response.completed"
+
+
+async def test_a_native_answer_of_many_megabytes_is_relayed() -> None:
+    """As with images in it: their bytes come in base64."""
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        text = "x" * (6 << 20)
+        server.text = text
+        client = sdk(gateway)
+        whole = await client.responses.create(model="chat", input="hi")
+        assert whole.output_text == text
+        (*_, last) = [event async for event in await client.responses.create(model="chat", input="hi", stream=True)]
+        assert last.type == "response.completed"
+        assert last.response.output_text == text
+
+
+async def test_a_native_stream_that_fails_ends_with_the_backend_s_own_words() -> None:
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        server.failing = True
+        seen = [event async for event in await sdk(gateway).responses.create(model="chat", input="hi", stream=True)]
+        assert seen[-1].type == "response.failed"
+        assert seen[-1].response.error is not None
+        assert seen[-1].response.error.message == "out of memory"
+        assert seen[-1].response.id == seen[0].response.id  # type: ignore[union-attr]

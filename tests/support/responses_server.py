@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.upstream import Received, Script, Upstream, chunked, reply
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
 
 Json = dict[str, Any]
 JSON = "content-type: application/json"
@@ -15,13 +15,19 @@ ENCRYPTED = "gAAAAAB-sealed-by-"  # its encrypted reasoning
 
 
 class ResponsesServer(Upstream):
-    """`stored`: the whole input that led to each response, by the server's own id. Knows no state of other servers."""
+    """`stored`: the whole input that led to each response, by the server's own id. Knows no state of other servers.
+
+    `text`: of all answers; empty: the number of the turn. `gated`: streams wait for `proceed()` before their first
+    token. `failing`: streams fail after it.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
         self.stored: dict[str, list[Any]] = {}
         self.cancelled: list[str] = []
+        self.text = ""
+        self.gated = self.failing = False
 
     @property
     def asked(self) -> list[Json]:
@@ -31,26 +37,33 @@ class ResponsesServer(Upstream):
     def script(self, received: Received) -> Script:
         path = urlsplit(received.target).path
         if received.method == "POST" and path == "/v1/responses":
-            return [self._created(json.loads(received.body))]
+            return self._created(json.loads(received.body))
         if path.startswith("/v1/responses/"):
             return [self._kept(received.method, *path.split("/")[3:])]
         return [reply()]  # probes
 
-    def _created(self, body: Json) -> bytes:
+    def _created(self, body: Json) -> Script:
         before = body.get("previous_response_id")
         if before is not None and before not in self.stored:
-            return missing(before)
+            return [missing(before)]
         items = body["input"] if isinstance(body["input"], list) else [{"role": "user", "content": body["input"]}]
         contents = [item["encrypted_content"] for item in items if item.get("encrypted_content")]
         if any(content != ENCRYPTED + self.name for content in contents):
-            return error(400, "invalid_encrypted_content", "The encrypted content could not be verified.")
+            return [error(400, "invalid_encrypted_content", "The encrypted content could not be verified.")]
         history = [*self.stored.get(before or "", []), *items]
         number = f"resp_{self.name}{len(self.stored)}"
         self.stored[number] = history
-        response = self._response(number, body, f"turn {len(history)} of {self.name}")
+        response = self._response(number, body, self.text or f"turn {len(history)} of {self.name}")
         return (
-            chunked(*events(response)) if body.get("stream") else reply(json.dumps(response).encode(), "200 OK", JSON)
+            self._streamed(response) if body.get("stream") else [reply(json.dumps(response).encode(), "200 OK", JSON)]
         )
+
+    def _streamed(self, response: Json) -> Script:
+        told = events(response)
+        if self.failing:
+            told[-4:] = [failed(response)]
+        begun = STREAM_HEAD + b"".join(map(chunk, told[:6]))
+        return [begun, *([GATE] if self.gated else []), b"".join(map(chunk, told[6:])) + LAST_CHUNK]
 
     def _response(self, number: str, body: Json, text: str) -> Json:
         reasoning = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": ENCRYPTED + self.name}
@@ -64,7 +77,7 @@ class ResponsesServer(Upstream):
             "status": "completed",
             "error": None,
             "incomplete_details": None,
-            "instructions": None,
+            "instructions": body.get("instructions"),
             "metadata": {},
             "output": [reasoning, message],
             "parallel_tool_calls": True,
@@ -98,11 +111,18 @@ class ResponsesServer(Upstream):
 
 
 def missing(number: str) -> bytes:
-    return error(404, "not_found", f"Response with id '{number}' not found.")
+    """As vLLM 0.32 says it."""
+    return error(404, 404, f"Response with id '{number}' not found.", "response_id")
 
 
-def error(status: int, code: str, message: str) -> bytes:
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+def failed(response: Json) -> bytes:
+    told = {"code": "server_error", "message": "out of memory"}
+    event = {"type": "response.failed", "response": {**response, "status": "failed", "error": told}}
+    return f"event: response.failed\ndata: {json.dumps({**event, 'sequence_number': 9})}\n\n".encode()
+
+
+def error(status: int, code: str | int, message: str, param: str | None = None) -> bytes:
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
     return reply(json.dumps(body).encode(), f"{status} No", JSON)
 
 
