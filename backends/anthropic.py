@@ -6,20 +6,19 @@ The version of the API is that of the caller where the caller speaks Messages, f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
+from backends import rate_limit_headers
 from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
 from backends.openai import OpenAI
 
 VERSION = "2023-06-01"
 MAX_TOKENS = 32_000  # where neither the caller nor the route limits the output: Anthropic asks for a limit
 _CALLERS = ("anthropic-version", "anthropic-beta")  # headers of the caller that are sent on
-_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
+_FOREIGN_SIGNATURE = re.compile(r"[0-9a-f]{0,32}")  # none in translated answers, a UUID in vLLM's
 
 
 class Anthropic(OpenAI):
@@ -46,6 +45,7 @@ class Anthropic(OpenAI):
         body = super()._body(forward)
         if forward.operation is Operation.MESSAGES:
             body.setdefault("max_tokens", MAX_TOKENS)
+        body["messages"] = [_without_foreign_thinking(message) for message in body["messages"]]
         return body
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
@@ -55,13 +55,21 @@ class Anthropic(OpenAI):
         return failure
 
 
+def _without_foreign_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A turn without the thinking of another tier's server, which Anthropic refuses."""
+    content = message["content"]
+    if message["role"] != "assistant" or not isinstance(content, list) or not any(map(_is_foreign, content)):
+        return message
+    kept = [block for block in content if not _is_foreign(block)]
+    return {**message, "content": kept} if kept else message
+
+
+def _is_foreign(block: Any) -> bool:
+    if not isinstance(block, dict) or block.get("type") != "thinking":
+        return False
+    return _FOREIGN_SIGNATURE.fullmatch(str(block.get("signature") or "")) is not None
+
+
 def _until_reset(headers: Mapping[str, str]) -> float | None:
-    """Seconds until the last of the used-up limits is full again; None: not told. Times are RFC 3339, compared with
-    the reply's own Date."""
-    waits = []
-    for limit in _LIMITS:
-        if headers.get(f"anthropic-ratelimit-{limit}-remaining") == "0":
-            with suppress(ValueError, TypeError):
-                reset = datetime.fromisoformat(headers.get(f"anthropic-ratelimit-{limit}-reset", ""))
-                waits.append((reset - parsedate_to_datetime(headers.get("date", ""))).total_seconds())
-    return max(max(waits), 0.0) if waits else None
+    """Seconds until the last of the used-up limits is full again; None: not told."""
+    return max((report.reset for report in rate_limit_headers.read(headers) if not report.remaining), default=None)

@@ -35,6 +35,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
     Operation.RESPONSES: ("max_output_tokens",),
 }
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
+_REASONING = ("reasoning_content", "reasoning_details")
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
 
@@ -49,6 +50,7 @@ class OpenAI(Backend):
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     asks_usage: bool = True  # knows stream_options
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
+    reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
     names_sessions: bool = False  # cache events name a request by the session id in the header
 
     def __init__(self, config: BackendConfig) -> None:
@@ -74,6 +76,8 @@ class OpenAI(Backend):
         body = {**forward.body, "model": forward.model}
         if not self.salted:
             body.pop("cache_salt", None)  # the server knows no such field and may refuse the request
+        if forward.operation is Operation.CHAT and not self.reads_reasoning:
+            body["messages"] = without_reasoning(body["messages"])
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}
@@ -124,6 +128,13 @@ class OpenAI(Backend):
         return HttpCall("GET", self.probe_path) if self.probe_path else None
 
 
+def without_reasoning(messages: Any) -> Any:
+    """Messages of a translated request without the reasoning of earlier turns; a chat caller's own are `Raw`."""
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+        return messages
+    return [{name: value for name, value in turn.items() if name not in _REASONING} for turn in messages]
+
+
 def _choices(body: Mapping[str, Any]) -> int:
     """Choices of an answer: `n` for every prompt."""
     n, prompt = body.get("n"), body.get("prompt")
@@ -156,6 +167,18 @@ class Compatible(OpenAI):
     native = OpenAI.native - {Operation.RESPONSES}
     limit_name = "max_tokens"
 
+    def _body(self, forward: BackendRequest) -> dict[str, Any]:
+        body = super()._body(forward)
+        if "max_completion_tokens" in body and "max_tokens" not in body:
+            body["max_tokens"] = body.pop("max_completion_tokens")
+        return body
+
+
+class Reasoning(Compatible):
+    """Wants the reasoning of earlier turns back."""
+
+    reads_reasoning = True
+
 
 class Mistral(Compatible):
     """Refuses unknown fields with a 422, and reports usage unasked in the last chunk."""
@@ -165,15 +188,14 @@ class Mistral(Compatible):
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)
         body.pop("stream_options", None)
-        limit = body.pop("max_completion_tokens", None)
-        if limit is not None:
-            body.setdefault("max_tokens", limit)
+        body.pop("max_completion_tokens", None)
         return body
 
 
 class LlamaCpp(Compatible):
     """llama.cpp's server. `/health` is 503 while the model loads; metrics exist only if enabled at start."""
 
+    reads_reasoning = True
     local = True
     probe_path = "/health"
 

@@ -148,6 +148,7 @@ class Vllm(OpenAI):
     )
     local = True
     salted = True
+    reads_reasoning = True
     names_sessions = True
     probe_path = "/health"
     reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache

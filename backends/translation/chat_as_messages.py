@@ -123,6 +123,11 @@ def _usage(usage: Mapping[str, Any]) -> Json:
     return counts
 
 
+def error_event(failure: Failure) -> bytes:
+    kind = _ERROR_TYPES.get(failure.status, "api_error")
+    return sse({"type": "error", "error": {"type": kind, "message": failure.message}}, "error")
+
+
 class MessagesEvents(EventTranslator):
     """Chunks of a chat, as the events of a message."""
 
@@ -157,8 +162,7 @@ class MessagesEvents(EventTranslator):
         if self._over:
             return b""
         self._over = True
-        kind = _ERROR_TYPES.get(failure.status, "api_error")
-        return sse({"type": "error", "error": {"type": kind, "message": failure.message}}, "error")
+        return error_event(failure)
 
     def _start(self, chunk: Json) -> bytes:
         self._begun = True

@@ -230,7 +230,7 @@ class AttemptRunner:
             request = self.rescue.continued(upstream, request)
             candidate = attempt.candidate
             attempt.candidate = replace(candidate, prompt_tokens=candidate.prompt_tokens + self.rescue.tokens)
-        answer = routed.rewritten_answer(endpoint)
+        answer = routed.rewritten_answer(endpoint, endpoint.pool in self.relay.masked_pools)
         upstream_request = UpstreamRequest(
             attempt, upstream, request, listener=self, fleet=fleet, idle=self.relay.idle, answer=answer
         )

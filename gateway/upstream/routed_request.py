@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends.interface import BackendRequest, Operation
 from backends.translation.answer import AnswerTranslation, RewrittenAnswer
+from backends.translation.masked_messages import MASKED_MESSAGES
+from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
@@ -75,10 +78,16 @@ class RoutedRequest:
         record = self.timeline.record
         return int((record.wall + self.decision.deadline - record.arrival) * 1e3)
 
-    def rewritten_answer(self, endpoint: Endpoint) -> RewrittenAnswer | None:
-        """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's."""
-        if (translated := self.request.translated.get(endpoint.pool)) is not None:
-            return AnswerTranslation(translated.translations, translated.before)
+    def rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
+        """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's. `masked`: the
+        caller may not learn which part of the prompt was cached."""
+        translated = self.request.translated.get(endpoint.pool)
+        steps: tuple[Translation, ...] = () if translated is None else translated.translations
+        bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before
+        if masked and self.request.operation is Operation.MESSAGES:
+            steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
+        if steps:
+            return AnswerTranslation(steps, bodies)
         return None if self.request.state_ids is None else StateAnswer(self.request.state_ids, endpoint.id)
 
 

@@ -128,11 +128,25 @@ def test_a_rate_limit_says_when_to_return() -> None:
     assert failed(429, "rate_limit_error", **limits, anthropic_ratelimit_output_tokens_reset=late).retry_after == 42
 
 
-@pytest.mark.parametrize("reset", ["", "soon", "2026-11-22", "1763805605"])
-def test_a_reset_that_cannot_be_read_is_none(reset: str) -> None:
-    headers = {"anthropic_ratelimit_tokens_remaining": "0", "anthropic_ratelimit_tokens_reset": reset}
-    assert failed(429, "rate_limit_error", **headers).retry_after is None
-    assert failed(429, "rate_limit_error", **headers, date="Sun, 22 Nov 2026 10:00:00 GMT").retry_after is None
+def test_a_limit_without_a_time_is_no_reason_to_return() -> None:
+    assert failed(429, "rate_limit_error").retry_after is None
+    assert failed(429, "rate_limit_error", anthropic_ratelimit_tokens_remaining="7").retry_after is None
+
+
+def test_thinking_of_other_servers_is_left_out() -> None:
+    """A route may mix tiers: Anthropic refuses what the others have signed, or not."""
+    thoughts = [
+        {"type": "thinking", "thinking": "ours", "signature": "EqQBCgIYAhIM" * 9},
+        {"type": "thinking", "thinking": "over chat", "signature": ""},
+        {"type": "thinking", "thinking": "vLLM's", "signature": "0b8e64a9c1f24a3c9d1f5b7a6c2e4f80"},
+        {"type": "redacted_thinking", "data": "x"},
+    ]
+    text = {"type": "text", "text": "hi"}
+    turns = [*MESSAGES, {"role": "assistant", "content": [*thoughts, text]}, *MESSAGES]
+    body = json.loads(backend().call(forward(body={"messages": turns})).body)
+    assert body["messages"] == [
+        *MESSAGES, {"role": "assistant", "content": [thoughts[0], thoughts[3], text]}, *MESSAGES,
+    ]  # fmt: skip
 
 
 def test_keys_are_removed_from_errors() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from backends.catalog import build
 from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
 from backends.openai import Compatible, Mistral, OpenAI
 from backends.stream.taps import BodyTap, StreamTap
@@ -204,3 +205,33 @@ def test_mistral_gets_no_unsupported_fields(body: dict[str, Any], expected: dict
     """Mistral answers 422 to `stream_options` and `max_completion_tokens`, and reports usage unasked."""
     call = sent(Mistral(config()).call(forward(body, stream=True, max_tokens=100)))
     assert call == {"model": "served", "messages": MESSAGES, "stream": True, **expected}
+
+
+REASONED = {"role": "assistant", "content": "x", "reasoning_content": "hm", "reasoning_details": []}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("openai", False), ("groq", False), ("deepseek", True), ("vllm", True)])
+def test_reasoning_of_earlier_turns_goes_to_servers_that_read_it(kind: str, kept: bool) -> None:
+    """Of translated requests; Groq and others refuse the member. DeepSeek wants it back."""
+    backend = build(config(kind=kind))
+    [turn] = sent(backend.call(forward({"messages": [REASONED]})))["messages"]
+    assert ("reasoning_content" in turn) == kept
+
+
+def test_messages_of_a_chat_caller_are_the_callers() -> None:
+    """They are `Raw`, and pass as they are."""
+    raw = Raw(json.dumps(REASONED).encode())
+    assert sent(OpenAI(config()).call(forward({"messages": [raw]})))["messages"] == [REASONED]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"max_completion_tokens": 5}, {"max_tokens": 5}),
+        ({"max_completion_tokens": 5, "max_tokens": 6}, {"max_completion_tokens": 5, "max_tokens": 6}),
+    ],
+)
+def test_older_dialects_get_the_older_name_of_the_limit(body: dict[str, Any], expected: dict[str, Any]) -> None:
+    """A limit that a server does not know is none."""
+    call = sent(Compatible(config()).call(forward(body)))
+    assert {name: value for name, value in call.items() if name.startswith("max_")} == expected

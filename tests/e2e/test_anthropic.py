@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -76,8 +77,8 @@ def openai_sdk(gateway: Gateway) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="caller", max_retries=0)
 
 
-def anthropic_sdk(gateway: Gateway) -> AsyncAnthropic:
-    return AsyncAnthropic(base_url=gateway.url, api_key="caller", max_retries=0)
+def anthropic_sdk(gateway: Gateway, key: str = "caller") -> AsyncAnthropic:
+    return AsyncAnthropic(base_url=gateway.url, api_key=key, max_retries=0)
 
 
 def sent(upstream: Upstream) -> Json:
@@ -390,3 +391,40 @@ async def test_a_tool_of_the_provider_is_refused_by_name() -> None:
             with pytest.raises(anthropic.BadRequestError, match="web_search_20250305"):
                 await client.messages.create(model="chat", max_tokens=9, messages=ASKED, tools=tools)
         assert not upstream.requests
+
+
+# --------------------------------------------------------------------------- what other callers have cached
+
+
+@pytest.mark.parametrize("dialect", ["messages", "chat"])
+@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+async def test_a_message_tells_no_caller_what_another_has_cached(dialect: str, streams: bool) -> None:
+    """Two groups of keys meet in one cache: the input is the whole prompt, wherever the count comes from."""
+    answers = {
+        ("messages", False): whole(MESSAGE),
+        ("messages", True): streamed(*named_sse(message_events(MESSAGE))),
+        ("chat", False): whole({**COMPLETION, "usage": CACHED}),
+        ("chat", True): streamed(chat_chunk({"content": "two"}), chat_chunk({}, "stop") + USAGE + b"data: [DONE]\n\n"),
+    }
+    keys = [
+        {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), "cache_group": name} for name in ("a", "b")
+    ]
+    async with Upstream(answers[dialect, streams]) as upstream:
+        only = claude(upstream) if dialect == "messages" else pool(upstream.url)
+        async with running({"only": only}, keys=keys) as gateway, anthropic_sdk(gateway, "a") as client:
+            if streams:
+                async with client.messages.stream(model="chat", max_tokens=9, messages=ASKED) as stream:
+                    usage = (await stream.get_final_message()).usage
+            else:
+                usage = (await client.messages.create(model="chat", max_tokens=9, messages=ASKED)).usage
+            assert (usage.input_tokens, usage.cache_read_input_tokens) == (10, 0)
+            assert last(gateway).cached_tokens_reported == 5
+
+
+CACHED = {
+    "prompt_tokens": 10,
+    "completion_tokens": 7,
+    "total_tokens": 17,
+    "prompt_tokens_details": {"cached_tokens": 5},
+}
+USAGE = b"data: %b\n\n" % json.dumps({"id": "c1", "choices": [], "usage": CACHED}).encode()

@@ -80,8 +80,8 @@ def whole_message(stream: bytes) -> Json:
             read_delta(open_block, event["delta"], parts)
         else:
             assert (kind, event["index"]) == ("content_block_stop", len(message["content"]) - 1)
-            if open_block["type"] == "tool_use" and parts:
-                open_block["input"] = json.loads("".join(parts))
+            if open_block["type"] == "tool_use":
+                open_block["input"] = json.loads("".join(parts) or "{}")
             open_block = None
     assert open_block is None
     end = named[-2][1]
