@@ -272,6 +272,7 @@ class SGLang(Vllm):
     """SGLang's OpenAI server (load needs --enable-metrics). Knows `priority` and `cache_salt` too; the salt is joined
     with the caller's `extra_key`, which can only divide the caller's own."""
 
+    native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
     reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     id_field = "rid"
     refuses_models = False

@@ -12,6 +12,7 @@ completions (November 2026). Choices where the dialects differ:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from itertools import chain
 from typing import Any
 
@@ -31,6 +32,8 @@ from backends.translation.messages_members import (
 )
 from backends.translation.translation import Json, Translation
 
+USER_LIMIT = 64  # characters of OpenAI's `user`
+
 _SAME = ("model", "temperature", "top_p", "stream")
 _KNOWN: Mapping[str, Any] = {
     **dict.fromkeys(_SAME, ANY),
@@ -41,8 +44,7 @@ _KNOWN: Mapping[str, Any] = {
 }
 _TOOL = {
     **dict.fromkeys(("type", "name", "description", "input_schema", "strict"), ANY),
-    **dict.fromkeys(("cache_control", "eager_input_streaming"), ANY),
-    "defer_loading": False,
+    **dict.fromkeys(("cache_control", "eager_input_streaming", "defer_loading"), ANY),
     "allowed_callers": ["direct"],
     "input_examples": [],
 }
@@ -85,7 +87,7 @@ def _options(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     metadata = members.get("metadata", {})
     refuse_others(metadata, {"user_id": ANY}, "metadata", dropped)
     if metadata.get("user_id") is not None:
-        options["user"] = metadata["user_id"]
+        options["user"] = _user_name(metadata["user_id"])
     config = members.get("output_config", {})
     refuse_others(config, {"effort": ANY, "format": ANY}, "output_config", dropped)
     if config.get("format") is not None:
@@ -100,6 +102,11 @@ def _options(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
         if {name: value for name, value in edit.items() if name != "type"} != _KEPT_THINKING:
             refuse("context_management", dropped)
     return options
+
+
+def _user_name(user_id: str) -> str:
+    """An opaque name in the length that OpenAI accepts: agents send whole JSON objects."""
+    return user_id if len(user_id) <= USER_LIMIT else sha256(user_id.encode()).hexdigest()
 
 
 def _effort(thinking: Mapping[str, Any], dropped: frozenset[str]) -> str | None:

@@ -42,7 +42,6 @@ def said(*blocks: Json, role: str = "user") -> list[Json]:
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.web_search_20250305"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.bash_20250124"),
-        ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools.defer_loading"),
         ({"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}]}, "tools.input_examples"),
         ({"messages": [ASKED, {"role": "assistant", "content": "{"}]}, "messages"),
     ],
@@ -87,7 +86,15 @@ def test_hints_about_caches_are_left_out() -> None:
     body = chat(
         system=[{"type": "text", "text": "s", **hint}],
         messages=[{"role": "user", "content": [{"type": "text", "text": "hi", **hint}]}],
-        tools=[{"name": "f", "input_schema": {"type": "object"}, **hint, "eager_input_streaming": True}],
+        tools=[
+            {
+                "name": "f",
+                "input_schema": {"type": "object"},
+                **hint,
+                "eager_input_streaming": True,
+                "defer_loading": True,
+            }
+        ],
         diagnostics={"previous_message_id": None},
         **hint,
     )
@@ -103,6 +110,26 @@ def test_an_edit_of_the_context_that_keeps_all_is_none() -> None:
     """Claude Code sends one with every request (2.1, November 2026)."""
     body = chat(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
     assert "context_management" not in body
+
+
+def test_a_request_of_claude_code_needs_no_drops() -> None:
+    """As Claude Code 2.1.330 sends it (November 2026), shortened: instructions follow the user's message."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    body = chat(
+        system=[{"type": "text", "text": "You are an agent."}, {"type": "text", "text": "Rules.", **mark}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "hi", **mark}]},
+            {"role": "system", "content": [{"type": "text", "text": "Today is Sunday."}]},
+        ],
+        tools=[{"name": "Edit", "description": "Edits.", "input_schema": {"type": "object"}, "defer_loading": True}],
+        metadata={"user_id": '{"device_id":"%s","session_id":"s"}' % ("c7" * 32)},
+        thinking={"type": "adaptive", "display": "omitted"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "high"},
+        stream=True,
+    )
+    assert [message["role"] for message in body["messages"]] == ["system", "user", "system"]
+    assert (body["reasoning_effort"], body["stream"], len(body["user"])) == ("high", True, 64)
 
 
 @pytest.mark.parametrize(("budget", "effort"), [(1024, "low"), (2048, "low"), (8192, "medium"), (31999, "high")])
