@@ -35,6 +35,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
     Operation.RESPONSES: ("max_output_tokens",),
 }
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
+MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
 _REASONING = ("reasoning_content", "reasoning_details")
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
@@ -102,6 +103,8 @@ class OpenAI(Backend):
                 body[name] = cap
         if limits and not asked:
             body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
+        if operation is Operation.MESSAGES:
+            _fit_thinking(body, cap)
 
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:
@@ -126,6 +129,14 @@ class OpenAI(Backend):
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None
+
+
+def _fit_thinking(body: dict[str, Any], cap: int) -> None:
+    """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING."""
+    thinking = body.get("thinking")
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    if isinstance(thinking, dict) and type(budget) is int and budget >= cap:
+        body["thinking"] = {**thinking, "budget_tokens": cap - 1} if cap > MIN_THINKING else {"type": "disabled"}
 
 
 def without_reasoning(messages: Any) -> Any:

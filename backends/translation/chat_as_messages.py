@@ -61,7 +61,7 @@ def _head(reply: Json) -> Json:
 
 def _content(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[Json]:
     blocks = _thinking(answer) if _shows_thinking(body) else []
-    blocks += [{"type": "text", "text": text} for text in (answer.get("content"), answer.get("refusal")) if text]
+    blocks += [{"type": "text", "text": text} for text in (_text(answer), answer.get("refusal")) if text]
     for number, call in enumerate(answer.get("tool_calls") or ()):
         function = call["function"]
         arguments = _decode(function.get("arguments") or "{}")
@@ -84,9 +84,26 @@ def _thinking(answer: Mapping[str, Any]) -> list[Json]:
 
 
 def reasoning(answer: Mapping[str, Any]) -> str:
-    """Text of the reasoning, by the name of DeepSeek, SGLang and llama.cpp, or that of vLLM and OpenRouter."""
+    """Text of the reasoning, by the name of DeepSeek, SGLang and llama.cpp, or that of vLLM and OpenRouter;
+    Mistral's is in the content."""
     text = answer.get("reasoning_content") or answer.get("reasoning")
-    return text if isinstance(text, str) else ""
+    return text if isinstance(text, str) else "".join(map(_texts, _parts(answer, "thinking")))
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    content = answer.get("content")
+    return content if isinstance(content, str) else "".join(map(_texts, _parts(answer, "text")))
+
+
+def _parts(answer: Mapping[str, Any], kind: str) -> list[Any]:
+    """Texts of a content in parts, as Mistral's reasoning models answer: a part of thinking has parts of its own."""
+    content = answer.get("content")
+    listed = content if isinstance(content, list) else ()
+    return [part.get(kind) for part in listed if part["type"] == kind]
+
+
+def _texts(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
 
 
 def _shows_thinking(body: Mapping[str, Any]) -> bool:
@@ -187,9 +204,9 @@ class MessagesEvents(EventTranslator):
             written += self._text("thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking", thought)
         if self._shows_thinking and delta.get("reasoning_details"):
             written += b"".join(map(self._sign, delta["reasoning_details"]))
-        for name in ("content", "refusal"):
-            if text := delta.get(name):
-                self._refused = self._refused or name == "refusal"
+        for text, refused in ((_text(delta), False), (delta.get("refusal"), True)):
+            if text:
+                self._refused = self._refused or refused
                 written += self._text("text", {"text": ""}, "text_delta", "text", text)
         for call in delta.get("tool_calls") or ():
             written += self._tool(call)

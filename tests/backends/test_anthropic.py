@@ -73,6 +73,21 @@ def test_a_message_always_has_a_limit(asked: int | None, cap: int | None, sent: 
     assert json.loads(call.body)["max_tokens"] == sent
 
 
+@pytest.mark.parametrize(
+    ("cap", "thinking"),
+    [
+        (None, {"type": "enabled", "budget_tokens": 8000}),
+        (9000, {"type": "enabled", "budget_tokens": 8000}),
+        (8000, {"type": "enabled", "budget_tokens": 7999}),
+        (1024, {"type": "disabled"}),
+    ],
+)
+def test_a_cap_of_the_route_leaves_room_for_thinking(cap: int | None, thinking: dict[str, Any]) -> None:
+    """The caller's request is valid, and the cap is not the caller's."""
+    asked = {"max_tokens": 16000, "thinking": {"type": "enabled", "budget_tokens": 8000}}
+    assert json.loads(backend().call(forward(body=asked, max_tokens=cap)).body)["thinking"] == thinking
+
+
 def test_a_count_has_no_limit() -> None:
     """Anthropic refuses members that it does not know."""
     call = backend().call(forward(Operation.COUNT_TOKENS, max_tokens=100))

@@ -226,6 +226,13 @@ def test_reasoning_has_two_names() -> None:
     assert reply(content="x", reasoning_content="hm")["content"][0] == thought
 
 
+def test_mistrals_reasoning_is_a_part_of_the_content() -> None:
+    """Mistral's API reference, reasoning (November 2026)."""
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    blocks = reply(content=[thought, {"type": "text", "text": "x"}])["content"]
+    assert blocks == [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "x"}]
+
+
 def test_omitted_thinking_is_not_shown() -> None:
     body = {"thinking": {"type": "adaptive", "display": "omitted"}}
     assert reply(body=body, content="x", reasoning="hm")["content"] == [{"type": "text", "text": "x"}]

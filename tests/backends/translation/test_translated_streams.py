@@ -228,6 +228,12 @@ def test_a_forced_call_ends_by_tool_use() -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
 
 
+def test_mistrals_reasoning_streams_as_thinking() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    stream = run(to_messages(), chunk({"content": [thought]}), chunk({"content": "x"}), chunk({}, "stop"), DONE)
+    assert [block["type"] for block in whole_message(stream)["content"]] == ["thinking", "text"]
+
+
 def test_calls_of_servers_with_one_index_are_told_apart_by_id() -> None:
     """Gemini numbers all calls 0; some servers repeat id and name in every chunk, or leave ids out."""
 
