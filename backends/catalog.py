@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from backends.anthropic import Anthropic
 from backends.interface import Backend, BackendConfig
-from backends.openai import Compatible, LlamaCpp, Mistral, Ollama, OpenAI, Reasoning
+from backends.openai import Compatible, LlamaCpp, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
 from backends.vllm import SGLang, SimulatedVllm, Vllm
 
 
@@ -40,7 +40,7 @@ _ALL = (
     BackendKind("simulated", SimulatedVllm, "a simulated engine that speaks as vLLM does"),
     BackendKind("compatible", Compatible, "anything else that speaks OpenAI's dialect"),
     BackendKind("openai-compatible", Compatible, "the same, in full"),
-    _api("openai", "https://api.openai.com/v1", "OpenAI", OpenAI),
+    _api("openai", "https://api.openai.com/v1", "OpenAI", OpenAIPlatform),
     _api("groq", "https://api.groq.com/openai/v1", "Groq", OpenAI),
     _api("xai", "https://api.x.ai/v1", "xAI", OpenAI),
     _api("gemini", "https://generativelanguage.googleapis.com/v1beta/openai", "Gemini's OpenAI-compatible API"),

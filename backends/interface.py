@@ -109,7 +109,8 @@ class Usage:
 
     prompt: int | None = None
     completion: int | None = None
-    cached: int | None = None
+    cached: int | None = None  # of the prompt, read from a cache
+    cache_write: int | None = None  # of the prompt, written into a cache
 
 
 @dataclass(frozen=True, slots=True)

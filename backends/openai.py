@@ -8,6 +8,7 @@ not, passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
 _REASONING = ("reasoning_content", "reasoning_details")
+_WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
 
@@ -52,6 +54,7 @@ class OpenAI(Backend):
     asks_usage: bool = True  # knows stream_options
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
+    caches_by_key: bool = False  # knows prompt_cache_key
     names_sessions: bool = False  # cache events name a request by the session id in the header
 
     def __init__(self, config: BackendConfig) -> None:
@@ -79,6 +82,8 @@ class OpenAI(Backend):
             body.pop("cache_salt", None)  # the server knows no such field and may refuse the request
         if forward.operation is Operation.CHAT and not self.reads_reasoning:
             body["messages"] = without_reasoning(body["messages"])
+        if self.caches_by_key and forward.cache_salt and forward.operation in _WITH_CACHE_KEY:
+            body.setdefault("prompt_cache_key", _cache_key(forward.cache_salt))
         if forward.stream:
             body["stream"] = True
             options = body.get("stream_options") or {}
@@ -146,6 +151,11 @@ def without_reasoning(messages: Any) -> Any:
     return [{name: value for name, value in turn.items() if name not in _REASONING} for turn in messages]
 
 
+def _cache_key(salt: str) -> str:
+    """A name of the cache group for a provider, from which the salt for engines does not follow."""
+    return "ft-" + sha256(b"prompt_cache_key\0" + salt.encode()).hexdigest()[:32]
+
+
 def _choices(body: Mapping[str, Any]) -> int:
     """Choices of an answer: `n` for every prompt."""
     n, prompt = body.get("n"), body.get("prompt")
@@ -170,6 +180,13 @@ def _headers(config: BackendConfig) -> dict[str, str]:
     if any("\n" in value or "\r" in value for value in headers.values()):
         raise ValueError("a header of this pool holds a line break")
     return headers
+
+
+class OpenAIPlatform(OpenAI):
+    """OpenAI's own API. Requests of a cache group are kept together by `prompt_cache_key` (guide "Prompt caching",
+    2026-11: the key is combined with a hash of the prefix), where the caller sets none."""
+
+    caches_by_key = True
 
 
 class Compatible(OpenAI):

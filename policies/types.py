@@ -37,14 +37,26 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """USD per million tokens."""
+    """USD per million tokens. None: as `input`."""
 
     input: float = 0.0
     output: float = 0.0
+    cached_input: float | None = None  # read from the server's prompt cache
+    cache_write: float | None = None  # written into it
 
-    def of(self, input_tokens: float, output_tokens: float) -> float:
-        """USD of a request."""
-        return (input_tokens * self.input + output_tokens * self.output) / 1e6
+    def of(self, input_tokens: float, output_tokens: float, cached: float = 0.0, written: float = 0.0) -> float:
+        """USD of a request. `cached`, `written`: of the input tokens."""
+        cached = min(cached, input_tokens)
+        written = min(written, input_tokens - cached)
+        usd = (input_tokens - cached - written) * self.input + output_tokens * self.output
+        usd += cached * (self.input if self.cached_input is None else self.cached_input)
+        usd += written * (self.input if self.cache_write is None else self.cache_write)
+        return usd / 1e6
+
+    def at_most(self, input_tokens: float, output_tokens: float) -> float:
+        """USD of a request, whatever is cached."""
+        dearest = max(self.input, self.cached_input or 0.0, self.cache_write or 0.0)
+        return (input_tokens * dearest + output_tokens * self.output) / 1e6
 
 
 @dataclass(frozen=True, slots=True)

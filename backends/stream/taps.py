@@ -404,12 +404,13 @@ def read_usage(usage: Usage, reported: Any) -> None:
         return
     details = reported.get("prompt_tokens_details")
     if isinstance(details, dict):
-        cached = details.get("cached_tokens")
+        cached, written = details.get("cached_tokens"), details.get("cache_write_tokens")  # the latter: OpenRouter
     else:
-        cached = reported.get("prompt_cache_hit_tokens")  # DeepSeek
+        cached, written = reported.get("prompt_cache_hit_tokens"), None  # DeepSeek
     usage.prompt = count_or(reported.get("prompt_tokens"), usage.prompt)
     usage.completion = count_or(reported.get("completion_tokens"), usage.completion)
     usage.cached = count_or(cached, usage.cached)
+    usage.cache_write = count_or(written, usage.cache_write)
 
 
 def read_times(times: EngineTimes, reported: Any) -> None:

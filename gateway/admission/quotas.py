@@ -77,7 +77,7 @@ def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] |
     tokens = max([pool.tokens for pool in found.values()])
     if pools is None:
         return Claim(tokens + output)
-    cost = max([pools[name].price.of(pool.tokens, output) for name, pool in found.items()])
+    cost = max([pools[name].price.at_most(pool.tokens, output) for name, pool in found.items()])
     return Claim(tokens + output, round(cost * NANO))
 
 

@@ -106,7 +106,15 @@ class PriceSection(Section):
     """USD per million tokens."""
 
     input: float = Field(default=0.0, ge=0)
+    cached_input: float | None = Field(default=None, ge=0)
+    """Of input that the provider reports as read from its cache; absent: as input."""
+    cache_write: float | None = Field(default=None, ge=0)
+    """Of input that the provider reports as written into its cache; absent: as input."""
     output: float = Field(default=0.0, ge=0)
+
+    @property
+    def value(self) -> facts.Price:
+        return facts.Price(self.input, self.output, self.cached_input, self.cache_write)
 
 
 class TlsSection(Section):
@@ -300,7 +308,7 @@ class PoolSection(Section):
             local=self.kind.local,
             context_window=self.context_window,
             capabilities=self.capabilities,
-            price=facts.Price(self.price.input, self.price.output),
+            price=self.price.value,
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
         )

@@ -110,6 +110,6 @@ def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> Attempt
         ending=upstream_request.ending or AttemptOutcome.CANCELLED,
         upstream_id=upstream_request.request_id,
         tokens=prompt + output,
-        cost_usd=upstream_request.upstream.price.of(prompt, output),
+        cost_usd=upstream_request.cost_usd,
         junk=upstream_request.tap.junk,
     )

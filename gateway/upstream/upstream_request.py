@@ -413,6 +413,12 @@ class UpstreamRequest:
         return self.attempt.candidate.prompt_tokens if prompt is None else prompt, self.output_tokens
 
     @property
+    def cost_usd(self) -> float:
+        """By the tokens that the server may bill, and its report of what it had cached."""
+        (prompt, output), usage = self.billable(), self.tap.usage
+        return self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
+
+    @property
     def output_tokens(self) -> int:
         """As reported by the engine; as counted until then, or without a report."""
         completion = self.tap.usage.completion

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from backends.catalog import build
 from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
-from backends.openai import Compatible, Mistral, OpenAI
+from backends.openai import Compatible, Mistral, OpenAI, OpenAIPlatform
 from backends.stream.taps import BodyTap, StreamTap
 
 MESSAGES = [{"role": "user", "content": "hé"}]
@@ -235,3 +235,18 @@ def test_older_dialects_get_the_older_name_of_the_limit(body: dict[str, Any], ex
     """A limit that a server does not know is none."""
     call = sent(Compatible(config()).call(forward(body)))
     assert {name: value for name, value in call.items() if name.startswith("max_")} == expected
+
+
+def test_a_cache_group_has_one_prompt_cache_key_at_openai() -> None:
+    """Not the salt itself; not where the caller sets its own, without groups, or where the field is unknown."""
+    groups = [
+        sent(OpenAIPlatform(config()).call(forward(cache_salt=salt)))["prompt_cache_key"] for salt in ("a", "a", "b")
+    ]
+    assert groups[0] == groups[1] != groups[2]
+    assert len(groups[0]) <= 64
+    own = forward({"prompt_cache_key": "mine"}, cache_salt="a")
+    assert sent(OpenAIPlatform(config()).call(own))["prompt_cache_key"] == "mine"
+    assert "prompt_cache_key" not in sent(OpenAIPlatform(config()).call(forward()))
+    assert "prompt_cache_key" not in sent(OpenAI(config()).call(forward(cache_salt="a")))
+    completion = forward({"prompt": "x"}, cache_salt="a", operation=Operation.COMPLETION)
+    assert "prompt_cache_key" not in sent(OpenAIPlatform(config()).call(completion))
