@@ -8,7 +8,8 @@ from difflib import get_close_matches
 
 from backends.anthropic import Anthropic
 from backends.interface import Backend, BackendConfig
-from backends.openai import Compatible, LlamaCpp, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
+from backends.llamacpp import LlamaCpp
+from backends.openai import Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
 from backends.vllm import SGLang, SimulatedVllm, Vllm
 
 

@@ -92,6 +92,7 @@ class ErrorBody:
     type: str = ""
     code: str | int | None = None
     param: str | None = None
+    retry_after: float | None = None  # s
 
 
 def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str = "") -> Failure:
@@ -133,7 +134,17 @@ def complaint(reply: Any) -> ErrorBody:
         _text(error.get("type")),
         code if isinstance(code, (str, int)) else None,
         _text(error.get("param")) or None,
+        _retry_delay(error.get("details")),
     )
+
+
+def _retry_delay(details: Any) -> float | None:
+    """Seconds of a `RetryInfo` (google.rpc), which Gemini sends in place of a header."""
+    for entry in details if isinstance(details, list) else ():
+        delay = entry.get("retryDelay") if isinstance(entry, Mapping) else None
+        if isinstance(delay, str) and _SECONDS.fullmatch(delay):
+            return float(delay[:-1])
+    return None
 
 
 def _details(message: Any) -> str:
@@ -152,17 +163,24 @@ def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secr
     if status == 402 or (status == 429 and unpaid) or (status == 400 and said.message.startswith(_NO_CREDIT)):
         message = "The gateway's account with the backend is used up."
         return Failure(FailureKind.QUOTA, message, 429, "insufficient_quota", "insufficient_quota")
-    if status in (401, 403, 407) and not _is_content_filter(said):
+    if (status in (401, 403, 407) and not _is_content_filter(said)) or (
+        status == 400 and _ABOUT_KEY.match(said.message)
+    ):
         return Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
     if status == 429:
         message, code = "The backend's rate limit is reached.", "rate_limit_exceeded"
-        return Failure(FailureKind.RATE_LIMITED, message, 429, code, code, retry_after=retry_after(headers))
+        wait = retry_after(headers)
+        return Failure(
+            FailureKind.RATE_LIMITED, message, 429, code, code, retry_after=said.retry_after if wait is None else wait
+        )
     if status in (503, 529):
         return Failure(FailureKind.OVERLOADED, "The backend is overloaded.", 503, retry_after=retry_after(headers))
     if status in (408, 504):
         return TIMED_OUT
     if status >= 500:
         return Failure(FailureKind.SERVER, "The backend failed.", retry_after=retry_after(headers))
+    if status == 424:  # TGI: the engine failed
+        return Failure(FailureKind.SERVER, "The backend failed.")
     if status < 400:
         return Failure(FailureKind.PROTOCOL, "The backend answered with a redirect, which is never followed.")
     if status in (404, 405) and not (said.type or _ABOUT_MODEL.match(said.message)):  # a web server's own: a wrong URL
@@ -203,9 +221,10 @@ _NO_CREDIT = "Your credit balance is too low"  # Anthropic, by a 400
 _CONTEXT_TYPES = ("exceed_context_size_error",)  # llama.cpp
 _CONTEXT = re.compile(
     r"maximum context length|maximum model length|longer than the model's context|context window|prompt is too long|"
-    r"exceed context limit",
+    r"exceed context limit|`inputs` tokens \+ `max_new_tokens` must be <=",
     re.IGNORECASE,
 )
+_ABOUT_KEY = re.compile(r"incorrect api key provided|api key not valid|api key expired", re.IGNORECASE)  # xAI, Gemini
 _ABOUT_MODEL = re.compile(
     r"(?:invalid|unknown|unsupported) model\b|model not exist|"
     r"(?:the )?(?:requested )?(?:model:? )?[`'\"]?[\w./:@-]{1,200}[`'\"]?:? is not a valid model|"
@@ -291,6 +310,7 @@ def _timestamp(date: str | None) -> float | None:
         return None
 
 
+_SECONDS = re.compile(r"\d{1,6}(?:\.\d{1,9})?s")
 _SNAKE = re.compile(r"[a-z][a-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]+")
 _START = r"(?<![\w.-])"  # of a name: else each letter is tried, in square time

@@ -220,14 +220,6 @@ class Mistral(Compatible):
         return body
 
 
-class LlamaCpp(Compatible):
-    """llama.cpp's server. `/health` is 503 while the model loads; metrics exist only if enabled at start."""
-
-    reads_reasoning = True
-    local = True
-    probe_path = "/health"
-
-
 class Ollama(Compatible):
     """Ollama: a local engine without a report of the load."""
 

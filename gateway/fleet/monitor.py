@@ -30,6 +30,7 @@ from policies.types import NEVER, EngineLoad, Load
 log = logging.getLogger("firsttoken")
 
 PROBE_TIMEOUT = 2.0  # s
+NOT_IMPLEMENTED = 501  # llama.cpp, started without a page of the load
 MODELS_INTERVAL = 10.0  # s between two lists of models of an engine that names another than configured
 STALLED = 6.0  # s: a poll with a list of models may take 4
 READS = 2  # of shared results, per interval of polling
@@ -99,7 +100,7 @@ class EndpointPoll:
         call = backend.load() or backend.probe()
         assert call is not None
         reply = await self._fetch(call)
-        if reply is None or reply.status >= 500:
+        if reply is None or (reply.status >= 500 and reply.status != NOT_IMPLEMENTED):
             return PollResult(monotonic(), answered=False)
         if reply.status != 200 or backend.load() is None:
             return PollResult(monotonic())

@@ -48,7 +48,7 @@ def test_an_api_without_a_key_is_refused() -> None:
         ("vllm", "/health", "/metrics"),
         ("sglang", "/health", "/metrics"),
         ("simulated", "/health", "/metrics"),
-        ("llamacpp", "/health", None),
+        ("llamacpp", "/health", "/metrics"),
         ("ollama", "/api/version", None),
         ("compatible", None, None),
         ("openai-compatible", None, None),

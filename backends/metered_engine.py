@@ -1,0 +1,155 @@
+"""Engines with a report of their load: a Prometheus page.
+
+The page may be 100 KB of histograms with eight lines of interest, so the text is searched, never parsed: series of the
+same name lie together (text format 0.0.4). Engines and ranks of a server are added up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from backends.interface import HttpCall
+from backends.openai import OpenAI
+
+MAX_MODEL = 128  # characters of a model's name
+_MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
+
+EngineMetricNames = tuple[bytes, ...]  # names of the same meaning over versions: the first found counts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMetrics:
+    """Names of an engine's load series. `read` returns fields of policies.types.EngineLoad."""
+
+    running: EngineMetricNames = ()
+    waiting: EngineMetricNames = ()
+    kv_usage: EngineMetricNames = ()
+    prefix_queries: EngineMetricNames = ()
+    prefix_hits: EngineMetricNames = ()
+    started_at: EngineMetricNames = (b"process_start_time_seconds",)
+    info: bytes = b""  # an info series with block size and count in labels
+    block_size: bytes = b"block_size"  # its label
+    blocks: bytes = b"num_gpu_blocks"  # its label
+    block_size_gauge: EngineMetricNames = ()  # or a gauge each
+    tokens_gauge: EngineMetricNames = ()
+
+    def read(self, page: bytes, rank: int | None = None) -> Mapping[str, float | None]:
+        """`rank`: read the series of one engine; None: of all."""
+        page = b"\n" + (page if rank is None else _of_engine(page, rank)) + b"\n"
+        usage = _values(page, self.kv_usage)
+        block_size, blocks = self._cache(page)
+        return {
+            "running": _whole(_total(page, self.running)),
+            "waiting": _whole(_total(page, self.waiting)),
+            "kv_usage": sum(usage) / len(usage) if usage else None,
+            "block_size": block_size,
+            "kv_blocks": blocks,
+            "started_at": max(_values(page, self.started_at), default=None),
+            "prefix_queries": _total(page, self.prefix_queries),
+            "prefix_hits": _total(page, self.prefix_hits),
+        }
+
+    def model(self, page: bytes) -> str:
+        """Label `model_name` of the running requests."""
+        found = [labels for name in self.running for labels, _ in samples(b"\n" + page + b"\n", name)]
+        match = _MODEL_LABEL.search(found[0]) if found else None
+        name = "" if match is None else match[1].decode("utf-8", "replace")
+        return name[:MAX_MODEL] if name.isprintable() else ""
+
+    def _cache(self, page: bytes) -> tuple[int | None, int | None]:
+        infos = [labels for labels, _ in samples(page, self.info)] if self.info else []
+        sizes = [size for labels in infos if (size := _label(labels, self.block_size))]
+        counts = [count for labels in infos if (count := _label(labels, self.blocks))]
+        if sizes:
+            return sizes[0], sum(counts) or None
+        gauge = _whole(max(_values(page, self.block_size_gauge), default=None))
+        tokens = _total(page, self.tokens_gauge)
+        return gauge, int(tokens / gauge) if gauge and tokens else None
+
+
+def _of_engine(page: bytes, rank: int) -> bytes:
+    """Lines of one engine, and lines that name none."""
+    own, label = b'engine="%d"' % rank, b'engine="'
+    return b"\n".join(line for line in page.split(b"\n") if label not in line or own in line)
+
+
+def samples(page: bytes, name: bytes) -> list[tuple[bytes, float]]:
+    """Labels and finite value of each series with the name. `page` begins and ends with a line feed."""
+    found: list[tuple[bytes, float]] = []
+    prefix = b"\n" + name
+    start = page.find(prefix)
+    while start >= 0:
+        end = page.find(b"\n", start + 1)
+        line = page[start + len(prefix) : end]
+        if line.startswith((b"{", b" ")):  # not a longer name
+            labels, _, rest = line.rpartition(b"}")
+            with suppress(ValueError, IndexError):  # `value [timestamp]`
+                value = float(rest.split()[0])
+                if math.isfinite(value):
+                    found.append((labels, value))
+        start = -1 if found and not page.startswith(prefix, end) else page.find(prefix, end)
+    return found
+
+
+def _values(page: bytes, names: EngineMetricNames) -> list[float]:
+    for name in names:
+        if found := samples(page, name):
+            return [value for _, value in found]
+    return []
+
+
+def _total(page: bytes, names: EngineMetricNames) -> float | None:
+    values = _values(page, names)
+    return sum(values) if values else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _label(labels: bytes, name: bytes) -> int:
+    """Integer value of a label; 0 if absent."""
+    match = re.search(rb"[{,]" + name + rb'="(\d+)"', labels)
+    return int(match[1]) if match else 0
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_Model]
+
+
+class MeteredEngine(OpenAI):
+    """An engine that speaks OpenAI's dialect. `metrics_path`: of the page with `metrics`."""
+
+    local = True
+    probe_path = "/health"
+    limit_name = "max_tokens"
+    metrics_path = "/metrics"
+    metrics: LoadMetrics
+
+    def load(self) -> HttpCall | None:
+        return HttpCall("GET", self.metrics_path)
+
+    def read_load(self, body: bytes) -> Mapping[str, float | None]:
+        return self.metrics.read(body, self.config.dp_rank)
+
+    def read_model(self, body: bytes) -> str:
+        return self.metrics.model(body)
+
+    def models(self) -> HttpCall | None:
+        return HttpCall("GET", self.config.target("/v1/models"), self._headers)
+
+    def read_models(self, body: bytes) -> frozenset[str]:
+        try:
+            return frozenset(model.id for model in msgspec.json.decode(body, type=_ModelList).data)
+        except (msgspec.DecodeError, RecursionError):
+            return frozenset()
