@@ -280,6 +280,9 @@ def reject_unplaced(decision: Decision) -> None:
     if decision.outcome is Placement.SHED:
         message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
         raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
+    if decision.outcome is Placement.RATE_LIMITED:
+        message = f"No endpoint takes a request now: {decision.reason}."
+        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
     if decision.outcome is Placement.UNAVAILABLE:
         message = f"No endpoint is usable now: {decision.reason}."
         raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
@@ -292,7 +295,7 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
     placement = None if decision is None else decision.outcome
     if placement is Placement.SHED:
         return RequestOutcome.SHED
-    if placement is Placement.UNAVAILABLE:
+    if placement in (Placement.UNAVAILABLE, Placement.RATE_LIMITED):
         return RequestOutcome.UNAVAILABLE
     if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
         return RequestOutcome.FAILED

@@ -308,6 +308,7 @@ class Placement(Enum):
     PLACE = "place"
     SHED = "shed"  # nothing can make the deadline and the route sheds: 429 with Retry-After
     UNAVAILABLE = "unavailable"  # nothing usable at all: 503
+    RATE_LIMITED = "rate_limited"  # the providers take no more requests before the deadline: 429
     UNFIT = "unfit"  # no tier can ever take this request (context, capabilities): 400
 
 
@@ -324,7 +325,7 @@ class Decision:
     ranked: Sequence[Candidate] = ()
     rejected: tuple[Rejection, ...] = ()
     scorer: str = ""
-    retry_after: float = 0.0  # s, for SHED and UNAVAILABLE
+    retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     rate_limited: float = 0.0  # s queued because of a provider's rate limit
     chosen: Candidate | None = field(init=False)

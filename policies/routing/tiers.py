@@ -250,9 +250,19 @@ def _nowhere(found: CandidateSet) -> Decision:
         return _decision(found, Placement.UNFIT, (), _misfit(found))
     pinned = found.queued.request.pinned
     out = [one for one in found.rejected if one.endpoint and pinned in ("", one.endpoint)]
+    if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
+        reason = "the rate limit of every provider that could take it is reached"
+        return _decision(found, Placement.RATE_LIMITED, (), reason, max(min(limited), SHORTEST_WAIT))
     waits = [_back_in(found, rejection) for rejection in out]
     reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
     return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))
+
+
+def _is_rate_limited(found: CandidateSet, rejected: Rejection) -> bool:
+    """An API is up, and takes no request yet."""
+    load, pool = found.fleet.loads[rejected.endpoint], found.fleet.pools[rejected.pool]
+    prompt = found.queued.estimate.pools[rejected.pool]
+    return not pool.local and load.health is Health.UP and load.send_wait(prompt.tokens, found.now) > 0
 
 
 def _misfit(found: CandidateSet) -> str:

@@ -104,6 +104,25 @@ async def test_without_a_budget_a_limit_is_waited_for_where_nothing_else_is_left
         assert len(api.requests) == 6
 
 
+@pytest.mark.parametrize(("budget", "statuses"), [("10s", [200] * 5), ("500ms", [429] * 5)])
+async def test_after_a_429_further_requests_wait_or_hear_the_providers_time(budget: str, statuses: list[int]) -> None:
+    """Within the budget they wait; beyond it they get a 429 at once, with what is left of the provider's time."""
+    refused: Script = [reply(b"{}", "429 Too Many Requests", JSON, "retry-after: 1")]
+    async with (
+        Upstream(refused, [STREAMED]) as api,
+        running({"api": pool(api.url)}, tiers("api", budget=budget)) as gateway,
+    ):
+        asking = asyncio.create_task(ask(gateway))
+        await eventually(lambda: any(load.blocked_until > 0 for load in gateway.monitor.loads().values()))
+        began = monotonic()
+        assert await asyncio.gather(*(ask(gateway) for _ in range(5))) == statuses
+        assert (monotonic() - began < 0.3) is (statuses[0] == 429)
+        async with calling(gateway.url) as caller:
+            status, headers = await caller.ask(post({**CHAT, "stream": True}))
+            assert (status, headers.get("retry-after")) in ((200, None), (429, "1"))
+        await asking
+
+
 class Counting(Upstream):
     """Takes `seconds` for an answer, and counts requests in progress."""
 

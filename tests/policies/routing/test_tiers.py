@@ -228,6 +228,9 @@ def test_a_rate_limited_fleet_is_unavailable_until_the_first_limit_ends() -> Non
     request = RequestView(10.0, stream=True)
     decision = DecisionScenario(FLEET, loads=limited, route=budget(2.0)).decide(request, now=10.0)
     assert (decision.outcome, decision.retry_after) == (Placement.UNAVAILABLE, 2.5)
+    apis = {pool: {"local": False} for pool in FLEET}
+    decision = DecisionScenario(FLEET, loads=limited, route=budget(2.0), pools=apis).decide(request, now=10.0)
+    assert (decision.outcome, decision.retry_after) == (Placement.RATE_LIMITED, 2.5)
 
 
 def test_a_rate_limit_that_ends_before_the_deadline_is_a_wait_of_its_tier() -> None:
