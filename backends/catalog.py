@@ -10,6 +10,7 @@ from backends.anthropic import Anthropic
 from backends.interface import Backend, BackendConfig
 from backends.llamacpp import LlamaCpp
 from backends.openai import Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
+from backends.trtllm import TensorRT
 from backends.vllm import SGLang, SimulatedVllm, Vllm
 
 
@@ -36,6 +37,7 @@ def _api(name: str, base_url: str, doc: str, dialect: type[OpenAI] = Compatible)
 _ALL = (
     BackendKind("vllm", Vllm, "vLLM's OpenAI server"),
     BackendKind("sglang", SGLang, "SGLang's OpenAI server, started with --enable-metrics"),
+    BackendKind("trtllm", TensorRT, "TensorRT-LLM's server, trtllm-serve"),
     BackendKind("llamacpp", LlamaCpp, "llama.cpp's server"),
     BackendKind("ollama", Ollama, "Ollama", "http://127.0.0.1:11434"),
     BackendKind("simulated", SimulatedVllm, "a simulated engine that speaks as vLLM does"),
