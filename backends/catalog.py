@@ -70,6 +70,7 @@ def kind(name: str) -> BackendKind:
 def build(config: BackendConfig) -> Backend:
     """The backend of a pool. Raises ValueError."""
     found = kind(config.kind)
-    if found.needs_key and not config.api_key and "authorization" not in {name.lower() for name in config.headers}:
+    keyed = {"authorization", "api-key"} & {name.lower() for name in config.headers}
+    if found.needs_key and not config.api_key and not keyed:
         raise ValueError(f"backend '{config.kind}' needs an api_key")
     return found.dialect(config)

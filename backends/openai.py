@@ -51,6 +51,7 @@ class OpenAI(Backend):
     refuses_models: bool = True
     salted: bool = False
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
+    key_header: str = ""  # of our key; empty: a bearer token
     asks_usage: bool = True  # knows stream_options
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
@@ -61,7 +62,7 @@ class OpenAI(Backend):
         self.kind = config.kind
         self._secret, self.secret = config.api_key, config.api_key.encode()
         self.config = config
-        self._headers = _headers(config)
+        self._headers = _headers(config, self.key_header)
 
     def call(self, forward: BackendRequest) -> HttpCall:
         headers = {"accept": "text/event-stream" if forward.stream else "application/json", **self._headers}
@@ -74,7 +75,10 @@ class OpenAI(Backend):
         if forward.session_id and self.names_sessions:
             headers["x-session-id"] = forward.session_id
         body = self.config.adapted(self._body(forward))
-        return HttpCall("POST", self.config.target(forward.operation.value), headers, _encode(body))
+        return HttpCall("POST", self.config.target(self.path(forward)), headers, _encode(body))
+
+    def path(self, forward: BackendRequest) -> str:
+        return forward.operation.value
 
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = {**forward.body, "model": forward.model}
@@ -165,14 +169,16 @@ def _choices(body: Mapping[str, Any]) -> int:
     return choices
 
 
-def _headers(config: BackendConfig) -> dict[str, str]:
+def _headers(config: BackendConfig, key_header: str) -> dict[str, str]:
     """Header fields common to all calls of a pool; configured headers override."""
     headers = {
         "content-type": "application/json",
         "accept-encoding": "identity",  # bytes are relayed unchanged, and read in passing
         "user-agent": "firsttoken",  # some providers' edges refuse requests without a user agent
     }
-    if config.api_key:
+    if config.api_key and key_header:
+        headers[key_header] = config.api_key
+    elif config.api_key:
         headers["authorization"] = f"Bearer {config.api_key}"
     headers.update({name.lower(): value for name, value in config.headers.items()})
     if reserved := _RESERVED & headers.keys():

@@ -77,7 +77,12 @@ def _error(problems: Iterable[Problem], document: Document) -> ConfigError:
 def _from_environment(environ: Mapping[str, str]) -> Document:
     document = Document()
     pools: dict[str, Any] = {}
-    names = [name for name, kind in KINDS.items() if kind.needs_key]
+    known = [
+        (name, kind.base_url or environ.get(f"{name.upper()}_BASE_URL"))
+        for name, kind in KINDS.items()
+        if kind.needs_key
+    ]
+    names = [name for name, base_url in known if base_url]
     for name in names:
         if not environ.get(f"{name.upper()}_API_KEY"):
             continue

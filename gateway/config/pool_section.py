@@ -211,7 +211,10 @@ class PoolSection(Section):
         if self.endpoints and self.base_url:
             raise ValueError("endpoints and base_url exclude each other; keep one")
         if not self.urls:
-            raise ValueError(f"a {self.backend} pool needs endpoints, the URLs of its servers")
+            needed = (
+                "base_url, the URL of your resource" if self.kind.needs_key else "endpoints, the URLs of its servers"
+            )
+            raise ValueError(f"a {self.backend} pool needs {needed}")
         self._check_keys()
         if taken := self.rename.keys() & self.drop:
             raise ValueError(f"{min(taken)} is both renamed and dropped; keep one")
@@ -227,7 +230,7 @@ class PoolSection(Section):
         return self
 
     def _check_keys(self) -> None:
-        if self.kind.needs_key and not any(self.keys) and "authorization" not in self.headers:
+        if self.kind.needs_key and not any(self.keys) and not {"authorization", "api-key"} & self.headers.keys():
             hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
             raise ValueError(f"{self.backend} needs a key; {hint}")
         if self.api_keys and self.api_key.get_secret_value():
