@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from backends.anthropic import Anthropic
+from backends.azure import AzureOpenAI
 from backends.interface import Backend, BackendConfig
 from backends.llamacpp import LlamaCpp
 from backends.openai import Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
@@ -44,6 +45,7 @@ _ALL = (
     BackendKind("compatible", Compatible, "anything else that speaks OpenAI's dialect"),
     BackendKind("openai-compatible", Compatible, "the same, in full"),
     _api("openai", "https://api.openai.com/v1", "OpenAI", OpenAIPlatform),
+    BackendKind("azure", AzureOpenAI, "Azure OpenAI, by deployments", needs_key=True),
     _api("groq", "https://api.groq.com/openai/v1", "Groq", OpenAI),
     _api("xai", "https://api.x.ai/v1", "xAI", OpenAI),
     _api("gemini", "https://generativelanguage.googleapis.com/v1beta/openai", "Gemini's OpenAI-compatible API"),

@@ -9,7 +9,8 @@ Spellings, each read in the provider's reference in 2026-11:
 - OpenRouter, Together: `x-ratelimit-{limit,remaining,reset}`; the reset is seconds, or a Unix time in s or ms.
 
 Rules:
-- A limit without `remaining` says nothing. Without a reset, the window of its name counts, or a minute.
+- A limit without `remaining` says nothing. Without a reset, the window of its name counts, or a minute; without a limit
+  either, UNKNOWN.
 - A time is measured from the reply's own Date where there is one, so clocks need not agree.
 - Output is not known in advance: of a limit of output tokens, one must be left.
 """
@@ -26,6 +27,8 @@ from email.utils import parsedate_to_datetime
 from backends.interface import RateLimitReport
 
 _WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "month": 30 * 86400.0}  # s
+MINUTE = 60.0  # s: the window where a limit is reported
+UNKNOWN = 10.0  # s, where neither limit nor reset is: Azure OpenAI judges its limits over 1 or 10 s
 _LONGEST = 30 * 86400.0  # s
 _FIELDS = "limit|remaining|reset"
 _OPENAI = re.compile(rf"x-ratelimit-({_FIELDS})(?:-(requests|req|tokens))?(?:-({'|'.join(_WINDOWS)}))?")
@@ -57,7 +60,7 @@ def _report(
         return None
     reset = _reset(fields.get("reset", ""), headers)
     if reset is None:
-        reset = _WINDOWS[window or "minute"]
+        reset = _WINDOWS[window] if window else MINUTE if limit is not None else UNKNOWN
     return RateLimitReport(quantity in ("tokens", "input-tokens"), remaining, limit, min(max(reset, 0.0), _LONGEST))
 
 

@@ -18,7 +18,7 @@ def test_every_kind_can_be_built(kind: BackendKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_kind_that_needs_a_key_is_an_api_with_a_base_url(kind: BackendKind) -> None:
-    """An API has an address of its own, or one for each customer, and no modelled queue; default addresses are valid."""
+    """An API has an address, its own or a customer's, and no modelled queue; default addresses are valid."""
     if kind.needs_key:
         assert kind.base_url is not None or kind.name == "azure"
         assert not kind.local

@@ -29,7 +29,7 @@ REQUESTS, TOKENS = False, True
         ),
         (  # Azure OpenAI: no reset
             {"x-ratelimit-remaining-requests": "0", "x-ratelimit-remaining-tokens": "12"},
-            [RateLimitReport(REQUESTS, 0, None, 60.0), RateLimitReport(TOKENS, 12, None, 60.0)],
+            [RateLimitReport(REQUESTS, 0, None, 10.0), RateLimitReport(TOKENS, 12, None, 10.0)],
         ),
         (  # Anthropic
             {

@@ -57,7 +57,7 @@ class Transcript:
     errors: Sequence[ErrorReply]
     path: str = ""  # of the base URL
     target: str = "/v1/chat/completions"
-    headers: Mapping[str, str] = field(default_factory=dict)  # that the server must see
+    headers: Mapping[str, str | None] = field(default_factory=dict)  # that the server must see; None: must not
     body: Mapping[str, Any] = field(default_factory=dict)  # members that the server must see
     absent: Sequence[str] = ()  # members that it must not see
     limits: Mapping[str, str] = field(default_factory=dict)  # headers of the answer
