@@ -11,6 +11,7 @@ from backends.azure import AzureOpenAI
 from backends.interface import Backend, BackendConfig
 from backends.llamacpp import LlamaCpp
 from backends.openai import Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
+from backends.tgi import TextGenerationInference
 from backends.trtllm import TensorRT
 from backends.vllm import SGLang, SimulatedVllm, Vllm
 
@@ -39,6 +40,7 @@ _ALL = (
     BackendKind("vllm", Vllm, "vLLM's OpenAI server"),
     BackendKind("sglang", SGLang, "SGLang's OpenAI server, started with --enable-metrics"),
     BackendKind("trtllm", TensorRT, "TensorRT-LLM's server, trtllm-serve"),
+    BackendKind("tgi", TextGenerationInference, "Hugging Face's Text Generation Inference"),
     BackendKind("llamacpp", LlamaCpp, "llama.cpp's server"),
     BackendKind("ollama", Ollama, "Ollama", "http://127.0.0.1:11434"),
     BackendKind("simulated", SimulatedVllm, "a simulated engine that speaks as vLLM does"),
