@@ -5,12 +5,15 @@ Rules:
   (guide "Rate limits", headers), Anthropic (API reference "Rate limits", headers) and Groq say so, read in 2026-11.
   Where no limit is reported, the rate is unknown, and what remains is all there is until the reset.
 - A prompt larger than the limit needs the whole limit.
+- A report is believed for BELIEVED seconds: nothing else would end a wrong one, as no request would ask again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+
+BELIEVED = 60.0  # s
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class RateLimit:
     rate: float  # per second; 0: unknown
     full_at: float
     at: float
+    until: float = inf  # believed
 
     @classmethod
     def reported(
@@ -31,11 +35,11 @@ class RateLimit:
         """`reset`: seconds until full."""
         known = limit is not None and limit > remaining and reset > 0
         rate = (limit - remaining) / reset if limit is not None and known else 0.0
-        return cls(counts_tokens, remaining, inf if limit is None else limit, rate, now + reset, now)
+        return cls(counts_tokens, remaining, inf if limit is None else limit, rate, now + reset, now, now + BELIEVED)
 
-    def after(self, tokens: float, now: float) -> RateLimit:
-        """The limit after a request of this many tokens."""
-        taken = tokens if self.counts_tokens else 1.0
+    def after(self, tokens: float, now: float, requests: int = 1) -> RateLimit:
+        """The limit after requests of this many tokens together."""
+        taken = tokens if self.counts_tokens else float(requests)
         if not self.rate:
             return replace(self, remaining=self.remaining - taken)
         left = min(self.remaining + self.rate * (now - self.at), self.limit) - taken
@@ -43,11 +47,11 @@ class RateLimit:
 
     def wait(self, tokens: float, now: float, requests_ahead: int = 0, tokens_ahead: float = 0.0) -> float:
         """Seconds until a request of this many tokens is accepted, behind others that are not sent yet."""
-        if now >= self.full_at and not self.rate:
-            return 0.0
         own, ahead = (tokens, tokens_ahead) if self.counts_tokens else (1.0, float(requests_ahead))
         missing = ahead + min(own, self.limit) - self.remaining
         if self.rate:
             missing -= min(self.rate * (now - self.at), self.limit - self.remaining)
-            return max(missing / self.rate, 0.0)
-        return max(self.full_at - now, 0.0) if missing > 0 else 0.0
+            wait = missing / self.rate
+        else:
+            wait = self.full_at - now if missing > 0 else 0.0
+        return max(min(wait, self.until - now), 0.0)

@@ -246,7 +246,7 @@ class AttemptMachine:
         self._deaths += broken.connection_lost
         self._candidates = self.peers(broken.unable)
         self._count, self._tried = len(self._candidates), 0
-        self._avoided = set()
+        self._avoided, self._closed = set(), []
         self._next_kind, self._hedge = AttemptKind.RESCUE, False
         self._deadline = FOREVER
         self._first_token_limit = broken.patience

@@ -20,12 +20,16 @@ class ReportedLimits:
     def __init__(self) -> None:
         self.current: tuple[RateLimit, ...] = ()
         self._as_of = NEVER  # sending of the request with the latest report
-        self._sent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # time and tokens of the requests since
+        self._sent: deque[tuple[float, float]] = deque()  # time and tokens of the requests since
+        self._tokens = 0.0  # of these
 
     def on_sent(self, tokens: float, now: float) -> None:
         self._sent.append((now, tokens))
+        self._tokens += tokens
+        if len(self._sent) > RECENT:
+            self._tokens -= self._sent.popleft()[1]
         if self.current:
-            self.current = tuple(limit.after(tokens, now) for limit in self.current)
+            self.current = tuple([limit.after(tokens, now) for limit in self.current])
 
     def on_reported(self, limits: Sequence[RateLimit], sent_at: float) -> None:
         """A reply to the request sent at `sent_at` has reported these limits."""
@@ -33,10 +37,9 @@ class ReportedLimits:
             return
         self._as_of = sent_at
         while self._sent and self._sent[0][0] <= sent_at:
-            self._sent.popleft()
-        for at, tokens in self._sent:
-            limits = [limit.after(tokens, max(at, limit.at)) for limit in limits]
-        self.current = tuple(limits)
+            self._tokens -= self._sent.popleft()[1]
+        later = len(self._sent)
+        self.current = tuple([limit.after(self._tokens, limit.at, later) if later else limit for limit in limits])
 
     def exhausted_for(self, now: float) -> float | None:
         """Seconds until an exhausted limit lets a request pass; None: none is exhausted."""

@@ -37,6 +37,15 @@ def test_a_prompt_larger_than_the_limit_waits_for_a_full_limit() -> None:
     assert tokens(400, reset=60.0).wait(9999, 60.0) == 0.0
 
 
+def test_a_report_is_believed_for_a_minute() -> None:
+    """A wrong one would otherwise end all requests, and with them all reports."""
+    for limit in (None, 10):
+        wrong = requests(0, limit=limit, reset=86_400.0)
+        assert wrong.wait(1, 0.0) == 60.0
+        assert wrong.wait(1, 59.0) == pytest.approx(1.0)
+        assert wrong.wait(1, 60.0) == 0.0
+
+
 def test_without_a_limit_what_remains_is_all_there_is_until_the_reset() -> None:
     unknown = requests(1, limit=None, reset=5.0)
     assert unknown.wait(1, 0.0) == 0.0
