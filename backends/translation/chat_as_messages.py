@@ -125,7 +125,8 @@ def _stop(choice: Mapping[str, Any], called: bool, refused: bool) -> Json:
 def _usage(usage: Mapping[str, Any]) -> Json:
     """Anthropic's input tokens are those that no cache has read or written."""
     details = usage.get("prompt_tokens_details") or {}
-    read, written = details.get("cached_tokens"), details.get("cache_write_tokens")
+    read = details.get("cached_tokens")
+    written = details.get("cache_write_tokens", details.get("created_cache_tokens"))  # OpenAI's name, and vLLM's
     counts: Json = {
         "input_tokens": max((usage.get("prompt_tokens") or 0) - (read or 0) - (written or 0), 0),
         "output_tokens": usage.get("completion_tokens") or 0,
