@@ -173,6 +173,7 @@ class DownstreamConnection(RequestHandler):
         self._latest: StreamReader | None = None  # body of the last request received
         self._body_error: Exception | None = None
         self._held = 0  # bytes of the body, counted in `Intake.body_bytes`
+        self._pipelined = 0  # bytes of the bodies behind the request in hand, counted there too
         self._refused = False  # all further input is dropped
         self._closing_since: float | None = None
         self._fin_check: asyncio.TimerHandle | None = None  # set once the caller sends no more
@@ -196,6 +197,8 @@ class DownstreamConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.server.intake.connections -= 1
+        self._messages.clear()
+        self._count_pipelined()
         if self._fin_check is not None:
             self._fin_check.cancel()
         self._fin_check = self._latest = None  # both refer to the connection
@@ -210,10 +213,24 @@ class DownstreamConnection(RequestHandler):
         super().data_received(data)
         if self._messages:
             self._latest = self._messages[-1][1]
+            if self.request is not None or len(self._messages) > 1:
+                self._count_pipelined()
         if self._body is not None:
             self._check_body(self._body)
         elif self._received > MAX_HEAD and self._waits_for_request():
             self._turn_away(_head_too_long())
+
+    def _count_pipelined(self) -> None:
+        """Count the bodies behind the request in hand. Where all bodies together are too large, those requests are
+        dropped: a caller sends again what is not answered (RFC 9112, section 9.3.2)."""
+        intake, pipelined = self.server.intake, sum(body.total_bytes for _, body in self._messages)
+        intake.body_bytes += pipelined - self._pipelined
+        self._pipelined = pipelined
+        if self.request is not None and intake.too_many_bytes(pipelined) is not None:
+            self.request.keep_alive = False
+            self._drop_input()
+            self._messages.clear()
+            self._count_pipelined()
 
     def _waits_for_request(self) -> bool:
         """No request is in hand or about to be."""
@@ -293,6 +310,8 @@ class DownstreamConnection(RequestHandler):
             writer=self.writer,
             query=raw.rel_url.raw_query_string,
         )
+        if self._pipelined:
+            self._count_pipelined()
         try:
             await self._receive(request, raw)
             await self.server.handler(request)
@@ -305,7 +324,7 @@ class DownstreamConnection(RequestHandler):
         if self._refused:
             self.writer.end()
         self.writer.flush()
-        return CLOSE
+        return _Written(linger=self.server.timeouts.linger) if self._refused and raw.content.is_eof() else CLOSE
 
     async def _receive(self, request: HttpRequest, raw: BaseRequest) -> None:
         """Read the body, or set the fault for which no more is read."""
@@ -419,6 +438,8 @@ class DownstreamConnection(RequestHandler):
         self._refused = True
         self._parser = None
         self.resume_reading()
+        if self._buffer_paused:
+            self._resume_reading_for_buffer()
 
     # -- the end ----------------------------------------------------------------------------
 

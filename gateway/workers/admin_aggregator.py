@@ -121,13 +121,14 @@ class AdminAggregator(Collector):
         return merge_endpoints(await self._get_all("/fleet"))
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
-        """Asks the first serving worker: workers see the load of all."""
+        """Asks the first serving worker that answers: workers see the load of all."""
         forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
-        url = f"http://worker/explain?path={operation.value}"
+        path = f"/explain?path={operation.value}"
         for worker, status in enumerate(self._shared.workers()):
             if status.state is WorkerState.SERVING:
-                async with self._sessions[worker].post(url, data=body, headers=forwarded) as reply:
-                    return json_response(reply.status, await reply.read())
+                reply = await self._ask(worker, "POST", path, body, forwarded)
+                if reply is not None:
+                    return json_response(*reply)
         raise no_worker()
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
@@ -205,9 +206,13 @@ class AdminAggregator(Collector):
         replies = await asyncio.gather(*(self._ask(at, method, path, body) for at in range(len(self._sessions))))
         return {number: reply for number, reply in enumerate(replies, 1) if reply is not None}
 
-    async def _ask(self, worker: int, method: str, path: str, body: bytes | None) -> tuple[int, bytes] | None:
+    async def _ask(
+        self, worker: int, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes] | None:
+        """Status and body of the reply; None from a worker that is gone, or late."""
+        url = f"http://worker{path}"
         try:
-            async with self._sessions[worker].request(method, f"http://worker{path}", data=body) as reply:
+            async with self._sessions[worker].request(method, url, data=body, headers=headers) as reply:
                 return reply.status, await reply.read()
         except (ClientError, OSError, TimeoutError) as error:
             log.debug("worker %d does not answer: %s", worker + 1, error)

@@ -29,6 +29,7 @@ from gateway.downstream.http_server import (
     Precheck,
     Timeouts,
 )
+from gateway.downstream.intake import Intake
 from tests.gateway.builders import Caller, calling, post
 from tests.support.simulated import eventually
 
@@ -39,10 +40,14 @@ SMALL = 1000  # bytes of body that are accepted here
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[HttpRequest], Awaitable[None]], precheck: Precheck = lambda _: None, **timeouts: float
+    handler: Callable[[HttpRequest], Awaitable[None]],
+    precheck: Precheck = lambda _: None,
+    max_body: int = SMALL,
+    intake: Intake | None = None,
+    **timeouts: float,
 ) -> AsyncIterator[Caller]:
     """A connection to a server of one handler."""
-    server = HttpServer(handler, max_body=SMALL, precheck=precheck, timeouts=Timeouts(**timeouts))
+    server = HttpServer(handler, max_body=max_body, precheck=precheck, timeouts=Timeouts(**timeouts), intake=intake)
     listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     async with calling(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}") as caller:
         yield caller
@@ -175,6 +180,52 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
         for i in range(50):
             _, headers = await caller.head()
             assert await caller.body(headers) == b"%d" % i
+
+
+class Held(Echo):
+    """Answers once `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def __call__(self, http: HttpRequest) -> None:
+        await self.go.wait()
+        await super().__call__(http)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_pipelined_bodies_are_counted(leaves: bool) -> None:
+    """From their arrival until they are answered, or the caller is gone; an incomplete body too."""
+    intake = Intake()
+    async with serving(held := Held(), intake=intake) as caller:
+        caller.writer.write(b"".join(post(b"x" * 100) for _ in range(4)) + post(b"x" * 900)[:-400])
+        await eventually(lambda: intake.body_bytes == 4 * 100 + 500)
+        caller.writer.write(b"x" * 400)
+        await eventually(lambda: intake.body_bytes == 4 * 100 + 900)
+        if leaves:
+            caller.writer.transport.abort()
+        else:
+            held.go.set()
+            assert [len((await caller.whole(b""))[2]) for _ in range(5)] == [100] * 4 + [900]
+        await eventually(lambda: intake.body_bytes == 0)
+
+
+async def test_pipelined_bodies_are_bounded() -> None:
+    """Those beyond the bound of all bodies are dropped; the request in hand is answered, and the connection closed."""
+    size, intake = 60_000, Intake(max_body_bytes=200_000)
+    async with serving(held := Held(), max_body=size, intake=intake) as caller:
+        for _ in range(40):
+            caller.writer.write(post(b"x" * size))
+            await asyncio.sleep(0)
+        await eventually(lambda: intake.refused.of[("bodies",)].value == 1)
+        assert intake.body_bytes == size
+        held.go.set()
+        status, _, body = await caller.whole(b"")
+        assert (status, body) == (200, b"x" * size)
+        assert await caller.rest() == b""
+    assert len(held.seen) == 1
+    assert intake.body_bytes == 0
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])

@@ -27,7 +27,12 @@ class Worker:
     def __init__(self, path: Path) -> None:
         self.path, self.life, self.requests = path, b"first", 0
         self.silent = False
+        self.explained: list[bytes] = []
         self.trace = ""  # trace id of an exemplar; the first letter is the exemplar's time
+
+    async def explain(self, http: web.Request) -> web.Response:
+        self.explained.append(await http.read())
+        return web.json_response({"worker": self.path.stem})
 
     async def counts(self, http: web.Request) -> web.Response:
         if self.silent:
@@ -51,6 +56,7 @@ async def aggregating(
     for worker in workers:
         app = web.Application()
         app.router.add_get(COUNTS, worker.counts)
+        app.router.add_post("/explain", worker.explain)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
@@ -120,6 +126,25 @@ async def test_an_unreachable_worker_is_left_out(tmp_path: Path, monkeypatch: py
         one.requests, other.requests = 3, 4
         one.path.unlink()
         assert await total(aggregator) == 4
+
+
+@pytest.mark.parametrize(("gone", "answers"), [(0, "0"), (1, "1"), (2, None)])
+async def test_explain_is_answered_while_a_worker_is_left(gone: int, answers: str | None, tmp_path: Path) -> None:
+    """A killed worker counts as serving until the supervisor notices: the next one is asked, else 503."""
+    shared = SharedState(2)
+    for number in range(2):
+        shared.set_worker(number, WorkerStatus(WorkerState.SERVING, 1))
+    async with aggregating(tmp_path, shared) as (aggregator, workers):
+        for worker in workers[:gone]:
+            worker.path.unlink()
+        async with TestClient(TestServer(aggregator.app())) as client:
+            reply = await client.post("/explain", data=b"{}")
+            said = await reply.json()
+    if answers is None:
+        assert (reply.status, said["error"]["message"]) == (503, "No worker serves now.")
+    else:
+        assert (reply.status, said) == (200, {"worker": answers})
+    assert {w.path.stem for w in workers if w.explained == [b"{}"]} == ({answers} if answers else set())
 
 
 @pytest.mark.parametrize(
