@@ -46,6 +46,8 @@ class Vllm(MeteredEngine):
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)
         body.pop(self.id_field, None)
+        if forward.operation is Operation.RESPONSES:
+            body.pop("request_id", None)
         if forward.cache_salt:
             body["cache_salt"] = forward.cache_salt
             for name in self.reaching:

@@ -80,12 +80,16 @@ class Members:
 
     def refuse(self, name: str, reason: str = "") -> None:
         """Raises UntranslatableError unless the member is to be dropped."""
-        if name not in self.dropped and _INDEX.sub("", self.at(name)) not in self.dropped:
+        if not self._drops(name):
             raise UntranslatableError(self.at(name), reason)
+
+    def _drops(self, name: str) -> bool:
+        """A member or a type is dropped by its name, or by its path without indices (`tools.web_search`)."""
+        return name in self.dropped or _INDEX.sub("", self.at(name)) in self.dropped
 
     def refuse_kind(self, kind: str) -> None:
         """Raises UntranslatableError for the whole object, unless objects of its type are to be dropped."""
-        if kind not in self.dropped:
+        if not self._drops(kind):
             shown = f"'{self.path}' of type '{kind[:64]}'"
             raise UntranslatableError(self.path, f"{shown} cannot be expressed in the dialect of the backend")
 

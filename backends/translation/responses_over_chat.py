@@ -231,6 +231,7 @@ def _tool(tool: Members) -> Json | None:
     kind = tool.kind()
     if kind == "function":
         function = {"name": tool.text("name"), **tool.take_all(("description", "parameters"))}
+        tool.take("defer_loading")  # a hint: a tool that is loaded at once is the same tool
         if tool.take("strict") is True:
             function["strict"] = True
     elif kind == "custom":
