@@ -18,12 +18,17 @@ def _sequence(queued: QueuedRequest) -> int:
     return queued.sequence
 
 
+def _owner(queued: QueuedRequest) -> tuple[str, str, str]:
+    """A request that waits for the endpoint with its state holds up no other."""
+    return queued.tenant, queued.route.name, queued.request.pinned
+
+
 class BestEffortQueue:
-    """Queues by tenant and route, each in order of arrival."""
+    """Queues by tenant, route and the endpoint with the request's state, each in order of arrival."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, QueuedRequest] = {}
-        self._queues: dict[tuple[str, str], list[QueuedRequest]] = {}
+        self._queues: dict[tuple[str, str, str], list[QueuedRequest]] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -37,38 +42,38 @@ class BestEffortQueue:
 
     def add(self, queued: QueuedRequest) -> None:
         self._by_key[queued.request_key] = queued
-        insort(self._queues.setdefault((queued.tenant, queued.route.name), []), queued, key=_sequence)
+        insort(self._queues.setdefault(_owner(queued), []), queued, key=_sequence)
 
     def remove(self, queued: QueuedRequest) -> None:
         del self._by_key[queued.request_key]
-        owner = queued.tenant, queued.route.name
+        owner = _owner(queued)
         queue = self._queues[owner]
         del queue[bisect_left(queue, queued.sequence, key=_sequence)]
         if not queue:
             del self._queues[owner]
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
-        """The next request of each tenant and route: the first. Above the share it is the latest in time: behind a
+        """The next request of each queue: the first. Above the share it is the latest in time: behind a
         queue that only grows, every request would come too late. On a route that sheds the queue does not grow."""
         return [
             _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(tenant) else queue[0]
-            for (tenant, _), queue in self._queues.items()
+            for (tenant, _, _), queue in self._queues.items()
         ]
 
     def prefill_ahead(self, queued: QueuedRequest) -> float:
         """Seconds of prefill of the same tenant and route that arrived before."""
-        queue = self._queues.get((queued.tenant, queued.route.name), ())
-        return sum(other.prefill_s for other in queue if other.sequence < queued.sequence)
+        same = (queue for owner, queue in self._queues.items() if owner[:2] == _owner(queued)[:2])
+        return sum(other.prefill_s for queue in same for other in queue if other.sequence < queued.sequence)
 
     def by_tenant(self) -> Counter[str]:
         """Number of requests."""
         held = Counter[str]()
-        for (tenant, _), queue in self._queues.items():
+        for (tenant, _, _), queue in self._queues.items():
             held[tenant] += len(queue)
         return held
 
     def latest_of(self, tenant: str) -> QueuedRequest | None:
-        latest = (queue[-1] for (name, _), queue in self._queues.items() if name == tenant)
+        latest = (queue[-1] for (name, _, _), queue in self._queues.items() if name == tenant)
         return max(latest, key=_sequence, default=None)
 
 

@@ -157,6 +157,7 @@ async def test_encrypted_reasoning_goes_back_to_the_endpoint_that_can_read_it() 
         assert all(server.asked for server in three)
 
 
+@pytest.mark.timeout(240)
 async def test_a_hundred_chains_over_three_endpoints_and_two_gateways_are_whole() -> None:
     """One gateway is restarted half-way. The endpoints know nothing of each other's responses."""
     async with servers(3) as three, AsyncExitStack() as stack:

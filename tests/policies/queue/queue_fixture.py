@@ -95,9 +95,15 @@ class QueueFixture:
         return self.release()
 
     def arrive(
-        self, request_key: str, tokens: int = PROMPT, budget: float | None = 1.0, tenant: str = "", **more: Any
+        self,
+        request_key: str,
+        tokens: int = PROMPT,
+        budget: float | None = 1.0,
+        tenant: str = "",
+        pinned: str = "",
+        **more: Any,
     ) -> None:
-        request = RequestView(self.now, stream=True)
+        request = RequestView(self.now, stream=True, pinned=pinned)
         pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
         self._estimates[request_key] = PromptEstimate(pools)
         estimate, promised = self._estimates[request_key], route(budget, **more)

@@ -59,6 +59,20 @@ def test_a_best_effort_prefill_waits_while_it_would_cost_answers_their_tpot_budg
     assert queue.release() == ["r"]
 
 
+@pytest.mark.parametrize("request_", [LATE, BATCH], ids=["late", "batch"])
+def test_a_request_that_waits_for_the_endpoint_with_its_state_holds_up_no_other(request_: dict[str, Any]) -> None:
+    """A chain of responses goes on at one endpoint alone."""
+    queue = QueueFixture(endpoints=(ONE, TWO))
+    on_one, on_two = fill_engines(queue)[:2], fill_engines(queue)[2:]
+    assert queue.enter("chain", pinned=ONE.id, **request_) == []
+    assert queue.enter("free", **request_) == []
+    queue.first_tokens(*on_two)
+    assert queue.release() == ["free"]
+    queue.first_tokens(*on_one)
+    assert queue.release() == ["chain"]
+    assert queue.destination("chain") == ONE.id
+
+
 def test_late_requests_go_before_requests_without_a_deadline() -> None:
     """A caller is waiting for a late request."""
     queue = QueueFixture()
