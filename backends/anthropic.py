@@ -14,6 +14,7 @@ from typing import Any
 from backends import rate_limit_headers
 from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
 from backends.openai import OpenAI
+from backends.prompt_breakpoints import has_own, with_breakpoints
 
 VERSION = "2023-06-01"
 MAX_TOKENS = 32_000  # where neither the caller nor the route limits the output: Anthropic asks for a limit
@@ -37,6 +38,8 @@ class Anthropic(OpenAI):
 
     def call(self, forward: BackendRequest) -> HttpCall:
         call = super().call(forward)
+        if self.config.prompt_caching and forward.operation is Operation.MESSAGES and not has_own(call.body):
+            call = replace(call, body=self._encoded(with_breakpoints(self._body(forward))))
         callers = {name: forward.headers[name] for name in _CALLERS if name in forward.headers}
         own = {name: value for name, value in callers.items() if name not in self._configured}
         return replace(call, headers={**call.headers, **own}) if own else call

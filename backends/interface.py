@@ -233,6 +233,7 @@ class BackendConfig:
     rename: Mapping[str, str] = field(default_factory=dict)  # parameters of the body, by the name before
     drop: frozenset[str] = frozenset()  # parameters of the body
     dp_rank: int | None = None  # data-parallel rank of the server
+    prompt_caching: bool = True  # mark what the provider's cache is to hold
 
     def target(self, path: str) -> str:
         """`path` with the configured query parameters."""

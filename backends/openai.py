@@ -74,8 +74,10 @@ class OpenAI(Backend):
             headers["tracestate"] = forward.tracestate
         if forward.session_id and self.names_sessions:
             headers["x-session-id"] = forward.session_id
-        body = self.config.adapted(self._body(forward))
-        return HttpCall("POST", self.config.target(self.path(forward)), headers, _encode(body))
+        return HttpCall("POST", self.config.target(self.path(forward)), headers, self._encoded(self._body(forward)))
+
+    def _encoded(self, body: dict[str, Any]) -> bytes:
+        return _encode(self.config.adapted(body))
 
     def path(self, forward: BackendRequest) -> str:
         return forward.operation.value

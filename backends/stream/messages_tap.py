@@ -88,8 +88,10 @@ def read_message_usage(usage: Usage, reported: Any) -> None:
     if not isinstance(reported, dict):
         return
     cached = count_or(reported.get("cache_read_input_tokens"), None)
+    written = count_or(reported.get("cache_creation_input_tokens"), None)
     rest = count_or(reported.get("input_tokens"), None)
     if rest is not None:
-        usage.prompt = rest + (cached or 0) + (count_or(reported.get("cache_creation_input_tokens"), None) or 0)
+        usage.prompt = rest + (cached or 0) + (written or 0)
     usage.completion = count_or(reported.get("output_tokens"), usage.completion)
     usage.cached = usage.cached if cached is None else cached
+    usage.cache_write = usage.cache_write if written is None else written

@@ -177,6 +177,8 @@ class PoolSection(Section):
     """Parameters of the body that the servers know by another name: {max_tokens: max_completion_tokens}."""
     drop: frozenset[fields.ParameterName] = frozenset()
     """Parameters of the body that the servers do not know, and are not sent."""
+    prompt_caching: Literal["on", "off"] = "on"
+    """Requests to Anthropic carry cache breakpoints at their stable prefixes where the caller sets none."""
     tls: TlsSection | None = None
     proxy: fields.ProxyUrl | None = None
     """HTTP proxy through which the servers are reached (CONNECT): http://[USER:PASSWORD@]HOST:PORT."""
@@ -293,6 +295,7 @@ class PoolSection(Section):
             rename=self.rename,
             drop=self.drop,
             dp_rank=dp_rank,
+            prompt_caching=self.prompt_caching == "on",
         )
 
     @property

@@ -61,7 +61,9 @@ def error(kind: str, message: str = "no") -> Json:
 
 
 def claude(upstream: Upstream, **more: Any) -> dict[str, Any]:
-    return pool(upstream.url, backend="anthropic", model="claude", api_key="sk-ant-own", **more)
+    """Without cache breakpoints, which tests/backends/test_prompt_breakpoints.py adds."""
+    sent = {"prompt_caching": "off", **more}
+    return pool(upstream.url, backend="anthropic", model="claude", api_key="sk-ant-own", **sent)
 
 
 @asynccontextmanager
@@ -428,3 +430,18 @@ CACHED = {
     "prompt_tokens_details": {"cached_tokens": 5},
 }
 USAGE = b"data: %b\n\n" % json.dumps({"id": "c1", "choices": [], "usage": CACHED}).encode()
+
+
+async def test_stable_prefixes_are_marked_for_anthropics_cache_and_written_tokens_have_their_price() -> None:
+    """What an OpenAI caller cannot say: the end of the system prompt is a breakpoint."""
+    usage = {"input_tokens": 10, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 1_000_000}
+    answer = {**MESSAGE, "usage": {**usage, "output_tokens": 0}}
+    async with Upstream(whole(answer)) as upstream:
+        price = {"input": 3.0, "cached_input": 0.3, "cache_write": 3.75, "output": 15.0}
+        async with running({"claude": claude(upstream, prompt_caching="on", price=price)}) as gateway:
+            async with openai_sdk(gateway) as client:
+                messages: list[Any] = [{"role": "system", "content": "long"}, *ASKED]
+                await client.chat.completions.create(model="chat", messages=messages)
+            assert last(gateway).cost_usd == pytest.approx(3.75 + 10 * 3e-6)
+        marked = [{"type": "text", "text": "long", "cache_control": {"type": "ephemeral"}}]
+        assert sent(upstream)["system"] == marked

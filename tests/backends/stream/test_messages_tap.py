@@ -101,9 +101,11 @@ def test_usage_counts_the_whole_prompt() -> None:
     """Input tokens are those without a cache; the counts of the end are totals, and may leave some out."""
     counts = {"input_tokens": 4, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20}
     start = event("message_start", message={"usage": {**counts, "output_tokens": 1}})
-    assert read(start).usage == Usage(124, 1, 100)
-    assert read(start, TEXT, end(output_tokens=9), STOP).usage == Usage(124, 9, 100)
-    assert read(start, end(input_tokens=5, cache_read_input_tokens=None, output_tokens=9)).usage == Usage(125, 9, 100)
+    assert read(start).usage == Usage(124, 1, 100, 20)
+    assert read(start, TEXT, end(output_tokens=9), STOP).usage == Usage(124, 9, 100, 20)
+    assert read(start, end(input_tokens=5, cache_read_input_tokens=None, output_tokens=9)).usage == Usage(
+        125, 9, 100, 20
+    )
     assert read(START, end(output_tokens=9)).usage == Usage(4, 9, None)
 
 
