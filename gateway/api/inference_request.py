@@ -284,7 +284,7 @@ def parse(
         images=parsed.images,
         priority=_integer(headers, "x-priority"),
         traceparent=headers.get("traceparent", "")[:128],
-        session=headers.get("x-session-id", "")[:256],
+        session=_session(headers, parsed.members)[:_MAX_NAME],
         ttft_budget=_budget(headers, "x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
         tpot_budget=_budget(headers, "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"),
         headers={name: headers[name] for name in wanted if name in headers},
@@ -293,6 +293,35 @@ def parse(
         size=len(raw),
         dialect_headers=_dialect_headers(headers) if operation in _WITH_HEADERS else {},
     )
+
+
+# What clients send to name a conversation, or else its user: OpenAI's `prompt_cache_key`; headers of Codex (session-id,
+# before 0.120 session_id and conversation_id) and Claude Code; the Responses API's `conversation`.
+_SESSION_HEADERS = ("x-session-id", "session-id", "session_id", "x-claude-code-session-id", "conversation_id")
+
+
+def _session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
+    """A name for requests with a common beginning; empty: the caller has given none."""
+    if (key := body.get("prompt_cache_key")) and isinstance(key, str):
+        return key
+    for name in _SESSION_HEADERS:
+        if name in headers:
+            return headers[name]
+    conversation = body.get("conversation")
+    for value in (
+        conversation if isinstance(conversation, str) else _member(conversation, "id"),
+        _member(body.get("metadata"), "user_id"),
+        body.get("safety_identifier"),
+        body.get("user"),
+    ):
+        if value and isinstance(value, str):
+            return value
+    return ""
+
+
+def _member(value: Any, name: str) -> Any:
+    found = value.get(name) if isinstance(value, dict) else None
+    return msgspec.json.decode(found) if isinstance(found, Raw) else found
 
 
 _WITH_HEADERS = (Operation.MESSAGES, Operation.COUNT_TOKENS)

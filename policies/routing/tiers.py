@@ -11,6 +11,9 @@ Rules:
   restarted engine is back at once. After a failed trial the request goes to the second of the ranking.
 - An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while another had some, is probed by a
   request in PROBE_EVERY, if expected in time there too.
+- A session returns to the endpoint of an API that it used before, key or region, as its prompt may be cached there:
+  among endpoints of similar cost its name draws the first (rendezvous hashing: no memory that callers could fill). Of
+  engines the prefix index knows better.
 - The ranking is complete, because failover never asks again: qualifying endpoints of the chosen tier, then of the
   other tiers in the order of preference, then the rest by probability.
 - Nothing is shed on a guess: while the forecast of a usable endpoint is not trained, a request that would be shed is
@@ -25,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from zlib import crc32
 
 from policies.routing.candidates import (
     CandidateSet,
@@ -35,7 +39,7 @@ from policies.routing.candidates import (
     find_candidates,
     ranked,
 )
-from policies.scorers.scorers import SCORERS, tie_break
+from policies.scorers.scorers import SCORERS, alike, tie_break
 from policies.types import (
     FOREVER,
     TINY,
@@ -161,9 +165,12 @@ def _by_score(
     fallbacks: Callable[[], Sequence[Candidate]] = tuple,
     fallback_count: int = 0,
 ) -> Ranking:
-    queued = found.queued
-    scores = SCORERS[queued.route.scorer](tier, queued.sequence)
-    return Ranking(tier, scores, queued.sequence, reason, fallbacks, fallback_count)
+    queued, sequence = found.queued, found.queued.sequence
+    scores: Sequence[float] = SCORERS[queued.route.scorer](tier, sequence)
+    session = queued.request.session
+    if session and queued.route.scorer == "predicted" and not found.fleet.pools[tier[0].endpoint.pool].local:
+        scores, sequence = alike(scores, tier), crc32(session.encode(errors="surrogatepass"))
+    return Ranking(tier, scores, sequence, reason, fallbacks, fallback_count)
 
 
 def _by_probability(found: CandidateSet, others: TierCandidates) -> list[Candidate]:

@@ -70,6 +70,19 @@ def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     return [(least if cost <= near else cost) - PER_HIT * c.hit for cost, c in zip(costs, candidates, strict=True)]
 
 
+SIMILAR = 0.5  # of the least cost: a provider's cache saves more of the time and the price of a long prompt
+
+
+def alike(costs: Sequence[float], candidates: Sequence[Candidate]) -> list[float]:
+    """The costs, with those SIMILAR to the least made equal, and those that are a guess."""
+    least = min(costs)
+    near = least * (1 + SIMILAR)
+    return [
+        least if cost <= near or not candidate.forecast.trained else cost
+        for cost, candidate in zip(costs, candidates, strict=True)
+    ]
+
+
 HASHED_TOKENS = 256  # of the prompt, for prefix_hash: the length of a system prompt; SGLang's default
 LOAD_FACTOR = 1.25  # of the mean number of requests in flight, for prefix_hash
 STICKY = 0.8  # cached share of the prompt, for token_load

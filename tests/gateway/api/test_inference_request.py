@@ -258,3 +258,28 @@ def test_any_other_request_id_is_replaced(given: str) -> None:
     fresh = {request_id_of({"x-request-id": given}) for _ in range(3)}
     assert len(fresh) == 3
     assert all(name.startswith("req_") and len(name) == 28 for name in fresh)
+
+
+# --------------------------------------------------------------------------- sessions
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "session"),
+    [
+        ({}, {}, ""),
+        ({"x-session-id": "s"}, {"user": "u"}, "s"),
+        ({"session-id": "s"}, {}, "s"),
+        ({"session_id": "s"}, {}, "s"),
+        ({"x-claude-code-session-id": "s"}, {"metadata": {"user_id": "u"}}, "s"),
+        ({"x-session-id": "s"}, {"prompt_cache_key": "k"}, "k"),
+        ({}, {"conversation": "c", "user": "u"}, "c"),
+        ({}, {"conversation": {"id": "c"}}, "c"),
+        ({}, {"metadata": {"user_id": "u"}}, "u"),
+        ({}, {"safety_identifier": "i", "user": "u"}, "i"),
+        ({}, {"user": "u"}, "u"),
+        ({}, {"prompt_cache_key": 7, "conversation": [1], "metadata": {"user_id": None}, "safety_identifier": ""}, ""),
+    ],
+)
+def test_a_session_is_named_by_what_clients_send(headers: dict[str, str], body: dict[str, Any], session: str) -> None:
+    """The name of the cache first, then of the session, then of the user."""
+    assert understood(headers, **body).session == session
