@@ -26,6 +26,7 @@ class Anthropic(OpenAI):
     """Anthropic's API, by an API key."""
 
     native = frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS})
+    reads_attribution = True
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)

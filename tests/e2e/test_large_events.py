@@ -43,6 +43,23 @@ async def test_an_event_of_any_size_is_relayed_byte_for_byte(size: int, before: 
         assert last(gateway).end is RequestOutcome.COMPLETED
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_large_event_is_translated_whole(path: str) -> None:
+    """3 MiB of text in one event of a chat, for callers of other dialects."""
+    text = "word " * (3 * MIB // 5)
+    said = b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
+    asked = {"model": "chat", "stream": True, "max_tokens": 9, "messages": ASKED["messages"], "input": "draw"}
+    body = {name: asked[name] for name in asked if name != ("input" if path == "/v1/messages" else "messages")}
+    if path == "/v1/responses":
+        del body["max_tokens"]
+    async with conversing([STREAM_HEAD, *chunks(TOKEN + said + FINISH + DONE), LAST_CHUNK]) as (gateway, caller, _):
+        await caller.ask(post(body, path=path))
+        relayed = b"".join(await caller.chunks())
+        await eventually(lambda: gateway.recorder.recent)
+        assert last(gateway).end is RequestOutcome.COMPLETED
+    assert text.encode() in relayed
+
+
 async def test_a_stream_that_ends_in_a_large_event_ends_in_a_readable_error() -> None:
     """The error event stands behind a blank line, on lines of its own."""
     torn = TOKEN + image(3 * MIB)[: 2 * MIB]

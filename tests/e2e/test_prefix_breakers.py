@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.gateway.builders import calling, post
-from tests.support.gateways import running
+from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import Upstream, reply
 
 SYSTEM = " ".join(f"rule{number}" for number in range(1500))
 TURNS = 8
@@ -46,3 +48,34 @@ async def test_a_changing_head_costs_no_hit() -> None:
     assert still > 0.7
     assert changing >= 0.9 * still
     assert predicted == pytest.approx(changing, abs=0.1)
+
+
+LINE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
+RULES = {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}}
+MESSAGE = {
+    "type": "message",
+    "role": "assistant",
+    "content": [{"type": "text", "text": "hi"}],
+    "stop_reason": "end_turn",
+}
+MESSAGES = {
+    "model": "chat",
+    "max_tokens": 9,
+    "system": [{"type": "text", "text": LINE}, RULES],
+    "messages": [{"role": "user", "content": "hello"}],
+}
+
+
+@pytest.mark.parametrize(("backend", "kept"), [("anthropic", True), ("vllm", False)])
+async def test_the_line_reaches_no_server_but_anthropics(backend: str, kept: bool) -> None:
+    """Anthropic's API reads it; any other would compute the whole prompt anew each time."""
+    answer = reply(json.dumps(MESSAGE).encode(), "200 OK", "content-type: application/json")
+    async with (
+        Upstream([answer]) as upstream,
+        running({"only": pool(upstream.url, backend=backend)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        status, _, body = await caller.whole(post(MESSAGES, path="/v1/messages"))
+        (sent,) = (json.loads(asked.body) for asked in upstream.requests if asked.target.startswith("/v1/messages"))
+    assert (status, json.loads(body)["content"]) == (200, MESSAGE["content"])
+    assert sent["system"] == (MESSAGES["system"] if kept else [RULES])
