@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from base64 import b64encode
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.interface import Operation
+from gateway.api.inference_request import parse
 from gateway.tokenize.media import MOST_TOKENS, family_of, image_size, medium_ids
 
 
@@ -213,3 +216,30 @@ def test_other_files_count_as_text() -> None:
     part = {"type": "file", "file": {"file_data": "data:text/plain;base64," + base64(b"word " * 800)}}
     assert counted(part, "gpt-4o") == 1000
     assert counted({"type": "file", "file": {"file_id": "file-abc"}}, "gpt-4o") == 3 * 1300
+
+
+PICTURE, PAGES = base64(png(512, 512)), base64(pdf(2))
+CONTENTS: dict[Operation, list[dict[str, Any]]] = {
+    Operation.CHAT: [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}},
+        {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{PAGES}"}},
+    ],
+    Operation.MESSAGES: [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}},
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PAGES}},
+    ],
+    Operation.RESPONSES: [
+        {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}"},
+        {"type": "input_file", "file_data": f"data:application/pdf;base64,{PAGES}"},
+    ],
+}
+
+
+@pytest.mark.parametrize("operation", CONTENTS)
+def test_requests_of_all_dialects_count_their_media(operation: Operation) -> None:
+    """A picture and two pages."""
+    said = [{"role": "user", "content": CONTENTS[operation]}]
+    body = {"model": "m", "max_tokens": 5, "input" if operation is Operation.RESPONSES else "messages": said}
+    prompt = parse(operation, json.dumps(body).encode(), {}, 0.0, "r").prompt
+    assert prompt.media
+    assert sum(len(piece.span) // 4 for piece in prompt.pieces(0, family_of("gpt-4o"))) == 255 + 2 * 1300
