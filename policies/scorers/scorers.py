@@ -70,13 +70,15 @@ def predicted(candidates: Sequence[Candidate], sequence: int) -> list[float]:
     return [(least if cost <= near else cost) - PER_HIT * c.hit for cost, c in zip(costs, candidates, strict=True)]
 
 
-SIMILAR = 0.5  # of the least cost: a provider's cache saves more of the time and the price of a long prompt
+# A provider's cache saves more of the time and the price of a long prompt:
+SIMILAR = 0.5  # of the least cost, or
+SIMILAR_SECONDS = 0.1
 
 
 def alike(costs: Sequence[float], candidates: Sequence[Candidate]) -> list[float]:
     """The costs, with those SIMILAR to the least made equal, and those that are a guess."""
     least = min(costs)
-    near = least * (1 + SIMILAR)
+    near = least + max(least * SIMILAR, SIMILAR_SECONDS)
     return [
         least if cost <= near or not candidate.forecast.trained else cost
         for cost, candidate in zip(costs, candidates, strict=True)
