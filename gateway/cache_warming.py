@@ -84,7 +84,7 @@ class SavedPrompt:
 
     async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
         """Body of a request with a prompt that begins with these blocks, and the estimate."""
-        body = decode(without_breakers(self.operation, self.raw)[0])
+        body = decode(without_breakers(self.operation, self.raw))
         if self.operation is Operation.COMPLETION:
             body = {"prompt": _first_part(body["prompt"], blocks / len(self.estimate.blocks.hashes))}
         else:

@@ -88,9 +88,8 @@ _SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat,
 
 def read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
-    if IN_BODY in raw:
-        stripped, verbatim = without_breakers(operation, raw)
-        return replace(_read(operation, stripped, key), verbatim=verbatim)
+    if IN_BODY in raw and (stripped := without_breakers(operation, raw)) is not raw:
+        return replace(_read(operation, stripped, key), verbatim=decode(raw))
     return _read(operation, raw, key)
 
 

@@ -32,22 +32,20 @@ _SYSTEM_MEMBER = {Operation.MESSAGES: "system", Operation.COUNT_TOKENS: "system"
 _SYSTEM_ROLES = ("system", "developer")
 
 
-def without_breakers(operation: Operation, raw: bytes) -> tuple[bytes, Mapping[str, Any] | None]:
-    """The body without prefix breakers, and the members of the body as it was; None: nothing was removed.
-
-    A body that cannot be read is left to the parser.
-    """
+def without_breakers(operation: Operation, raw: bytes) -> bytes:
+    """The body without prefix breakers; `raw` itself where there are none. A body that cannot be read is left to the
+    parser."""
     if IN_BODY not in raw:
-        return raw, None
+        return raw
     try:
         body = members(raw)
         changed = _changed(operation, body)
     except UNREADABLE:
-        return raw, None
+        return raw
     stripped = encode(
         {name: value for name, value in {**body, **changed}.items() if name not in changed or value is not None}
     )
-    return (raw, None) if stripped.count(IN_BODY) == raw.count(IN_BODY) else (stripped, body)
+    return raw if stripped.count(IN_BODY) == raw.count(IN_BODY) else stripped
 
 
 def _changed(operation: Operation, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def block(cch: str) -> dict[str, Any]:
 
 
 def stripped(operation: Operation, **body: Any) -> Any:
-    return decode(without_breakers(operation, json.dumps(body).encode())[0])
+    return decode(without_breakers(operation, json.dumps(body).encode()))
 
 
 def parsed(operation: Operation, **body: Any) -> InferenceRequest:
@@ -82,7 +82,7 @@ def test_the_line_is_removed_from_the_head_of_system_text(
 def test_other_text_is_left_alone(body: dict[str, Any]) -> None:
     """A caller may talk about the line."""
     raw = json.dumps(body).encode()
-    assert without_breakers(Operation.CHAT, raw) == (raw, None)
+    assert without_breakers(Operation.CHAT, raw) is raw
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
@@ -90,7 +90,7 @@ def test_no_body_breaks_the_removal(junk: bytes, at: int) -> None:
     """What cannot be read is left to the parser."""
     whole = json.dumps({"messages": [{"role": "system", "content": LINE.format(1)}, HELLO]}).encode()
     for raw in (junk + IN_BODY, whole[:at] + junk + whole[at:]):
-        assert without_breakers(Operation.CHAT, raw)[0]
+        assert without_breakers(Operation.CHAT, raw)
 
 
 def test_a_changing_head_does_not_change_the_prompt() -> None:
