@@ -11,7 +11,8 @@ from backends.interface import Failure
 from backends.stream.redaction import Rewriter
 from backends.translation.translation import EventTranslator, Translation
 
-SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, RecursionError)  # raised for unknown shapes
+# Raised for unknown shapes.
+SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
 class ReplyShapeError(Exception):

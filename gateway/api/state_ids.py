@@ -2,13 +2,13 @@
 
 Such state lives at one endpoint, or with the provider behind it. The id that a caller gets names the endpoint, sealed:
 
-    resp_<32 hex digits: HMAC-SHA256 over endpoint and id, 128 bits><the backend's id without `resp_`>
+    resp_<8 hex digits: the endpoint><24 hex digits: HMAC-SHA256 over endpoint and id><the backend's id without `resp_`>
 
 Rules:
-- The seal is all that is needed to find the endpoint again: the endpoints of the fleet are tried. Nothing is stored,
-  and every replica with the same keys and endpoints opens an id, also after a restart.
+- The seal is all that is needed to find the endpoint again. Nothing is stored, and every replica with the same keys and
+  endpoints opens an id, also after a restart.
 - The key of the seals belongs to a key of a caller (a tenant): an id of another tenant is as unknown as a forged one.
-- Nothing of an endpoint's name can be read from an id.
+- Nothing of an endpoint's name can be read from an id: its digits are an HMAC too.
 - A seal depends on nothing else: the same id of a backend always gets the same seal.
 """
 
@@ -18,12 +18,15 @@ import hmac
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 from gateway.api.api_error import ApiError
 
-SEAL = 32  # hex digits
+SEAL = 32  # hex digits, of which the endpoint's are
+TAG = 8
+KNOWN_TAGS = 1 << 14  # by tenant and endpoint
 _PREFIX = re.compile(r"[a-z]{1,16}_")
 _IDS, _CONTENTS = b"id", b"encrypted content"  # what is sealed
 
@@ -71,7 +74,9 @@ class StateIds:
             return None
         given, digest = _bytes(seal), _digest(backend_id)
         for endpoint in endpoints:
-            if hmac.compare_digest(given, self._mac_of(kind, endpoint, digest).encode()):
+            if seal.startswith(_tag(self._key, endpoint)) and hmac.compare_digest(
+                given, self._mac_of(kind, endpoint, digest).encode()
+            ):
                 return StateHolder(endpoint, backend_id)
         return None
 
@@ -80,7 +85,12 @@ class StateIds:
 
     def _mac_of(self, kind: bytes, endpoint: str, digest: bytes) -> str:
         message = b"%b\0%b\0%b" % (kind, endpoint.encode(), digest)
-        return hmac.digest(self._key, message, "sha256").hex()[:SEAL]
+        return _tag(self._key, endpoint) + hmac.digest(self._key, message, "sha256").hex()[: SEAL - TAG]
+
+
+@lru_cache(KNOWN_TAGS)
+def _tag(key: bytes, endpoint: str) -> str:
+    return hmac.digest(key, b"endpoint\0" + endpoint.encode(), "sha256").hex()[:TAG]
 
 
 # -- requests --------------------------------------------------------------------------------
