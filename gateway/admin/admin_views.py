@@ -24,6 +24,7 @@ from policies.fleet.endpoint_state import EndpointStatistics
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
+OF_CANDIDATES = ("held_requests", "held_tokens", "send_at")  # parts of a Load that only a decision sets
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",
@@ -100,7 +101,9 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     load = endpoint.load
     return {
         **view,
-        "load": {LOAD_NAMES.get(name, name): value for name, value in view["load"].items()},
+        "load": {
+            LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in OF_CANDIDATES
+        },
         "why": _why(endpoint, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
         "limited_for_s": _seconds_until(load.blocked_until, now),

@@ -90,5 +90,5 @@ def test_the_load_of_an_endpoint_keeps_its_public_names() -> None:
             "scraped_at",
         ),
         *("blocked_until", "busy", "wait", "harm", "stalled", "strain", "closed", "duty", "tpot", "context"),
-        *("heard_at", "warming"),
+        *("heard_at", "warming", "full", "limits"),
     }
