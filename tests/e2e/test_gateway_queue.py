@@ -91,8 +91,9 @@ async def test_queueing_time_counts_against_the_deadline() -> None:
         assert callers.gateway.queue.depth() == {"loose": 2}
         assert await callers.answers() == {"first": 200, "second": 200, "third": 200}
         records, headers = callers.records, callers.asking["third"].result()[1]
-    assert records["first"].stages[Stage.QUEUE] < 0.05
-    assert 0.1 < records["second"].stages[Stage.QUEUE] < records["third"].stages[Stage.QUEUE]
+    first, second, third = (records[name].stages[Stage.QUEUE] for name in ("first", "second", "third"))
+    assert first < second < third
+    assert second > 0.1
     for record in records.values():
         before = sum(seconds for stage, seconds in record.stages.items() if stage is not Stage.STREAM)
         assert before == pytest.approx(record.ttft, abs=1e-3)

