@@ -3,7 +3,7 @@
 Three properties, a third of the cases each:
 
     raw bytes   any bytes on the data port get no 5xx and no hang, and nothing reaches a backend but valid requests
-    bodies      bodies generated from docs/openapi.json, valid and broken, are answered in OpenAI's shapes, never 5xx
+    bodies      bodies generated from docs/openapi.json, valid and broken, are answered in their dialect, never 5xx
     chunking    a stream reaches the caller byte for byte, however it is cut into chunks and reads
 """
 
@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from backends.interface import Operation
 from gateway.app import Gateway
 from tests.chaos.callers import ask, post
 from tests.gateway.builders import DONE, FINISH, TOKEN
@@ -62,6 +63,8 @@ VALID_REQUESTS = st.sampled_from(
         b"3\r\n{}\n\r\n0\r\n\r\n",
     ]
 )
+PATHS = [operation.value for operation in Operation]
+OPENAIS, ANTHROPICS = {"message", "type", "param", "code"}, {"type", "message"}  # members of an error
 HEADERS = st.sampled_from(
     b"content-length transfer-encoding host connection expect x-slo-ttft-ms authorization content-encoding"
     b" x-request-id traceparent x-priority upgrade trailer te".split()
@@ -101,9 +104,9 @@ CUTS = st.lists(st.integers(1, 400), max_size=12)
 
 
 def bodies() -> st.SearchStrategy[Any]:
-    """Bodies of both operations, valid and broken, by the OpenAPI document."""
+    """Bodies of all operations, valid and broken, by the OpenAPI document."""
     schema = schemathesis.openapi.from_path(OPENAPI)
-    operations = [schema[path]["POST"] for path in ("/v1/chat/completions", "/v1/completions")]
+    operations = [schema[operation.value]["POST"] for operation in Operation]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
     return st.one_of([each.as_strategy(generation_mode=mode) for each in operations for mode in modes])
 
@@ -155,7 +158,7 @@ class Fuzzer:
         self.findings.statuses[f"raw {statuses[0] if statuses else 'closed'}"] += 1
         assert all(status < 500 for status in statuses), f"{statuses} for {raw!r}"
         for target, body in self.upstream.requests:
-            assert target in ("/v1/chat/completions", "/v1/completions"), f"{target} upstream for {raw!r}"
+            assert target in PATHS, f"{target} upstream for {raw!r}"
             assert isinstance(json.loads(body)["model"], str), f"{body!r} upstream for {raw!r}"
         self.sent += raw.count(b"POST")
         self.received += len(self.upstream.requests)  # one may belong to an earlier case, whose caller has left
@@ -190,7 +193,8 @@ class Fuzzer:
         self.findings.statuses[f"body {status}"] += 1
         assert status < 500, f"{status} for {raw!r}"
         if status >= 400:
-            assert set(json.loads(answer)["error"]) == {"message", "type", "param", "code"}, f"{answer!r} for {raw!r}"
+            members = ANTHROPICS if case.operation.path.startswith("/v1/messages") else OPENAIS
+            assert set(json.loads(answer)["error"]) == members, f"{answer!r} for {raw!r}"
         self.upstream.requests.clear()
 
     async def _post(self, raw: bytes, path: str) -> tuple[int, bytes]:
