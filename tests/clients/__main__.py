@@ -1,4 +1,4 @@
-"""`python -m tests.clients [--only NAMES] [--check NAME] [--page FILE]` runs real clients against a gateway.
+"""Runs real clients against a gateway: `python -m tests.clients [--only NAMES] [--check NAME] [--engine DIALECT] [--page FILE]`.
 
 NAMES are clients of versions.toml, separated by commas; without --only, all. Clients that are not installed are left
 out: `python -m scripts.clients_setup` installs them. A page keeps the former results of clients that were not run.
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from tests.clients import page
 from tests.clients.manifest import Client, clients
-from tests.clients.run import ClientRun, gateway, prepare, run
+from tests.clients.run import ENGINES, ClientRun, gateway, prepare, run
 
 
-async def run_all(chosen: list[Client], checks: tuple[str, ...]) -> dict[str, ClientRun]:
+async def run_all(engine: str, chosen: list[Client], checks: tuple[str, ...]) -> dict[str, ClientRun]:
     """One client after the other: what reached the engine is the client's alone."""
     runs = {}
-    async with gateway() as settings:
+    async with gateway(engine) as settings:
         for client in chosen:
             if not client.installed:
                 print(f"{client.name}: not installed (python -m scripts.clients_setup {client.name})", file=sys.stderr)
@@ -41,15 +41,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description="Run real clients against a gateway.")
     parser.add_argument("--only", default="", metavar="NAMES", help="such as openai-python,codex")
     parser.add_argument("--check", action="append", default=[], metavar="NAME", help="a check, may be repeated")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="dialect of the engine; both if absent")
     parser.add_argument("--page", type=Path, help="write the results to this file")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else [client.name for client in clients()]
     if unknown := set(names) - {client.name for client in clients()}:
         parser.error(f"unknown client: {', '.join(sorted(unknown))}")
-    runs = asyncio.run(run_all([client for client in clients() if client.name in names], tuple(args.check)))
-    if args.page:
-        page.write(args.page, runs)
-    return 0 if runs and all(found.green for found in runs.values()) else 1
+    chosen = [client for client in clients() if client.name in names]
+    green = True
+    for engine in args.engine or ENGINES:
+        print(f"in front of a {page.TITLES[engine]}", flush=True)
+        runs = asyncio.run(run_all(engine, chosen, tuple(args.check)))
+        green = green and bool(runs) and all(found.green for found in runs.values())
+        if args.page:
+            page.write(args.page, engine, runs)
+    return 0 if green else 1
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from tests.clients.manifest import FOLDER, Client, clients
 from tests.clients.run import DROPPED, ClientRun
 
 RESULTS = FOLDER / "results.json"
+TITLES = {"chat": "chat engine", "messages": "Messages engine"}
 HEAD = """# Clients
 
 Released clients, run unmodified against a gateway. `make clients` installs each into an environment of its own, starts
-a gateway process in front of a simulated engine that speaks OpenAI's dialect alone (`/v1/chat/completions`,
-`/v1/completions`, `/v1/embeddings`), runs the checks of tests/clients, and writes this page;
+a gateway process, runs the checks of tests/clients, and writes this page: once in front of a simulated engine that speaks
+OpenAI's chat, completions and embeddings alone, and once in front of one that speaks Anthropic's Messages alone.
 `make clients ARGS="--only openai-python,codex"` runs some and keeps the others' results. Versions are pinned in
 `tests/clients/versions.toml`.
 
@@ -45,64 +46,75 @@ routes:
 """
 
 
-def write(target: Path, runs: Mapping[str, ClientRun]) -> None:
+def write(target: Path, engine: str, runs: Mapping[str, ClientRun]) -> None:
     """Add the runs to the results, and write the page."""
-    results = load() | {name: {**asdict(run), "date": date.today().isoformat()} for name, run in runs.items()}
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
+    results = load()
+    dated = {name: {**asdict(run), "date": date.today().isoformat()} for name, run in runs.items()}
+    results[engine] = results.get(engine, {}) | dated
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     target.write_text(page(results), "utf-8")
 
 
 def load() -> dict[str, Any]:
+    """By engine, then by client."""
     found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     return found
 
 
-def page(results: Mapping[str, Any]) -> str:
-    listed = [client for client in clients() if client.name in results]
-    parts = (
-        HEAD.replace("DROPPED", ", ".join(DROPPED)),
-        *_summary(listed, results),
-        "",
-        *_shortfalls(listed, results),
-        *_checks(listed, results),
-    )
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page of docs."""
+    head = HEAD.replace("DROPPED", ", ".join(DROPPED))
+    parts = (head, *_summary(results), "", *_shortfalls(results), *_checks(results))
     return "\n".join(parts) + "\n"
 
 
-def _summary(listed: list[Client], results: Mapping[str, Any]) -> Iterator[str]:
-    passed = sum(len(results[client.name]["passed"]) for client in listed)
-    failed = sum(len(results[client.name]["failed"]) for client in listed)
-    yield f"**{passed} of {passed + failed} checks of {len(listed)} clients pass.**\n"
-    yield "| client | packages | settings | checks that pass | run |"
-    yield "|---|---|---|---|---|"
-    for client in listed:
-        found = results[client.name]
-        packages = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-        total = len(found["passed"]) + len(found["failed"])
-        settings = f"`{client.settings}`"
-        yield f"| {client.name} | {packages} | {settings} | {len(found['passed'])} of {total} | {found['date']} |"
+def _listed(results: Mapping[str, Mapping[str, Any]]) -> list[Client]:
+    """Clients with a result, in the order of versions.toml."""
+    return [client for client in clients() if any(client.name in found for found in results.values())]
 
 
-def _shortfalls(listed: list[Client], results: Mapping[str, Any]) -> Iterator[str]:
+def _summary(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for engine, found in results.items():
+        passed = sum(len(run["passed"]) for run in found.values())
+        total = passed + sum(len(run["failed"]) for run in found.values())
+        yield f"**{TITLES[engine]}: {passed} of {total} checks of {len(found)} clients pass.**\n"
+    titles = " | ".join(TITLES[engine] for engine in results)
+    yield f"| client | packages | settings | {titles} | run |"
+    yield "|---" * (4 + len(results)) + "|"
+    for client in _listed(results):
+        runs = [found.get(client.name) for found in results.values()]
+        counts = " | ".join(
+            f"{len(run['passed'])} of {len(run['passed']) + len(run['failed'])}" if run else "" for run in runs
+        )
+        last = max((run for run in runs if run), key=lambda run: str(run["date"]))
+        packages = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
+        yield f"| {client.name} | {packages} | `{client.settings}` | {counts} | {last['date']} |"
+
+
+def _shortfalls(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Every check that does not pass, with its reason."""
-    rows = [(client, check, reason) for client in listed for check, reason in results[client.name]["failed"].items()]
-    rows += [(client, "all", results[client.name]["ended"]) for client in listed if results[client.name]["ended"]]
     yield "## What does not pass\n"
-    if not rows:
-        yield "Nothing.\n"
-        return
-    yield "| client | check | reason |\n|---|---|---|"
-    for client, check, reason in rows:
-        yield f"| {client.name} | {check} | {client.notes.get(check) or _cell(reason)} |"
+    rows = [row for engine, found in results.items() for row in _failed(engine, found)]
+    yield from ("| engine | client | check | reason |", "|---|---|---|---|", *rows) if rows else ["Nothing."]
     yield ""
+
+
+def _failed(engine: str, found: Mapping[str, Any]) -> Iterator[str]:
+    for client in _listed({engine: found}):
+        run = found[client.name]
+        for check, reason in run["failed"].items():
+            yield f"| {TITLES[engine]} | {client.name} | {check} | {client.notes.get(check) or _cell(reason)} |"
+        if run["ended"]:
+            yield f"| {TITLES[engine]} | {client.name} | the rest | {_cell(run['ended'])} |"
 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")[:300]
 
 
-def _checks(listed: list[Client], results: Mapping[str, Any]) -> Iterator[str]:
+def _checks(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "## Checks\n"
-    yield "| client | checks that pass |\n|---|---|"
-    for client in listed:
-        yield f"| {client.name} | {'; '.join(results[client.name]['passed'])} |"
+    yield "| client | checks |\n|---|---|"
+    for client in _listed(results):
+        run = next(found[client.name] for found in results.values() if client.name in found)
+        yield f"| {client.name} | {'; '.join([*run['passed'], *run['failed']])} |"

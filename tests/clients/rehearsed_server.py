@@ -1,4 +1,5 @@
-"""A simulated engine for clients: the rehearsed model behind OpenAI's chat, completions and embeddings.
+"""A simulated engine for clients: the rehearsed model behind OpenAI's chat, completions and embeddings, and behind
+Anthropic's Messages.
 
 The model's name selects a fault: `limited` answers 429, `down` 503, `flaky` 429 to the first request of a prompt,
 `breaks` cuts its streams. Streams have the shape of vLLM's; `GET /seen` tells a check what reached the engine.
@@ -18,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.clients import rehearsed_messages as anthropic
 from tests.clients.rehearsed_model import Answer, Json, answer, text_of
 
 BLOCK = 16  # words of a block of the prefix cache
@@ -41,6 +43,8 @@ class RehearsedServer:
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
                 web.post("/v1/embeddings", self._embeddings),
+                web.post("/v1/messages", self._messages),
+                web.post("/v1/messages/count_tokens", self._count_tokens),
                 web.get("/seen", self._tell),
             ]
         )
@@ -66,11 +70,11 @@ class RehearsedServer:
         self._seen["last"] = body
         model = body.get("model")
         if model == "down":
-            return _error(503, "the engine is overloaded", "server_error")
+            return _error(request, 503, "the engine is overloaded", "overloaded_error")
         if model == "limited":
-            return _error(429, "slow down", "rate_limit_exceeded", {"retry-after": "1"})
+            return _error(request, 429, "slow down", "rate_limit_error", {"retry-after": "1"})
         if model == "flaky" and self._first(json.dumps(body.get("messages"))):
-            return _error(429, "slow down", "rate_limit_exceeded", {"retry-after": str(FLAKY_WAIT)})
+            return _error(request, 429, "slow down", "rate_limit_error", {"retry-after": str(FLAKY_WAIT)})
         return await handler(request)  # type: ignore[no-any-return]
 
     def _first(self, prompt: str) -> bool:
@@ -82,13 +86,9 @@ class RehearsedServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        said = answer(body)
-        said.words.extend(_words(said, body.get("max_completion_tokens") or body.get("max_tokens")))
-        cut = len(said.words) < len(said.text.split())
-        finish = "length" if cut else said.finish
-        usage = self._usage(_prompt(body), said)
+        said, finish, usage = self._say(body)
         if body.get("stream"):
-            return await self._stream(request, body, said, finish, usage)
+            return await self._stream(request, body["model"], said.pace, self._chunks(body, said, finish, usage))
         await asyncio.sleep(said.pace * len(said.words))
         message: Json = {"role": "assistant", "content": " ".join(said.words) or None}
         if said.reasoning:
@@ -98,30 +98,58 @@ class RehearsedServer:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         return web.json_response({**self._envelope(body, "chat.completion"), "choices": [choice], "usage": usage})
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        try:
+            said, finish, usage = self._say(anthropic.as_chat(body))
+        except (anthropic.RefusedError, KeyError, TypeError) as refusal:
+            return _error(request, 400, f"refused by the engine: {refusal!r}", "invalid_request_error")
+        reply = next(self._ids), body["model"], said, finish, usage
+        if body.get("stream"):
+            events = (b"event: %b\n%b" % (e["type"].encode(), _event(e)) for e in anthropic.events(*reply))
+            return await self._stream(request, body["model"], said.pace, events)
+        await asyncio.sleep(said.pace * len(said.words))
+        return web.json_response(anthropic.message(*reply))
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"input_tokens": len(_prompt(anthropic.as_chat({"max_tokens": 1, **body})))})
+
+    def _say(self, body: Json) -> tuple[Answer, str, Json]:
+        """The answer to a chat, its finish_reason and usage."""
+        said = answer(body)
+        said.words.extend(said.text.split()[: body.get("max_completion_tokens") or body.get("max_tokens")])
+        finish = "length" if len(said.words) < len(said.text.split()) else said.finish
+        return said, finish, self._usage(_prompt(body), said)
+
     async def _stream(
-        self, request: web.Request, body: Json, said: Answer, finish: str, usage: Json
+        self, request: web.Request, model: str, pace: float, events: Iterator[bytes]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        envelope = self._envelope(body, "chat.completion.chunk")
         try:
-            for number, delta in enumerate(self._deltas(said)):
-                choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-                await response.write(_event({**envelope, "choices": [choice]}))
-                await asyncio.sleep(said.pace)
-                if body["model"] == "breaks" and number == CUT_AFTER and request.transport is not None:
+            for number, event in enumerate(events):
+                await response.write(event)
+                await asyncio.sleep(pace)
+                if model == "breaks" and number == CUT_AFTER and request.transport is not None:
                     request.transport.abort()
-            ending = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
-            await response.write(_event({**envelope, "choices": [ending]}))
-            if (body.get("stream_options") or {}).get("include_usage"):
-                await response.write(_event({**envelope, "choices": [], "usage": usage}))
-            await response.write(b"data: [DONE]\n\n")
         except ConnectionError:  # the caller left, or this stream was cut
-            self._seen["aborts"] += body["model"] != "breaks"
+            self._seen["aborts"] += model != "breaks"
         except asyncio.CancelledError:
-            self._seen["aborts"] += body["model"] != "breaks"
+            self._seen["aborts"] += model != "breaks"
             raise
         return response
+
+    def _chunks(self, body: Json, said: Answer, finish: str, usage: Json) -> Iterator[bytes]:
+        envelope = self._envelope(body, "chat.completion.chunk")
+        for delta in self._deltas(said):
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield _event({**envelope, "choices": [choice]})
+        ending = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish}
+        yield _event({**envelope, "choices": [ending]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event({**envelope, "choices": [], "usage": usage})
+        yield b"data: [DONE]\n\n"
 
     async def _completion(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -194,10 +222,6 @@ def _prompt(body: Json) -> list[str]:
     return f"{json.dumps(body.get('tools') or '')} {' '.join(said)}".split()
 
 
-def _words(said: Answer, limit: int | None) -> list[str]:
-    return said.text.split()[:limit]
-
-
 def _common(one: list[str], other: list[str]) -> int:
     """Length of the common beginning."""
     pairs = zip(one, other, strict=False)
@@ -216,7 +240,11 @@ def _event(value: Json) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def _error(status: int, message: str, kind: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response(
-        {"error": {"message": message, "type": kind, "param": None, "code": kind}}, status=status, headers=headers
-    )
+def _error(
+    request: web.Request, status: int, message: str, kind: str, headers: dict[str, str] | None = None
+) -> web.Response:
+    """In the dialect of the path."""
+    error: Json = {"error": {"message": message, "type": kind, "param": None, "code": kind}}
+    if request.path.startswith("/v1/messages"):
+        error = {"type": "error", "error": {"message": message, "type": kind}, "request_id": "req_rehearsed"}
+    return web.json_response(error, status=status, headers=headers)

@@ -64,9 +64,15 @@ class ClientRun:
             self.failed[found["check"]] = found["reason"]
 
 
-def configuration(url: str, stateful: Sequence[str]) -> dict[str, Any]:
+ENGINES: Mapping[str, dict[str, Any]] = {  # dialects that the engine may be limited to
+    "chat": {"backend": "compatible"},
+    "messages": {"backend": "anthropic", "api_key": "sk-engine"},
+}
+
+
+def configuration(engine: str, url: str, stateful: Sequence[str]) -> dict[str, Any]:
     """A pool and a route for the engine, one for each fault, and one for engines that keep responses; JSON is YAML."""
-    served = {"backend": "compatible", "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
+    served = {**ENGINES[engine], "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
     usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
     names = {"chat": "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
     pools: dict[str, Any] = {f"{route}-pool": {**served, "model": model} for route, model in names.items()}
@@ -81,7 +87,7 @@ def configuration(url: str, stateful: Sequence[str]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def gateway() -> AsyncIterator[dict[str, str]]:
+async def gateway(engine_dialect: str = "chat") -> AsyncIterator[dict[str, str]]:
     """A gateway in front of a rehearsed engine and two that keep responses. Yields the environment of the scripts."""
     async with AsyncExitStack() as stack:
         engine = RehearsedServer()
@@ -89,7 +95,7 @@ async def gateway() -> AsyncIterator[dict[str, str]]:
         stack.push_async_callback(engine.stop)
         stateful = [(await stack.enter_async_context(ResponsesServer(name))).url for name in "ab"]
         config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway.yaml"
-        config.write_text(json.dumps(configuration(engine.url, stateful)), "utf-8")
+        config.write_text(json.dumps(configuration(engine_dialect, engine.url, stateful)), "utf-8")
         served = await stack.enter_async_context(serving(config))
         assert served.url, served.first_line
         for pipe in (served.process.stdout, served.process.stderr):

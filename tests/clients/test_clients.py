@@ -63,18 +63,17 @@ async def test_a_script_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_the_page_states_every_check_that_does_not_pass() -> None:
-    results = {
-        "openai-python": {
-            "versions": {"openai": "1.0"},
-            "passed": ["chat"],
-            "failed": {"models: get": "NotFoundError: nothing | there"},
-            "ended": "",
-            "date": "2026-11-22",
-        }
+    found = {
+        "versions": {"openai": "1.0"},
+        "passed": ["chat"],
+        "failed": {"models: get": "NotFoundError: nothing | there"},
+        "ended": "not done within 1 s",
+        "date": "2026-11-22",
     }
-    written = page.page(results)
-    assert "**1 of 2 checks of 1 clients pass.**" in written
-    assert "| openai-python | models: get | NotFoundError: nothing \\| there |" in written
+    written = page.page({"messages": {"openai-python": found}})
+    assert "**Messages engine: 1 of 2 checks of 1 clients pass.**" in written
+    assert "| Messages engine | openai-python | models: get | NotFoundError: nothing \\| there |" in written
+    assert "| Messages engine | openai-python | the rest | not done within 1 s |" in written
 
 
 def test_the_page_of_clients_is_generated_from_the_results() -> None:

@@ -73,7 +73,8 @@ check("chat: structured output", async () => {
 
 check("chat: reasoning", async () => {
   const answer = await chat({ reasoning_effort: "high" });
-  equal(answer.choices[0].message.reasoning, reasoning);
+  const { message } = answer.choices[0];
+  equal(message.reasoning ?? message.reasoning_content, reasoning);
 });
 
 check("chat: images", async () => {
