@@ -1,4 +1,6 @@
-"""Runs real clients against a gateway: `python -m tests.clients [--only NAMES] [--check NAME] [--engine DIALECT] [--page FILE]`.
+"""Runs real clients against a gateway.
+
+    python -m tests.clients [--only NAMES] [--check NAME] [--engine DIALECT] [--page FILE]
 
 NAMES are clients of versions.toml, separated by commas; without --only, all. Clients that are not installed are left
 out: `python -m scripts.clients_setup` installs them. A page keeps the former results of clients that were not run.
@@ -52,7 +54,7 @@ def main() -> int:
     for engine in args.engine or ENGINES:
         print(f"in front of a {page.TITLES[engine]}", flush=True)
         runs = asyncio.run(run_all(engine, chosen, tuple(args.check)))
-        green = green and bool(runs) and all(found.green for found in runs.values())
+        green = green and bool(runs) and all(found.green(engine) for found in runs.values())
         if args.page:
             page.write(args.page, engine, runs)
     return 0 if green else 1

@@ -17,8 +17,9 @@ TITLES = {"chat": "chat engine", "messages": "Messages engine"}
 HEAD = """# Clients
 
 Released clients, run unmodified against a gateway. `make clients` installs each into an environment of its own, starts
-a gateway process, runs the checks of tests/clients, and writes this page: once in front of a simulated engine that speaks
-OpenAI's chat, completions and embeddings alone, and once in front of one that speaks Anthropic's Messages alone.
+a gateway process, runs the checks of tests/clients, and writes this page: once in front of a simulated engine that
+speaks OpenAI's chat, completions and embeddings alone, and once in front of one that speaks Anthropic's Messages alone,
+which have no completions, no embeddings and no JSON without a schema: those requests are refused by name.
 `make clients ARGS="--only openai-python,codex"` runs some and keeps the others' results. Versions are pinned in
 `tests/clients/versions.toml`.
 

@@ -44,14 +44,14 @@ async def test_a_check_that_does_not_hold_is_reported_with_its_reason(tmp_path: 
     async with gateway() as settings:
         found = await run([sys.executable, str(script)], settings)
     assert (found.passed, found.failed) == (["good"], {"wrong": "AssertionError: one is not two"})
-    assert not found.green
+    assert not found.green("chat")
 
 
 async def test_a_script_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text('print(\'{"check": "first", "passed": true}\', flush=True); raise SystemExit("no such module")')
     found = await run([sys.executable, str(script)], NO_SETTINGS)
-    assert (found.passed, found.green) == (["first"], False)
+    assert (found.passed, found.green("chat")) == (["first"], False)
     assert "exit code 1: no such module" in found.ended
 
 
@@ -81,5 +81,9 @@ def test_the_page_of_clients_is_generated_from_the_results() -> None:
     assert (ROOT / "docs/clients.md").read_text("utf-8") == page.page(page.load())
 
 
-def test_a_run_without_a_passed_check_is_not_green() -> None:
-    assert not ClientRun().green
+def test_a_run_is_green_if_all_checks_pass_that_the_engine_can_serve() -> None:
+    """Anthropic has no embeddings."""
+    assert not ClientRun().green("chat")
+    refused = ClientRun(passed=["chat"], failed={"embeddings": "refused by name"})
+    assert (refused.green("chat"), refused.green("messages")) == (False, True)
+    assert not ClientRun(passed=["chat"], failed={"chat: tools": "wrong"}).green("messages")
