@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import date
@@ -13,6 +14,7 @@ from tests.clients.manifest import FOLDER, Client, clients
 from tests.clients.run import DROPPED, ClientRun
 
 RESULTS = FOLDER / "results.json"
+REFUSAL = re.compile(r"No tier of this route can take the request: .*?\.(?=['\"]|$)")
 TITLES = {"chat": "chat engine", "messages": "Messages engine"}
 HEAD = """# Clients
 
@@ -110,6 +112,9 @@ def _failed(engine: str, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
+    """A refusal in the gateway's own words; another reason in the client's, cut short."""
+    if refusal := REFUSAL.search(text):
+        return refusal[0]
     return " ".join(text.split()).replace("|", "\\|")[:300]
 
 

@@ -26,7 +26,7 @@ KEY = "sk-clients-0123456789"
 KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
 FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
 # Tools that Codex always offers and a chat engine cannot have: search by the provider, tools in groups
-DROPPED = ("web_search", "namespace")
+DROPPED = ("tools.web_search", "tools.namespace")
 WITHIN = 240.0  # s for all checks of a client
 IMAGE = b64encode(
     bytes.fromhex(
