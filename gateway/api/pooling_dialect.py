@@ -10,7 +10,7 @@ import msgspec
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
-from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
+from gateway.api.parsed_body import Parameters, ParsedBody, Turn, checked, decode_object
 from gateway.tokenize.prompt import prompt_of
 
 _TEXTS = ("input", "query", "documents", "text_1", "text_2", "queries", "prompt")  # members rendered into prompts
@@ -18,7 +18,7 @@ _TEXTS = ("input", "query", "documents", "text_1", "text_2", "queries", "prompt"
 
 class _Pooling(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(min_length=1)]
-    messages: list[dict[str, Any]] | None = None
+    messages: list[Turn] | None = None
 
 
 class _Embeddings(_Pooling):
@@ -41,16 +41,21 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
         raise bad_request("'input' is required and must not be empty.", "input")
     texts = [text for name in _TEXTS for text in _strings(body.get(name))]
     ids = body.get("input")
-    if not texts and isinstance(ids, list) and all(isinstance(each, int | list) for each in ids):
+    if not texts and isinstance(ids, list) and all(_is_ids(each) for each in ids):
         texts = ids
-    if valid.messages and all(isinstance(message.get("role"), str) for message in valid.messages):
-        prompt = prompt_of(Operation.CHAT, {"messages": valid.messages})
+    if valid.messages:
+        prompt = prompt_of(Operation.CHAT, {"messages": body["messages"]})
     else:
         prompt = prompt_of(Operation.COMPLETION, {"prompt": texts or ""})
     parameters = Parameters(
         model=valid.model, stream=False, wants_usage=True, max_tokens=1, tools=False, json_schema=False
     )
     return ParsedBody(members=body, prompt=prompt, parameters=parameters)
+
+
+def _is_ids(value: Any) -> bool:
+    """A token, or the tokens of a text."""
+    return isinstance(value, int) or (isinstance(value, list) and all(isinstance(each, int) for each in value))
 
 
 def _strings(value: Any) -> Iterator[str]:
