@@ -65,7 +65,7 @@ class MessagesTap(StreamTap):
         self._note_output(answer, bool(part.get("thinking")))
 
     def _read_block(self, block: Mapping[str, Any]) -> None:
-        if block.get("type") in _TEXTS:
+        if str(block.get("type")) in _TEXTS:
             self._read_part(block)
         else:
             self._note_output(bool(block.get("name") or block.get("content")), False)

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.gateway.builders import calling, post
+from backends.stream.sse import ServerSentEvent, SseDecoder
+from gateway.app import Gateway
+from tests.gateway.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
-from tests.support.upstream import Upstream, reply
+from tests.support.upstream import CLOSE, Act, Received, Upstream, chunked, reply
 
+CHATS = "/v1/chat/completions"
 _CHAT = b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
 
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
+    CHATS: {
         "model": "chat",
         "messages": [
             {"role": "system", "content": "s"},
@@ -86,10 +91,10 @@ BODIES["/v1/messages/count_tokens"] = {
 JUNK: list[Any] = [None, True, -1, 1.5, 2**70, "", "x", [], {}, [5], [None], [[]], [{}], {"type": []}, {"type": "x"}, {"": {}}]
 
 
-def mutations(body: Any) -> Iterator[Any]:
+def mutations(body: Any, kinds: list[Any] = JUNK) -> Iterator[Any]:
     """The body with each node in turn replaced by junk, or absent."""
     for place in places(body):
-        for junk in JUNK:
+        for junk in kinds:
             yield replaced(body, place, junk)
         yield replaced(body, place)
 
@@ -114,7 +119,9 @@ def replaced(body: Any, place: tuple[Any, ...], *junk: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["compatible", "vllm"])
 @pytest.mark.parametrize("path", BODIES)
-async def test_no_body_of_a_caller_is_an_error_of_the_gateway(path: str, backend: str) -> None:
+async def test_no_body_of_a_caller_is_an_error_of_the_gateway(
+    path: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Upstream([reply(_CHAT, "200 OK", "content-type: application/json")]) as upstream:
         async with running({"only": pool(upstream.url, backend=backend)}) as gateway, calling(gateway.url) as caller:
             blamed = []
@@ -123,9 +130,203 @@ async def test_no_body_of_a_caller_is_an_error_of_the_gateway(path: str, backend
                 if status != 200 and not is_refusal(path, status, raw):
                     blamed.append((status, raw[:200], body))
             assert not blamed, (len(blamed), blamed[:3])
+            assert not failures(caplog)
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Exceptions that nothing has expected."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def is_refusal(path: str, status: int, raw: bytes) -> bool:
     error = json.loads(raw)
     is_anthropic = error.get("type") == "error"
     return 400 <= status < 500 and bool(error["error"]["message"]) and is_anthropic == path.startswith("/v1/messages")
+
+
+# --------------------------------------------------------------------------- hostile servers
+
+_USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
+_OUTPUT = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+    {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+    {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
+]
+_RESPONSE = {
+    "id": "resp_1", "object": "response", "status": "completed", "model": "m", "output": _OUTPUT,
+    "usage": {"input_tokens": 3, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}},
+}  # fmt: skip
+_MESSAGE = {
+    "id": "msg_1", "type": "message", "role": "assistant", "model": "m",
+    "content": [
+        {"type": "thinking", "thinking": "t", "signature": "s"},
+        {"type": "text", "text": "hi"},
+        {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}},
+    ],
+    "stop_reason": "tool_use", "stop_sequence": None,
+    "usage": {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 1},
+}  # fmt: skip
+WHOLE: dict[str, Any] = {
+    CHATS: {
+        "id": "chatcmpl-1", "created": 5, "model": "m",
+        "choices": [{"index": 0, "message": {"content": "hi", "reasoning": "t", "tool_calls": [_CALL]}, "finish_reason": "stop"}],
+        "usage": _USAGE,
+    },
+    "/v1/responses": _RESPONSE,
+    "/v1/messages": _MESSAGE,
+}  # fmt: skip
+
+
+def _chunk(delta: Any, finish: Any = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "created": 5, "model": "m", "choices": [choice]}
+
+
+_NEW_CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+STREAMED: dict[str, list[Any]] = {
+    CHATS: [
+        _chunk({"role": "assistant", "content": ""}),
+        _chunk({"reasoning_content": "t"}),
+        _chunk({"content": "hi"}),
+        _chunk({"tool_calls": [_NEW_CALL]}),
+        _chunk({}, "tool_calls"),
+        {"id": "chatcmpl-1", "choices": [], "usage": _USAGE},
+    ],
+    "/v1/responses": [
+        {"type": "response.created", "sequence_number": 0, "response": {**_RESPONSE, "status": "in_progress", "output": []}},
+        {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "id": "msg_1", "content": []}},
+        {"type": "response.output_text.delta", "item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": "hi"},
+        {"type": "response.output_item.added", "output_index": 1, "item": _OUTPUT[2]},
+        {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": "{}"},
+        {"type": "response.completed", "response": _RESPONSE},
+    ],
+    "/v1/messages": [
+        {"type": "message_start", "message": {**_MESSAGE, "content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "t"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "s"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "hi"}},
+        {"type": "content_block_stop", "index": 1},
+        {"type": "content_block_start", "index": 2, "content_block": {"type": "tool_use", "id": "c1", "name": "f", "input": {}}},
+        {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+        {"type": "content_block_stop", "index": 2},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": {"output_tokens": 2}},
+        {"type": "message_stop"},
+    ],
+}  # fmt: skip
+ASKED = {
+    CHATS: CHAT,
+    "/v1/responses": {"model": "chat", "input": "hello"},
+    "/v1/messages": {"model": "chat", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
+}
+
+
+class Answering(Upstream):
+    """Plays `answer` to every inference request, whatever the path; `spoken` notes the path."""
+
+    answer: bytes = b""
+    spoken: str = ""
+
+    def script(self, received: Received) -> list[bytes | Act]:
+        if received.method == "GET":
+            return [reply()]
+        self.spoken = received.target
+        return [self.answer, CLOSE]
+
+
+@asynccontextmanager
+async def served_by(backend: str) -> AsyncIterator[tuple[Gateway, Answering]]:
+    async with Answering() as upstream:
+        pools = {"only": pool(upstream.url, backend=backend)}
+        async with running(pools) as gateway:
+            yield gateway, upstream
+
+
+async def ask(gateway: Gateway, path: str, stream: bool) -> tuple[int, bytes]:
+    """Status and body of an answer on a connection of its own."""
+    async with calling(gateway.url) as caller:
+        body = {**ASKED[path], "stream": stream}
+        status, headers = await caller.ask(post(body, "connection: close", path=path))
+        if "content-length" in headers:
+            return status, await caller.body(headers)
+        return status, b"".join(await caller.chunks())
+
+
+def event_stream(path: str, events: list[Any]) -> bytes:
+    written = b"".join(map(written_event, events))
+    return chunked(written + b"data: [DONE]\n\n" * (path == CHATS))
+
+
+def written_event(event: Any) -> bytes:
+    kind = event.get("type") if isinstance(event, dict) else None
+    return bytes(ServerSentEvent(kind.encode() if isinstance(kind, str) else b"", json.dumps(event).encode()))
+
+
+def is_error(path: str, status: int, raw: bytes) -> bool:
+    error = json.loads(raw)
+    is_anthropic = error.get("type") == "error"
+    return 400 <= status < 600 and status != 500 and bool(error["error"]["message"]) and is_anthropic == (path == "/v1/messages")
+
+
+def ends(path: str, raw: bytes) -> bool:
+    """The stream says why it ends, or that it has failed, in the dialect of the path."""
+    if not raw.endswith(b"\n\n"):
+        return False
+    data = [event.data for event in SseDecoder().feed(raw)]
+    if path == CHATS and data[-1] == b"[DONE]":
+        return True
+    events = [json.loads(each) for each in data]
+    if path == CHATS:
+        choices = [choice for event in events for choice in event.get("choices") or ()]
+        return "error" in events[-1] or any(choice.get("finish_reason") for choice in choices)
+    if path == "/v1/messages":
+        return events[-1].get("type") in ("message_stop", "error") or any(map(_stops, events))
+    return events[-1].get("type") in ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+def _stops(event: dict[str, Any]) -> bool:
+    return event.get("type") == "message_delta" and bool((event.get("delta") or {}).get("stop_reason"))
+
+
+@pytest.mark.parametrize("backend", ["compatible", "vllm", "anthropic"])
+@pytest.mark.parametrize("path", ASKED)
+async def test_no_whole_answer_of_a_server_is_an_error_of_the_gateway(
+    path: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served_by(backend) as (gateway, upstream):
+        upstream.answer = reply(b"{}", "200 OK", "content-type: application/json")
+        await ask(gateway, path, False)
+        spoken = upstream.spoken
+        blamed, good = [], 0
+        for answer in [WHOLE[spoken], *mutations(WHOLE[spoken], [None, -1, "x", [], {}, [5], {"type": []}])]:
+            upstream.answer = reply(json.dumps(answer).encode(), "200 OK", "content-type: application/json")
+            status, raw = await ask(gateway, path, False)
+            good += status == 200
+            if status != 200 and not is_error(path, status, raw):
+                blamed.append((status, raw[:300], answer))
+        assert not blamed, (len(blamed), blamed[:3])
+        assert not failures(caplog)
+        assert good > 20
+
+
+@pytest.mark.parametrize("backend", ["compatible", "vllm", "anthropic"])
+@pytest.mark.parametrize("path", ASKED)
+async def test_no_stream_of_a_server_ends_falsely(
+    path: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served_by(backend) as (gateway, upstream):
+        upstream.answer = reply(b"{}", "200 OK", "content-type: application/json")
+        await ask(gateway, path, False)
+        spoken = upstream.spoken
+        blamed, good = [], 0
+        for events in [STREAMED[spoken], *mutations(STREAMED[spoken], [None, -1, [], {"type": []}])]:
+            upstream.answer = event_stream(spoken, events)
+            status, raw = await ask(gateway, path, True)
+            good += status == 200
+            if not (ends(path, raw) if status == 200 else is_error(path, status, raw)):
+                blamed.append((status, raw[-300:], events))
+        assert not blamed, (len(blamed), blamed[:3])
+        assert not failures(caplog)
+        assert good > 20
