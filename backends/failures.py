@@ -152,7 +152,11 @@ def _details(message: Any) -> str:
     if isinstance(message, Mapping):
         message = message.get("detail")
     entries = [entry for entry in message if isinstance(entry, Mapping)] if isinstance(message, list) else []
-    return "; ".join(f"{'.'.join(map(str, e.get('loc') or ()))}: {e.get('msg', '')}" for e in entries)
+    return "; ".join(f"{_place(entry.get('loc'))}: {entry.get('msg', '')}" for entry in entries)
+
+
+def _place(loc: Any) -> str:
+    return ".".join(map(str, loc)) if isinstance(loc, list) else str(loc or "")
 
 
 def _of_complaint(status: int, headers: Mapping[str, str], said: ErrorBody, secret: str) -> Failure:

@@ -17,7 +17,6 @@ Rules:
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ _WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "mont
 MINUTE = 60.0  # s: the window where a limit is reported
 UNKNOWN = 10.0  # s, where neither limit nor reset is: Azure OpenAI judges its limits over 1 or 10 s
 _LONGEST = 30 * 86400.0  # s
+_MOST = 1e15  # of a limit, or of a time: anything larger is malformed
 _FIELDS = "limit|remaining|reset"
 _OPENAI = re.compile(rf"x-ratelimit-({_FIELDS})(?:-(requests|req|tokens))?(?:-({'|'.join(_WINDOWS)}))?")
 _ANTHROPIC = re.compile(rf"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-({_FIELDS})")
@@ -69,7 +69,7 @@ def _number(text: str | None) -> float | None:
         number = float(text or "")
     except ValueError:
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if 0 <= number <= _MOST else None
 
 
 def _reset(text: str, headers: Mapping[str, str]) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 BELIEVED = 60.0  # s
+SHORTEST = 1e-3  # s until a limit is full; a shorter time is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class RateLimit:
         cls, counts_tokens: bool, remaining: float, limit: float | None, reset: float, now: float
     ) -> RateLimit:
         """`reset`: seconds until full."""
-        known = limit is not None and limit > remaining and reset > 0
+        known = limit is not None and limit > remaining and reset >= SHORTEST
         rate = (limit - remaining) / reset if limit is not None and known else 0.0
         return cls(counts_tokens, remaining, inf if limit is None else limit, rate, now + reset, now, now + BELIEVED)
 

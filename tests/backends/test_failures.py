@@ -122,6 +122,7 @@ def test_openais_own_type_and_code_are_kept() -> None:
         (b'{"object":"error","message":"c","type":"BadRequestError","param":null,"code":400}', "c"),
         (b'[{"error":{"code":400,"message":"d","status":"INVALID_ARGUMENT"}}]', "d"),
         (b'{"detail":"e"}', "e"),
+        (b'{"detail":[{"loc":5,"msg":"bad"},{"loc":true}]}', "5: bad; True: "),
         (b'{"detail":[{"loc":["body","n"],"msg":"too large"},{"loc":["m"],"msg":"bad"}]}', "body.n: too large; m: bad"),
         (
             b'{"object":"error","message":{"detail":[{"type":"extra_forbidden","loc":["body","seed"],"msg":"no"}]}}',

@@ -87,3 +87,13 @@ def test_a_rejection_without_a_time_waits_for_the_exhausted_limit() -> None:
     assert limits.exhausted_for(0.0) == pytest.approx(1.0)
     limits.on_reported([requests(9, reset=7.0)], sent_at=1.0)
     assert limits.exhausted_for(1.0) is None
+
+
+@pytest.mark.parametrize(("remaining", "limit", "reset"), [(0, 1, 1e-320), (0, 1e-320, 60), (5e-324, 1, 60), (0, 1e15, 0)])
+def test_no_report_of_a_hostile_server_makes_a_wait_that_no_clock_has(
+    remaining: float, limit: float, reset: float
+) -> None:
+    reported = RateLimit.reported(True, remaining, limit, reset, 1000.0)
+    for now in (1000.0, 1001.0):
+        reported = reported.after(50, now)
+        assert 0 <= reported.wait(100, now, 3, 300.0) <= 1e7
