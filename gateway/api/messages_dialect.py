@@ -59,7 +59,8 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
     body = decode_object(raw)
     valid = checked(body, _Messages if operation is Operation.MESSAGES else _Counted)
     kinds = [
-        {str(part.get("type")) for part in turn.content} if type(turn.content) is list else set() for turn in valid.messages
+        {str(part.get("type")) for part in turn.content} if type(turn.content) is list else set()
+        for turn in valid.messages
     ]
     asking = [
         turn.role == "user" and found != {"tool_result"} for turn, found in zip(valid.messages, kinds, strict=True)

@@ -3,13 +3,14 @@
 Rules:
 - The judgement is about the answer as the caller would read it, in the caller's dialect.
 - An answer of a shape unknown here has no shortcoming.
-- A schema is the caller's: references are never fetched, and patterns are not matched (a hostile one would take
-  minutes). An answer or schema above 64 KiB is not checked.
+- A schema is the caller's: references are never fetched, and patterns and unique items are not checked (a hostile
+  schema would take minutes). An answer or schema above 64 KiB, or one that takes longer than 20 ms, is not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -18,7 +19,9 @@ from backends.interface import Operation
 
 CHECKED = 64 * 1024  # bytes of an answer, and of a schema
 
-_PATTERNS = ("pattern", "patternProperties", "format")
+LONGEST = 0.02  # s of a check
+
+_UNCHECKED = ("pattern", "patternProperties", "format", "uniqueItems", "$schema")
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"}
 _REFUSED = {"refusal", "content_filter"}
 _decode = msgspec.json.Decoder().decode
@@ -110,13 +113,29 @@ def _is_valid(text: str, schema: Any) -> bool:
 
     try:
         kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-        checker = kind(_without_patterns(schema), registry=referencing.Registry())  # an empty one fetches nothing
+        timed = jsonschema.validators.extend(kind, _timed(kind.VALIDATORS, monotonic() + LONGEST))
+        checker = timed(_checked_part(schema), registry=referencing.Registry())  # an empty one fetches nothing
         return bool(checker.is_valid(value))
-    except Exception:  # a schema with an error of its own: the engine's to judge
+    except Exception:  # a schema with an error of its own, or one that takes too long: the engine's to judge
         return True
 
 
-def _without_patterns(schema: Any) -> Any:
+def _timed(keywords: Mapping[str, Any], until: float) -> dict[str, Any]:
+    """Keywords that raise once the time is over: references can double the work at each of many levels. A nested
+    `$schema` would select keywords without a time."""
+
+    def timed(check: Any) -> Any:
+        def checked(*given: Any) -> Any:
+            if monotonic() > until:
+                raise TimeoutError
+            return check(*given)
+
+        return checked
+
+    return {name: timed(check) for name, check in keywords.items()}
+
+
+def _checked_part(schema: Any) -> Any:
     if isinstance(schema, dict):
-        return {name: _without_patterns(value) for name, value in schema.items() if name not in _PATTERNS}
-    return [_without_patterns(value) for value in schema] if isinstance(schema, list) else schema
+        return {name: _checked_part(value) for name, value in schema.items() if name not in _UNCHECKED}
+    return [_checked_part(value) for value in schema] if isinstance(schema, list) else schema

@@ -21,7 +21,7 @@ from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
 from gateway.upstream.routed_request import RoutedRequest, attempt_record, header_safe
 from gateway.upstream.stream_rescue import StreamRescue
-from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from gateway.upstream.upstream_request import EVERYWHERE, Upstream, UpstreamRequest
 from policies.attempts.attempt_events import (
     Begin,
     Broken,
@@ -291,6 +291,8 @@ class AttemptRunner:
         if self.finished:
             return self._resume(winner)
         self._finish()
+        if winner.operation not in EVERYWHERE:
+            self.dispatcher.operations.served.add((winner.attempt.candidate.endpoint.pool, winner.operation))
         kept, self.kept = self.kept, None
         if kept is not None and kept is not winner:
             self._record_lost(kept)

@@ -1,13 +1,15 @@
 """Finds the pools of a route that can serve an operation: natively, through a translation, or not at all.
 
 A pool's servers may lack an operation that their kind usually serves (a chat model has no embeddings): the first
-request that is refused for it shows that, and the pool is not asked again.
+request that is refused for it shows that, and the pool is not asked again for a minute. Where the pool has served the
+operation before, one refusal shows nothing about the next request: a caller may have provoked it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 
 import msgspec
 
@@ -22,16 +24,21 @@ from policies.routes.route import Route
 _decode = msgspec.json.Decoder().decode
 
 
+LACKING = 60.0  # s until a pool is asked again
+
+
 @dataclass(slots=True)
 class OperationFit:
-    """Operations that pools were found to lack."""
+    """Operations that pools were found to lack, and those that they have served: bounded by the configuration."""
 
-    lacking: set[tuple[str, Operation]] = field(default_factory=set)  # by pool: bounded by the configuration
+    lacking: dict[tuple[str, Operation], float] = field(default_factory=dict)  # by pool: until when
+    served: set[tuple[str, Operation]] = field(default_factory=set)
 
     def fit(self, request: InferenceRequest, route: Route, native: Mapping[str, frozenset[Operation]]) -> None:
         """Note translated bodies and unfit pools on the request. `native`: operations by pool."""
         unfit: dict[str, str] = {}
         translated: dict[str, TranslatedBody] = {}
+        known: dict[tuple[Translation, ...], TranslatedBody] = {}
         for pool in route.pools:
             spoken = self._spoken(pool, native[pool])
             if request.operation in spoken:
@@ -41,7 +48,9 @@ class OperationFit:
                 unfit[pool] = f"its servers do not serve {request.operation.value}"
                 continue
             try:
-                translated[pool] = _translated(request, steps, route.drop)
+                if steps not in known:
+                    known[steps] = _translated(request, steps, route.drop)
+                translated[pool] = known[steps]
             except UntranslatableError as refusal:
                 unfit[pool] = str(refusal)
             except SHAPE_ERRORS:
@@ -50,8 +59,9 @@ class OperationFit:
 
     def found_lacking(self, pool: str, request: InferenceRequest, route: Route, native: frozenset[Operation]) -> bool:
         """Note that a pool lacks the operation. True: the request can be translated for it."""
-        self.lacking.add((pool, request.operation))
-        steps = chain(request.operation, self._spoken(pool, native))
+        if (pool, request.operation) not in self.served:
+            self.lacking[pool, request.operation] = monotonic() + LACKING
+        steps = chain(request.operation, self._spoken(pool, native) - {request.operation})
         if steps is None:
             return False
         try:
@@ -61,7 +71,10 @@ class OperationFit:
         return True
 
     def _spoken(self, pool: str, native: frozenset[Operation]) -> frozenset[Operation]:
-        return native - {operation for name, operation in self.lacking if name == pool}
+        if not self.lacking:
+            return native
+        now, lacking = monotonic(), list(self.lacking.items())  # a copy: large requests are translated in a thread
+        return native - {operation for (name, operation), until in lacking if name == pool and now < until}
 
 
 def _translated(request: InferenceRequest, steps: tuple[Translation, ...], dropped: frozenset[str]) -> TranslatedBody:

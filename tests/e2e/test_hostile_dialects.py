@@ -22,7 +22,7 @@ from tests.support.gateways import pool, running
 from tests.support.upstream import CLOSE, Act, Received, Upstream, chunked, reply
 
 CHATS = "/v1/chat/completions"
-_CHAT = b'{"id":"chatcmpl-1","choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
+_CHAT = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
 
 _CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
@@ -31,7 +31,13 @@ BODIES: dict[str, dict[str, Any]] = {
         "model": "chat",
         "messages": [
             {"role": "system", "content": "s"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+                ],
+            },
             {"role": "assistant", "content": None, "tool_calls": [_CALL]},
             {"role": "tool", "tool_call_id": "c1", "content": "r"},
         ],
@@ -39,14 +45,25 @@ BODIES: dict[str, dict[str, Any]] = {
         "tool_choice": {"type": "function", "function": {"name": "f"}},
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
         "stream_options": {"include_usage": True},
-        "max_tokens": 5, "n": 1, "stop": ["x"], "temperature": 0.5, "reasoning_effort": "low",
+        "max_tokens": 5,
+        "n": 1,
+        "stop": ["x"],
+        "temperature": 0.5,
+        "reasoning_effort": "low",
     },
     "/v1/completions": {"model": "chat", "prompt": ["a", [1, 2]], "max_tokens": 5, "n": 1, "stop": "x"},
     "/v1/responses": {
         "model": "chat",
         "instructions": "i",
         "input": [
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}]},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "a"},
+                    {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"},
+                ],
+            },
             {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}]},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "r"}]},
@@ -56,40 +73,94 @@ BODIES: dict[str, dict[str, Any]] = {
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
         "reasoning": {"effort": "low", "summary": "auto"},
         "include": ["reasoning.encrypted_content"],
-        "previous_response_id": None, "conversation": None,
-        "store": False, "max_output_tokens": 5, "metadata": {}, "prompt_cache_key": "k",
+        "previous_response_id": None,
+        "conversation": None,
+        "store": False,
+        "max_output_tokens": 5,
+        "metadata": {},
+        "prompt_cache_key": "k",
     },
     "/v1/messages": {
         "model": "chat",
         "max_tokens": 5,
         "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}, {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}]},
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "tool_use", "id": "c1", "name": "f", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "r"}], "is_error": True}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}},
+                    {
+                        "type": "document",
+                        "title": "t",
+                        "source": {"type": "text", "media_type": "text/plain", "data": "d"},
+                    },
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "tool_use", "id": "c1", "name": "f", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c1",
+                        "content": [{"type": "text", "text": "r"}],
+                        "is_error": True,
+                    }
+                ],
+            },
         ],
         "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
         "tool_choice": {"type": "tool", "name": "f"},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "output_config": {"format": {"type": "json_schema", "schema": {}}},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "metadata": {"user_id": "u"}, "stop_sequences": ["x"], "service_tier": "auto",
+        "metadata": {"user_id": "u"},
+        "stop_sequences": ["x"],
+        "service_tier": "auto",
     },
     "/v1/embeddings": {"model": "chat", "input": ["a", [1, 2]], "dimensions": 5},
-    "/v1/rerank": {"model": "chat", "query": {"content": [{"type": "text", "text": "q"}]}, "documents": ["a", {"text": "b"}]},
+    "/v1/rerank": {
+        "model": "chat",
+        "query": {"content": [{"type": "text", "text": "q"}]},
+        "documents": ["a", {"text": "b"}],
+    },
     "/v1/score": {"model": "chat", "text_1": "a", "text_2": ["b"]},
     "/tokenize": {
         "model": "chat",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": [_CALL], "name": "n"}],
         "tools": [{"type": "function", "function": _FUNCTION}],
     },
-}  # fmt: skip
+}
 BODIES["/v1/messages/count_tokens"] = {
     name: value for name, value in BODIES["/v1/messages"].items() if name not in ("max_tokens", "metadata")
 }
 
 SERVED_BY = dict.fromkeys((CHATS, "/v1/responses", "/v1/messages"), "compatible")
-JUNK: list[Any] = [None, True, -1, 1.5, 2**70, "", "x", [], {}, [5], [None], [[]], [{}], {"type": []}, {"type": "x"}, {"": {}}]
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    1.5,
+    2**70,
+    "",
+    "x",
+    [],
+    {},
+    [5],
+    [None],
+    [[]],
+    [{}],
+    {"type": []},
+    {"type": "x"},
+    {"": {}},
+]
 
 
 def mutations(body: Any, kinds: list[Any] = JUNK) -> Iterator[Any]:
@@ -122,15 +193,19 @@ def replaced(body: Any, place: tuple[Any, ...], *junk: Any) -> Any:
 async def test_no_body_of_a_caller_is_an_error_of_the_gateway(
     path: str, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Upstream([reply(_CHAT, "200 OK", "content-type: application/json")]) as upstream:
-        async with running({"only": pool(upstream.url, backend=backend)}) as gateway, calling(gateway.url) as caller:
-            blamed = []
-            for body in mutations(BODIES[path]):
-                status, _, raw = await caller.whole(post(body, path=path))
-                if status != 200 and not is_refusal(path, status, raw):
-                    blamed.append((status, raw[:200], body))
-            assert not blamed, (len(blamed), blamed[:3])
-            assert not failures(caplog)
+    answer = reply(_CHAT, "200 OK", "content-type: application/json")
+    async with (
+        Upstream([answer]) as upstream,
+        running({"only": pool(upstream.url, backend=backend)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        blamed = []
+        for body in mutations(BODIES[path]):
+            status, _, raw = await caller.whole(post(body, path=path))
+            if status != 200 and not is_refusal(path, status, raw):
+                blamed.append((status, raw[:200], body))
+        assert not blamed, (len(blamed), blamed[:3])
+        assert not failures(caplog)
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -153,28 +228,40 @@ _OUTPUT = [
     {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
 ]
 _RESPONSE = {
-    "id": "resp_1", "object": "response", "status": "completed", "model": "m", "output": _OUTPUT,
+    "id": "resp_1",
+    "object": "response",
+    "status": "completed",
+    "model": "m",
+    "output": _OUTPUT,
     "usage": {"input_tokens": 3, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}},
-}  # fmt: skip
+}
 _MESSAGE = {
-    "id": "msg_1", "type": "message", "role": "assistant", "model": "m",
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
     "content": [
         {"type": "thinking", "thinking": "t", "signature": "s"},
         {"type": "text", "text": "hi"},
         {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}},
     ],
-    "stop_reason": "tool_use", "stop_sequence": None,
+    "stop_reason": "tool_use",
+    "stop_sequence": None,
     "usage": {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 1},
-}  # fmt: skip
+}
 WHOLE: dict[str, Any] = {
     CHATS: {
-        "id": "chatcmpl-1", "created": 5, "model": "m",
-        "choices": [{"index": 0, "message": {"content": "hi", "reasoning": "t", "tool_calls": [_CALL]}, "finish_reason": "stop"}],
+        "id": "chatcmpl-1",
+        "created": 5,
+        "model": "m",
+        "choices": [
+            {"index": 0, "message": {"content": "hi", "reasoning": "t", "tool_calls": [_CALL]}, "finish_reason": "stop"}
+        ],
         "usage": _USAGE,
     },
     "/v1/responses": _RESPONSE,
     "/v1/messages": _MESSAGE,
-}  # fmt: skip
+}
 
 
 def _chunk(delta: Any, finish: Any = None) -> dict[str, Any]:
@@ -193,29 +280,55 @@ STREAMED: dict[str, list[Any]] = {
         {"id": "chatcmpl-1", "choices": [], "usage": _USAGE},
     ],
     "/v1/responses": [
-        {"type": "response.created", "sequence_number": 0, "response": {**_RESPONSE, "status": "in_progress", "output": []}},
-        {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "id": "msg_1", "content": []}},
-        {"type": "response.output_text.delta", "item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": "hi"},
+        {
+            "type": "response.created",
+            "sequence_number": 0,
+            "response": {**_RESPONSE, "status": "in_progress", "output": []},
+        },
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {"type": "message", "id": "msg_1", "content": []},
+        },
+        {
+            "type": "response.output_text.delta",
+            "item_id": "msg_1",
+            "output_index": 0,
+            "content_index": 0,
+            "delta": "hi",
+        },
         {"type": "response.output_item.added", "output_index": 1, "item": _OUTPUT[2]},
         {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": "{}"},
         {"type": "response.completed", "response": _RESPONSE},
     ],
     "/v1/messages": [
         {"type": "message_start", "message": {**_MESSAGE, "content": [], "stop_reason": None}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}},
+        {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": "thinking", "thinking": "", "signature": ""},
+        },
         {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "t"}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "s"}},
         {"type": "content_block_stop", "index": 0},
         {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "hi"}},
         {"type": "content_block_stop", "index": 1},
-        {"type": "content_block_start", "index": 2, "content_block": {"type": "tool_use", "id": "c1", "name": "f", "input": {}}},
+        {
+            "type": "content_block_start",
+            "index": 2,
+            "content_block": {"type": "tool_use", "id": "c1", "name": "f", "input": {}},
+        },
         {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
         {"type": "content_block_stop", "index": 2},
-        {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": {"output_tokens": 2}},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+            "usage": {"output_tokens": 2},
+        },
         {"type": "message_stop"},
     ],
-}  # fmt: skip
+}
 ASKED = {
     CHATS: CHAT,
     "/v1/responses": {"model": "chat", "input": "hello"},
@@ -273,7 +386,12 @@ def written_event(event: Any) -> bytes:
 def is_error(path: str, status: int, raw: bytes) -> bool:
     error = json.loads(raw)
     is_anthropic = error.get("type") == "error"
-    return 400 <= status < 600 and status != 500 and bool(error["error"]["message"]) and is_anthropic == (path == "/v1/messages")
+    return (
+        400 <= status < 600
+        and status != 500
+        and bool(error["error"]["message"])
+        and is_anthropic == (path == "/v1/messages")
+    )
 
 
 def ends(path: str, raw: bytes) -> bool:
@@ -317,9 +435,7 @@ async def test_no_whole_answer_of_a_server_is_an_error_of_the_gateway(
 
 
 @pytest.mark.parametrize(("path", "backend"), ROUTED)
-async def test_no_stream_of_a_server_ends_falsely(
-    path: str, backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_stream_of_a_server_ends_falsely(path: str, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     async with served_by(backend) as (gateway, upstream):
         upstream.answer = reply(b"{}", "200 OK", "content-type: application/json")
         await ask(gateway, path, False)

@@ -89,7 +89,9 @@ def test_a_rejection_without_a_time_waits_for_the_exhausted_limit() -> None:
     assert limits.exhausted_for(1.0) is None
 
 
-@pytest.mark.parametrize(("remaining", "limit", "reset"), [(0, 1, 1e-320), (0, 1e-320, 60), (5e-324, 1, 60), (0, 1e15, 0)])
+@pytest.mark.parametrize(
+    ("remaining", "limit", "reset"), [(0, 1, 1e-320), (0, 1e-320, 60), (5e-324, 1, 60), (0, 1e15, 0)]
+)
 def test_no_report_of_a_hostile_server_makes_a_wait_that_no_clock_has(
     remaining: float, limit: float, reset: float
 ) -> None:

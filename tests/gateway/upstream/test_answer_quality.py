@@ -11,6 +11,8 @@ from backends.interface import Operation
 from gateway.upstream.answer_quality import shortcoming
 
 ALL = ("refusal", "length", "invalid_json")
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+DOUBLING = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}
 WANTED = {"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}
 
 
@@ -54,10 +56,13 @@ def test_a_shortcoming_is_what_a_reader_of_the_dialect_sees(
         {"$ref": "#"},
         {"type": "no such type"},
         {"type": "object", "properties": {str(number): {"type": "string"} for number in range(4000)}},
+        {"$ref": "#/$defs/0", "$defs": {**DOUBLING, "40": {"type": "number"}}},
+        {"$ref": "#/$defs/0", "$defs": {n: {**each, "$schema": DRAFT} for n, each in DOUBLING.items()} | {"40": False}},
     ],
 )
 def test_a_hostile_schema_neither_fails_nor_blocks(schema: dict[str, Any]) -> None:
-    """A regular expression of exponential time, a reference to another server, an endless one, nonsense, 100 KB."""
+    """A regular expression of exponential time, a reference to another server, an endless one, nonsense, 100 KB, and
+    references that double the work 40 times."""
     body = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     reply = {"choices": [{"message": {"content": json.dumps("a" * 60 + "!")}, "finish_reason": "stop"}]}
     assert shortcoming(Operation.CHAT, body, json.dumps(reply).encode(), ALL) in ("", "invalid_json")
