@@ -169,7 +169,9 @@ class Proxy:
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         if operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
-            self.dispatcher.operations.fit(request, route, runtime.operations)
+            await self.decider.off_loop(
+                request.size, self.dispatcher.operations.fit, request, route, runtime.operations
+            )
         estimate = await self.decider.estimate(request, route, tenant)
         timeline.end_stage(Stage.ESTIMATE)
         admit(tenant, route, request.model)

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any, TypeVar
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
@@ -34,6 +35,7 @@ from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, Health, PromptEstimate
 
 log = logging.getLogger("firsttoken")
+T = TypeVar("T")
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
 MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is cached; bytes of body enough for as many
@@ -71,9 +73,13 @@ class Decider:
 
     async def with_model(self, raw: bytes, model: str) -> bytes:
         """A body with this model, in a thread if slow."""
-        if len(raw) <= LARGE:
-            return with_model(raw, model)
-        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, with_model, raw, model)
+        return await self.off_loop(len(raw), with_model, raw, model)
+
+    async def off_loop(self, size: int, work: Callable[..., T], *given: Any) -> T:
+        """Do work on a body of `size` bytes, in a thread if slow."""
+        if size <= LARGE:
+            return work(*given)
+        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""

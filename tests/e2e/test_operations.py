@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.observe.record import RequestOutcome
+from gateway.upstream import operation_fit
 from tests.gateway.builders import CHAT, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
@@ -81,6 +82,22 @@ async def test_a_server_that_lacks_an_operation_stays_in_use_for_others() -> Non
         assert (status, len(upstream.requests)) == (400, 1)
         status, _, body = await caller.whole(post(CHAT))
         assert (status, body) == (200, ANSWER)
+
+
+async def test_one_refusal_takes_no_operation_from_a_pool_that_has_served_it() -> None:
+    """Whatever made the server refuse: the next caller is served."""
+    async with conversing([json_reply(EMBEDDED)], [ABSENT], [json_reply(EMBEDDED)]) as (_, caller, _):
+        embed = post({"model": "chat", "input": "text"}, path="/v1/embeddings")
+        assert [(await caller.whole(embed))[0] for _ in range(3)] == [200, 404, 200]
+
+
+async def test_a_pool_is_asked_again_after_a_while_for_an_operation_that_it_lacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operation_fit, "LACKING", 0.0)
+    async with conversing([ABSENT], [json_reply(EMBEDDED)]) as (_, caller, _):
+        embed = post({"model": "chat", "input": "text"}, path="/v1/embeddings")
+        assert [(await caller.whole(embed))[0] for _ in range(2)] == [404, 200]
 
 
 @pytest.mark.parametrize(
