@@ -113,7 +113,8 @@ def _is_valid(text: str, schema: Any) -> bool:
 
     try:
         kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-        timed = jsonschema.validators.extend(kind, _timed(kind.VALIDATORS, monotonic() + LONGEST))
+        keywords = _timed(kind.VALIDATORS, monotonic() + LONGEST)
+        timed: Any = jsonschema.validators.extend(kind, keywords)  # type: ignore[no-untyped-call]
         checker = timed(_checked_part(schema), registry=referencing.Registry())  # an empty one fetches nothing
         return bool(checker.is_valid(value))
     except Exception:  # a schema with an error of its own, or one that takes too long: the engine's to judge
