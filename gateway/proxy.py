@@ -175,11 +175,11 @@ class Proxy:
         estimate = await self.decider.estimate(request, route, tenant)
         timeline.end_stage(Stage.ESTIMATE)
         admit(tenant, route, request.model)
+        if tenant.limits is not None:
+            await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
         if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, timeline, estimate)
             return
-        if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
         timeline.end_stage(Stage.ADMIT)
         decision = timeline.decided(await self.queue.decide(request, route, estimate, tenant))
         timeline.end_stage(Stage.DECIDE)

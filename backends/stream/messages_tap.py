@@ -35,6 +35,8 @@ _event_decoder = msgspec.json.Decoder(_MessageEvent)
 class MessagesTap(StreamTap):
     """Tap of an event stream."""
 
+    done_ends = False
+
     def __init__(self, secret: str = "") -> None:
         super().__init__(1, secret)
         self._counts: dict[str, Any] = {}  # the latest of each count: an event need not repeat all

@@ -50,6 +50,8 @@ _response_decoder = msgspec.json.Decoder(_Response)
 class ResponsesTap(StreamTap):
     """Tap of an event stream. It ends by `response.completed` or `response.incomplete`."""
 
+    done_ends = False
+
     def __init__(self, secret: str = "") -> None:
         super().__init__(secret=secret)
         self._failed = b""  # data of a `response.failed`

@@ -91,6 +91,7 @@ def decode_as(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 DONE = b"data: [DONE]\n\n"
 MAX_JUNK = 8  # events without JSON in a stream
 _HAS_TEXT = re.compile(rb'"(?:error"|(?:content|text|refusal|arguments|reasoning\w*)"\s*:\s*"[^"])').search
+MOST_TOKENS, MOST_MS = 10**12, 1e9  # of a report; larger figures are none
 BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
 _CONTENT_KEY = b'"content":"'
 # The inside of a JSON string, without \u: pairs of such escapes may be invalid.
@@ -123,6 +124,8 @@ class StreamTap(_ReplyTap):
 
     `last`: the event at the end of every stream of the dialect, if there is one.
     """
+
+    done_ends = True  # [DONE] ends an answer; in other dialects it is the sign of a server of another dialect
 
     def __init__(self, choices: int = 1, secret: str = "", last: bytes = b"") -> None:
         super().__init__(secret)
@@ -184,7 +187,8 @@ class StreamTap(_ReplyTap):
         for number, event in enumerate(events):
             if event.data.startswith(b"[DONE]"):
                 self.missing = b""
-                self._end()
+                if self.done_ends:
+                    self._end()
                 self._settle()
             elif event.name == b"error":
                 self._read_error(event.data)
@@ -428,8 +432,8 @@ def read_times(times: EngineTimes, reported: Any) -> None:
 
 
 def count_or(value: Any, known: int | None) -> int | None:
-    return value if type(value) is int and value >= 0 else known
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else known
 
 
 def _seconds(milliseconds: Any, known: float | None) -> float | None:
-    return milliseconds / 1e3 if type(milliseconds) in (int, float) and milliseconds >= 0 else known
+    return milliseconds / 1e3 if type(milliseconds) in (int, float) and 0 <= milliseconds <= MOST_MS else known

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.interface import Failure, FailureKind
+from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_members import decode_event
 from backends.translation.translation import EventTranslator, Json, sse
@@ -38,7 +38,6 @@ _ERROR_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_INTERLEAVED = Failure(FailureKind.PROTOCOL, "The backend mixed the arguments of several tool calls.")
 _decode = msgspec.json.Decoder().decode
 
 
@@ -195,8 +194,8 @@ class MessagesEvents(EventTranslator):
         for choice in chunk.get("choices") or ():
             if choice.get("index") in (None, 0):
                 written += self._read_delta(choice.get("delta") or {})
-                if choice.get("finish_reason"):
-                    self._stop = _stop(choice, bool(self._calls), self._refused)
+            if choice.get("finish_reason"):
+                self._stop = _stop(choice, bool(self._calls), self._refused)
         return written + (self._finish() if self._stop is not None and isinstance(usage, dict) else b"")
 
     def _read_delta(self, delta: Json) -> bytes:
@@ -232,7 +231,7 @@ class MessagesEvents(EventTranslator):
         if self._block != "tool_use" or index != self._call[0] or identity not in (None, "", self._call[1]):
             self._call = index, identity or f"call_{len(self._calls)}"
             if not function.get("name") or self._call in self._calls:  # more of a call whose block has ended
-                return self.error(_INTERLEAVED)
+                raise ValueError("the arguments of several tool calls are mixed")
             self._calls.add(self._call)
             opened = self._open("tool_use", {"id": self._call[1], "name": function["name"], "input": {}})
         arguments = function.get("arguments")

@@ -147,11 +147,13 @@ class ChatEvents(EventTranslator):
             is_own = self._block.get("type") == "tool_use"  # else the input of a tool that the provider runs
             return self._arguments(delta["partial_json"]) if is_own else b""
         if delta["type"] == "signature_delta":
-            return self._detail({**self._block, "thinking": "".join(self._thought), "signature": delta["signature"]})
+            thought, self._thought = "".join(self._thought), []
+            return self._detail({**self._block, "thinking": thought, "signature": delta["signature"]})
         return self._text(delta.get("text") or "", delta.get("thinking") or "")
 
     def _text(self, text: str, thinking: str) -> bytes:
         if thinking:
+            self._kept.take(thinking)
             self._thought.append(thinking)
             return self._chunk({"reasoning_content": thinking})
         return self._chunk({"content": text}) if text else b""

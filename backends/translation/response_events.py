@@ -21,7 +21,7 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.translation import EventTranslator, Json
+from backends.translation.translation import EventTranslator, Json, KeptTexts
 
 _encode = msgspec.json.Encoder().encode
 
@@ -98,6 +98,7 @@ class ResponseBuilder:
         self._item: Json = {}  # the open reasoning or message
         self._kind: _PartKind | None = None  # of the open part
         self._pieces: list[str] = []  # of the open part
+        self._kept = KeptTexts()
         self._logprobs: list[Any] = []
         self._annotations: list[Mapping[str, Any]] = []
         self._calls: dict[int, _Call] = {}  # by the index of the chat dialect
@@ -170,6 +171,7 @@ class ResponseBuilder:
             return
         if self._kind is not kind:
             self._open_part(kind)
+        self._kept.take(text)
         self._pieces.append(text)
         members = {} if kind is not _TEXT else {"logprobs": self._take_logprobs(logprobs)}
         self._emit(f"{kind.prefix}.delta", **self._place(), delta=text, **members)
@@ -257,6 +259,7 @@ class ResponseBuilder:
             call = self._open_call(index, given, str(named.get("name") or ""), custom is not None)
         text = named.get("arguments" if call.key == "arguments" else "input")
         if isinstance(text, str) and text:
+            self._kept.take(text)
             call.pieces.append(text)
             self._emit(f"{call.prefix}.delta", item_id=call.item["id"], output_index=call.output_index, delta=text)
 

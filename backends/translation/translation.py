@@ -21,6 +21,9 @@ from backends.stream.sse import ServerSentEvent, SseDecoder
 
 Json = dict[str, Any]
 
+KEPT_LIMIT = 64 << 20  # bytes of kept texts: 400,000 tokens and more
+TEXT_OVERHEAD = 64  # bytes of a string
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -32,11 +35,25 @@ class UntranslatableError(ValueError):
         self.param = param
 
 
+class KeptTexts:
+    """Bounds the memory for the texts of one stream that are kept to be repeated at its end."""
+
+    def __init__(self) -> None:
+        self._left = KEPT_LIMIT
+
+    def take(self, text: str) -> None:
+        """Raises ValueError above the limit."""
+        self._left -= len(text) + TEXT_OVERHEAD
+        if self._left < 0:
+            raise ValueError("the answer is too long to be translated")
+
+
 class EventTranslator:
     """Rewrites an event stream of one dialect into another; a `Rewriter` of the relay."""
 
     def __init__(self) -> None:
         self._decoder = SseDecoder()
+        self._kept = KeptTexts()
 
     def feed(self, data: bytes) -> bytes:
         """Return the translated events that `data` completes."""

@@ -119,6 +119,7 @@ class Relay:
         try:
             return self.rewriter.feed(buffered)
         except ReplyShapeError:
+            self.winner.stop(AttemptOutcome.BROKEN)
             raise ApiError(502, UNTRANSLATED.message, type="server_error") from None
 
     def _follow(self, winner: UpstreamRequest) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 
 from backends.stream.sse import ServerSentEvent, SseDecoder
+from backends.translation import translation
 from gateway.app import Gateway
-from tests.gateway.builders import CHAT, calling, post
+from gateway.observe.record import RequestOutcome
+from tests.gateway.builders import CHAT, calling, last, post
 from tests.support.gateways import pool, running
-from tests.support.upstream import CLOSE, Act, Received, Upstream, chunked, reply
+from tests.support.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Act, Pause, Received, Upstream, chunk, chunked, reply
 
 CHATS = "/v1/chat/completions"
 _CHAT = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
@@ -143,24 +146,7 @@ BODIES["/v1/messages/count_tokens"] = {
 }
 
 SERVED_BY = dict.fromkeys((CHATS, "/v1/responses", "/v1/messages"), "compatible")
-JUNK: list[Any] = [
-    None,
-    True,
-    -1,
-    1.5,
-    2**70,
-    "",
-    "x",
-    [],
-    {},
-    [5],
-    [None],
-    [[]],
-    [{}],
-    {"type": []},
-    {"type": "x"},
-    {"": {}},
-]
+JUNK: list[Any] = [None, -1, 2**70, "x", [], {}, [5], {"type": []}]
 
 
 def mutations(body: Any, kinds: list[Any] = JUNK) -> Iterator[Any]:
@@ -343,16 +329,17 @@ ROUTED = [
 
 
 class Answering(Upstream):
-    """Plays `answer` to every inference request, whatever the path; `spoken` notes the path."""
+    """Plays `answer`, and `later` in another read, to every inference request; `spoken` notes the path."""
 
     answer: bytes = b""
+    later: bytes = b""
     spoken: str = ""
 
-    def script(self, received: Received) -> list[bytes | Act]:
+    def script(self, received: Received) -> list[bytes | Act | Pause]:
         if received.method == "GET":
             return [reply()]
         self.spoken = received.target
-        return [self.answer, CLOSE]
+        return [self.answer, Pause(0.05), self.later, CLOSE] if self.later else [self.answer, CLOSE]
 
 
 @asynccontextmanager
@@ -441,7 +428,7 @@ async def test_no_stream_of_a_server_ends_falsely(path: str, backend: str, caplo
         await ask(gateway, path, False)
         spoken = upstream.spoken
         blamed, good = [], 0
-        for events in [STREAMED[spoken], *mutations(STREAMED[spoken], [None, -1, [], {"type": []}])]:
+        for events in [STREAMED[spoken], *mutations(STREAMED[spoken], [None, [], {"type": []}])]:
             upstream.answer = event_stream(spoken, events)
             status, raw = await ask(gateway, path, True)
             good += status == 200
@@ -450,3 +437,72 @@ async def test_no_stream_of_a_server_ends_falsely(path: str, backend: str, caplo
         assert not blamed, (len(blamed), blamed[:3])
         assert not failures(caplog)
         assert good > 20
+
+
+# --------------------------------------------------------------------------- further tricks
+
+_ZEROS = b"0" * 400
+_FIGURES = b'"usage":{"prompt_tokens":1%b,"completion_tokens":1%b},"metrics":{"queue_time_ms":1e308}' % (_ZEROS, _ZEROS)
+ENDED = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_figures_of_a_server_that_no_engine_has_are_none(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A count with 400 digits is no float: the end of the answer must not depend on it."""
+    async with served_by("compatible") as (gateway, upstream):
+        whole = b'{"choices":[{"message":{"content":"hi"}}],%b}' % _FIGURES
+        upstream.answer = chunked(ENDED + b'data: {"choices":[],%b}\n\n' % _FIGURES) if stream else reply(whole)
+        status, _ = await ask(gateway, CHATS, stream)
+        assert (status, last(gateway).end, last(gateway).prompt_tokens_reported) == (
+            200,
+            RequestOutcome.COMPLETED,
+            None,
+        )
+        assert not failures(caplog)
+
+
+@pytest.mark.parametrize(("path", "backend"), [(path, "anthropic") for path in ASKED] + [("/v1/responses", "vllm")])
+async def test_a_stream_in_another_dialect_is_no_empty_success(path: str, backend: str) -> None:
+    """A chat server behind a pool of another kind: its [DONE] ends no answer."""
+    async with served_by(backend) as (gateway, upstream):
+        upstream.answer = event_stream(CHATS, STREAMED[CHATS])
+        status, raw = await ask(gateway, path, True)
+        assert is_error(path, status, raw)
+        assert last(gateway).end is RequestOutcome.FAILED
+
+
+async def test_mixed_arguments_of_calls_are_recorded_as_a_broken_answer() -> None:
+    """The call that goes on after another one has begun cannot be told in Messages."""
+    calls = [{**_NEW_CALL, "index": n, "id": f"c{n}"} for n in (0, 1)]
+    more = {"index": 0, "function": {"arguments": "x"}}
+    events = [_chunk({"tool_calls": [call]}) for call in (*calls, more)] + [_chunk({}, "tool_calls")]
+    async with served_by("compatible") as (gateway, upstream):
+        upstream.answer = STREAM_HEAD + chunk(written_event(events[0]))
+        upstream.later = b"".join(chunk(written_event(event)) for event in events[1:]) + LAST_CHUNK
+        status, raw = await ask(gateway, "/v1/messages", True)
+        kinds = [json.loads(event.data)["type"] for event in SseDecoder().feed(raw)]
+        assert (status, kinds[0], kinds[-1]) == (200, "message_start", "error")
+        assert last(gateway).end is RequestOutcome.UPSTREAM_BROKE
+
+
+@pytest.mark.parametrize(("path", "backend"), [("/v1/responses", "compatible"), (CHATS, "anthropic")])
+async def test_an_endless_answer_fills_no_memory(path: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a translation keeps, to repeat it at the end of the answer, is bounded."""
+    monkeypatch.setattr(translation, "KEPT_LIMIT", 5_000)
+    async with served_by(backend) as (gateway, upstream):
+        spoken = "/v1/messages" if backend == "anthropic" else CHATS
+        first, endless = b"".join(map(written_event, STREAMED[spoken][:3])), written_event(STREAMED[spoken][2])
+        upstream.answer, upstream.later = STREAM_HEAD + chunk(first), chunk(endless * 200) + LAST_CHUNK
+        status, raw = await ask(gateway, path, True)
+        assert (status, last(gateway).end) == (200, RequestOutcome.UPSTREAM_BROKE)
+        assert ends(path, raw)
+
+
+async def test_counting_tokens_counts_against_the_limits_of_a_key() -> None:
+    key = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "requests_per_minute": 1}
+    count = {name: value for name, value in ASKED["/v1/messages"].items() if name != "max_tokens"}
+    asked = post(count, "authorization: Bearer sk-web", path="/v1/messages/count_tokens")
+    async with Upstream([reply()]) as upstream, running({"only": pool(upstream.url)}, keys=[key]) as gateway:
+        async with calling(gateway.url) as caller:
+            assert [(await caller.whole(asked))[0] for _ in range(2)] == [200, 429]
+        assert not upstream.requests
