@@ -75,6 +75,10 @@ class Dispatcher:
         known = {(route.name, route.hedge_share) for route in routes}
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 
+    def is_closed(self, candidate: Candidate) -> bool:
+        """Whether an attempt has to wait. Not of the runner: the machine that it holds would refer to it in a cycle."""
+        return self.fleet.is_closed(candidate, monotonic())
+
     async def execute(self, routed: RoutedRequest, relay: Relay) -> None:
         """Run the attempts of a request. Raises ApiError if every attempt failed before a first token."""
         runner = AttemptRunner(self, routed, relay)
@@ -127,14 +131,11 @@ class AttemptRunner:
             first_token_limit=routed.first_token_limit if routed.request.stream else WHOLE_ANSWER,
             now=monotonic(),
             limit_at=routed.limit_at,
-            is_closed=self._is_closed if dispatcher.fleet.closes else None,
+            is_closed=dispatcher.is_closed if dispatcher.fleet.closes else None,
         )
         self.rescue: StreamRescue | None = None
         if routed.route.rescue == "on" and routed.request.stream:
             self.rescue = relay.rescue = StreamRescue(routed.request, routed.timeline.record, self, relay.idle)
-
-    def _is_closed(self, candidate: Candidate) -> bool:
-        return self.dispatcher.fleet.is_closed(candidate, monotonic())
 
     def begin(self) -> None:
         self.dispatcher.retries.began()
