@@ -151,6 +151,7 @@ class Landing:
     """In place of a relay: done at the first token."""
 
     idle = 30.0
+    masked_pools: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
