@@ -76,7 +76,7 @@ class Dispatcher:
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 
     def is_closed(self, candidate: Candidate) -> bool:
-        """Whether an attempt has to wait. Not of the runner: the machine that it holds would refer to it in a cycle."""
+        """True while an attempt has to wait. A method of the runner would close a reference cycle with its machine."""
         return self.fleet.is_closed(candidate, monotonic())
 
     async def execute(self, routed: RoutedRequest, relay: Relay) -> None:
