@@ -54,7 +54,7 @@ def main() -> int:
     for engine in args.engine or ENGINES:
         print(f"in front of a {page.TITLES[engine]}", flush=True)
         runs = asyncio.run(run_all(engine, chosen, tuple(args.check)))
-        green = green and bool(runs) and all(found.green(engine) for found in runs.values())
+        green = green and len(runs) == len(chosen) and all(found.green(engine) for found in runs.values())
         if args.page:
             page.write(args.page, engine, runs)
     return 0 if green else 1
