@@ -177,7 +177,8 @@ class Backend(Protocol):
         """The meaning of a non-2xx reply. Header names are lower case."""
 
     def rate_limits(self, headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
-        """Rate limits of the provider, as the headers of a reply report them. Header names are lower case."""
+        """Rate limits of the provider, as the headers of a reply report them, in lower case. Not asked where
+        `local`."""
         return ()
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:

@@ -74,10 +74,15 @@ class OpenAI(Backend):
             headers["tracestate"] = forward.tracestate
         if forward.session_id and self.names_sessions:
             headers["x-session-id"] = forward.session_id
-        return HttpCall("POST", self.config.target(self.path(forward)), headers, self._encoded(self._body(forward)))
+        path = self.path(forward)
+        if self.config.query:
+            path = self.config.target(path)
+        return HttpCall("POST", path, headers, self._encoded(self._body(forward)))
 
     def _encoded(self, body: dict[str, Any]) -> bytes:
-        return _encode(self.config.adapted(body))
+        if self.config.rename or self.config.drop:
+            body = self.config.adapted(body)
+        return _encode(body)
 
     def path(self, forward: BackendRequest) -> str:
         return forward.operation.value
@@ -130,7 +135,7 @@ class OpenAI(Backend):
         return failures.of_reply(status, headers, body, self._secret)
 
     def rate_limits(self, headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
-        return () if self.local else rate_limit_headers.read(headers)
+        return rate_limit_headers.read(headers)
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         return "the dialect"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from backends.interface import BackendRequest, HttpCall, Operation
+from backends.interface import BackendConfig, BackendRequest, HttpCall, Operation
 from backends.metered_engine import LoadMetrics, MeteredEngine
 from backends.openai import LIMITS
 
@@ -43,6 +43,11 @@ class Vllm(MeteredEngine):
         info=b"vllm:cache_config_info",
     )
 
+    def __init__(self, config: BackendConfig) -> None:
+        super().__init__(config)
+        if config.dp_rank is not None:
+            self._headers["x-data-parallel-rank"] = str(config.dp_rank)
+
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)
         body.pop(self.id_field, None)
@@ -57,12 +62,6 @@ class Vllm(MeteredEngine):
         if forward.priority is not None:
             body["priority"] = forward.priority
         return body
-
-    def call(self, forward: BackendRequest) -> HttpCall:
-        call = super().call(forward)
-        if self.config.dp_rank is None:
-            return call
-        return replace(call, headers={**call.headers, "x-data-parallel-rank": str(self.config.dp_rank)})
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         if forward.operation not in (Operation.CHAT, Operation.COMPLETION):

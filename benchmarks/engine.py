@@ -49,16 +49,25 @@ OFFERED = 400 * 1024  # by a hose: with thousands of hoses, the most a kernel ca
 SHAPE = re.compile(rb"\[(?:hose|stream-(\d+)-(\d+))\]")
 SEND_BUFFER = 16 * 1024  # bytes, of a hose: not yet taken
 LARGE = 4096  # bytes of a body too large to be searched
+MODEL = b"bench"  # as configured in `benchmarks.serve`: the gateway asks
+INFO = whole(
+    b'{"model_path":"%b","tokenizer_path":"%b","is_generation":true,"served_model_name":"%b"}' % ((MODEL,) * 3)
+)
+SERVER = whole(
+    b'{"model_path":"%b","served_model_name":"%b","tp_size":1,"dp_size":1,"version":"0.5.0"}' % ((MODEL,) * 2)
+)
 SMALL = {  # probes which routers send first
     b"/health": whole(b"{}"),
     b"/health_generate": whole(b"{}"),
-    b"/v1/models": whole(b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm","root":"m"}]}'),
-    b"/get_model_info": whole(b'{"model_path":"m","tokenizer_path":"m","is_generation":true,"served_model_name":"m"}'),
-    b"/model_info": whole(b'{"model_path":"m","tokenizer_path":"m","is_generation":true,"served_model_name":"m"}'),
-    b"/get_server_info": whole(b'{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0"}'),
-    b"/server_info": whole(b'{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0"}'),
+    b"/v1/models": whole(
+        b'{"object":"list","data":[{"id":"%b","object":"model","owned_by":"vllm","root":"%b"}]}' % (MODEL, MODEL)
+    ),
+    b"/get_model_info": INFO,
+    b"/model_info": INFO,
+    b"/get_server_info": SERVER,
+    b"/server_info": SERVER,
     b"/version": whole(b'{"version":"0.11.0"}'),
-    b"/metrics": whole(b'vllm:num_requests_running{model_name="m"} 0.0\n', TEXT),
+    b"/metrics": whole(b'vllm:num_requests_running{model_name="%b"} 0.0\n' % MODEL, TEXT),
 }
 
 

@@ -27,7 +27,7 @@ from benchmarks.processes import child, cpu_seconds, free_port
 CORES = os.cpu_count() or 1
 CONFIG = """
 server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:0}}
-pools: {{engines: {{backend: vllm, model: any, endpoints: [http://127.0.0.1:{engine}]}}}}
+pools: {{engines: {{backend: vllm, model: bench, endpoints: [http://127.0.0.1:{engine}]}}}}
 passthrough: engines
 telemetry: {{access_log: off}}
 """

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from backends.stream.redaction import Rewriter, WholeEvents
-from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
+from backends.stream.redaction import Rewriter
+from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError, WholeEvents
 from backends.stream.taps import DONE
 
 KEPT = 4 << 20  # bytes of an answer's events; a longer answer is not continued

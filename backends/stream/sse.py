@@ -1,14 +1,24 @@
-"""Event streams: bytes, torn anywhere, into events (HTML specification, 9.2.6).
+"""Event streams: bytes, torn anywhere, into events, or passed on without some (HTML specification, 9.2.6).
 
 An event may hold an image of megabytes. Memory is bounded for a hostile server nevertheless:
 - `SseDecoder` returns whole events, of up to EVENT_LIMIT.
 - `ExcerptDecoder` shortens the strings of a larger event while the event arrives. All other JSON stays as it is.
+
+The other classes are rewriters of an answer (`backends.stream.redaction`). What they pass on, they pass on verbatim:
+- The gateway asks every backend for usage. A caller who did not ask must not get the usage event.
+- An event that is no JSON object would break a caller's parser.
+- Bytes are held back only while an incomplete event may have to go.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from backends import failures
 
 EVENT_LIMIT = 16 << 20  # bytes of an event that has to be whole
 EXCERPT_LIMIT = 1 << 20  # bytes of an event in which strings are shortened
@@ -123,10 +133,7 @@ class ExcerptDecoder(SseDecoder):
     """Shortens the strings of an event above the limit. `shortened`: those of the incomplete event."""
 
     limit = EXCERPT_LIMIT
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shortened = False
+    shortened = False
 
     def rest_of_event(self, data: bytes) -> bytes:
         """The part of the next read that belongs to the incomplete event."""
@@ -164,3 +171,178 @@ def _shortened(string: re.Match[bytes]) -> bytes:
         return b'"x"'
     lead = max((text.rfind(byte, len(text) - 4) for byte in set(text[-4:]) if byte >= 0xC0), default=-1)
     return b'"x' + (text[lead:] if lead >= 0 else b"")
+
+
+# --------------------------------------------------------------------------- whole events, without the usage event
+
+HELD_LIMIT = 1 << 20  # bytes of an incomplete event to be held
+JUDGED_LIMIT = 4 << 20  # the same, to be judged
+_GAP = rb"(?:\s|data:)*"  # JSON may continue in the next data line
+_NO_CHOICES = re.compile(rb'"choices"' + _GAP + b":" + _GAP + rb"\[" + _GAP + rb"\]")
+
+
+class _UsageChunk(msgspec.Struct, gc=False):
+    choices: list[Any] | None = None
+    usage: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_UsageChunk).decode
+
+
+class WholeEvents:
+    """Holds back an incomplete event at the end of a read: no use to any client yet, and perhaps never to be whole.
+
+    An event too large to be held passes as it comes.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._passing = False  # a large event: `_held` are its last bytes, which have passed
+
+    def feed(self, data: bytes) -> bytes:
+        if not self._held and data.endswith(b"\n\n"):
+            return data
+        return self._complete(data)
+
+    def _complete(self, data: bytes) -> bytes:
+        """All complete events, and what may pass of a large event."""
+        passed = len(self._held) if self._passing else 0
+        search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
+        data = self._held + data
+        end = _end_of_events(data, search_from)
+        self._passing = (self._passing and not end) or len(data) - end > HELD_LIMIT
+        if self._passing:
+            end = len(data)
+        self._held = data[-3:] if self._passing else data[end:]
+        return data[passed:end]
+
+    def drop(self) -> bytes:
+        torn, self._passing, self._held = self._passing, False, b""
+        return b"\n\n" if torn else b""
+
+    def close(self) -> bytes:
+        if self._passing:
+            return b""
+        rest, self._held = self._held, b""
+        return rest
+
+
+def _end_of_events(data: bytes, search_from: int) -> int:
+    """The end of the last blank line; 0: there is none."""
+    if b"\r" not in data:
+        at = data.rfind(b"\n\n", search_from)
+        return at + 2 if at >= 0 else 0
+    return max((blank.end() for blank in BLANK_LINE.finditer(data, search_from)), default=0)
+
+
+class UsageStripper(WholeEvents):
+    """Removes events with empty `choices` and a `usage`; all other complete events pass verbatim."""
+
+    def feed(self, data: bytes) -> bytes:
+        if self._held or not data.endswith(b"\n\n"):
+            data = self._complete(data)
+        return _without_usage(data) if b'"usage"' in data else data
+
+    def close(self) -> bytes:
+        rest = super().close()
+        return _without_usage(rest) if rest else rest
+
+
+def _without_usage(data: bytes) -> bytes:
+    if b'"usage"' not in data or _NO_CHOICES.search(data) is None:
+        return data
+    kept = []
+    for event in _events(data):
+        if b'"usage"' in event and _is_usage(event):
+            # The blank lines before stay: different reads attach blank lines to different events.
+            event = event[: len(event) - len(event.lstrip(b"\r\n"))]
+        kept.append(event)
+    return b"".join(kept)
+
+
+def _events(data: bytes) -> list[bytes]:
+    """The events, and what follows the last blank line."""
+    events, start = [], 0
+    for blank in BLANK_LINE.finditer(data):
+        events.append(data[start : blank.end()])
+        start = blank.end()
+    return [*events, data[start:]]
+
+
+def _data_of(event: bytes) -> bytes | None:
+    """None: there is no data line."""
+    lines = [
+        line[5:].removeprefix(b" ")
+        for line in event.lstrip(b"\r\n").removeprefix(BOM).splitlines()
+        if line.startswith(b"data:")
+    ]
+    return b"\n".join(lines) if lines else None
+
+
+def _is_usage(event: bytes) -> bool:
+    try:
+        chunk = _decode_chunk(_data_of(event) or b"")
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return chunk.choices == [] and bool(chunk.usage)
+
+
+# --------------------------------------------------------------------------- junk
+
+
+class JunkFilter:
+    """Removes events that are no JSON object.
+
+    Holds the end of the answer, from the finish_reason on, until [DONE] or `close`: only then is it known that no text
+    was lost with the junk (`backends.stream.taps`). From an event above JUDGED_LIMIT on, all passes.
+    """
+
+    def __init__(self) -> None:
+        self._overflowed = False
+        self._held = b""
+        self._end = b""
+
+    def feed(self, data: bytes) -> bytes:
+        if self._overflowed:
+            return data
+        *events, self._held = _events(self._held + data)
+        passed = b"".join(map(self._passed, events))
+        self._overflowed = len(self._held) > JUDGED_LIMIT
+        return passed + self.close() if self._overflowed else passed
+
+    def drop(self) -> bytes:
+        self._held = b""
+        return b""
+
+    def close(self) -> bytes:
+        rest, self._end, self._held = self._end + self._held, b"", b""
+        return rest
+
+    def _passed(self, event: bytes) -> bytes:
+        data = _data_of(event)
+        if data is None:  # a comment
+            return event
+        if data.startswith(b"[DONE]"):
+            end, self._end = self._end, b""
+            return end + event
+        chunk = _object_in(data)
+        if chunk is None:
+            return b""
+        if chunk.get("error") or not (self._end or _finishes(chunk)):
+            return event
+        self._end += event
+        return b""
+
+
+def _object_in(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = failures.decode_leniently(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _finishes(chunk: dict[str, Any]) -> bool:
+    choices = chunk.get("choices")
+    choices = choices if isinstance(choices, list) else []
+    return any(isinstance(choice, dict) and choice.get("finish_reason") for choice in choices)

@@ -169,8 +169,10 @@ class StreamTap(_ReplyTap):
 
     def close(self) -> None:
         """The body is complete."""
-        self._read_events(self._decoder.flush())
-        self._settle()
+        if self._decoder.pending:
+            self._read_events(self._decoder.flush())
+        if self._doubtful:
+            self._settle()
 
     def _learn_form(self, data: bytes) -> None:
         """Keep the form of an event with a plain content and no end."""
@@ -189,7 +191,8 @@ class StreamTap(_ReplyTap):
                 self.missing = b""
                 if self.done_ends:
                     self._end()
-                self._settle()
+                if self._doubtful:
+                    self._settle()
             elif event.name == b"error":
                 self._read_error(event.data)
             else:
@@ -213,17 +216,17 @@ class StreamTap(_ReplyTap):
         if chunk.error:
             self._fail(failures.of_event(chunk.error, self._secret))
         for choice in chunk.choices or ():
-            self._read_output(choice.text, choice.delta)
+            delta = choice.delta
+            answer = bool(choice.text) or (delta is not None and _answers(delta))
+            reasoning = delta is not None and _reasons(delta)
+            if answer or reasoning:
+                self._note_output(answer, reasoning)
             if choice.finish_reason:
                 self._end_choice(choice)
         if chunk.usage is not None:
             read_usage(self.usage, chunk.usage)
         if chunk.metrics is not None:
             read_times(self.times, chunk.metrics)
-
-    def _read_output(self, text: Any, delta: _Delta | None) -> None:
-        answer = bool(text) or (delta is not None and _answers(delta))
-        self._note_output(answer, delta is not None and _reasons(delta))
 
     def _note_output(self, answer: bool, reasoning: bool) -> None:
         self.answer_begun = self.answer_begun or answer
@@ -251,7 +254,7 @@ class StreamTap(_ReplyTap):
 
     def _settle(self) -> None:
         """The stream is over: with an event in doubt, the engine's count decides if the answer is complete."""
-        if self._doubtful and not self.ended and self.failure is None:
+        if not self.ended and self.failure is None:
             completion = self.usage.completion
             if len(self._ended_choices) >= self._choices and completion is not None and completion <= self.tokens:
                 self.ended = True
@@ -355,8 +358,8 @@ _OUTPUT_DEPTH = 6  # a tool call's name is at 3: list, call, function
 
 
 def _answers(delta: _Delta) -> bool:
-    content = delta.content
-    if content and not _is_gemini_thought(delta.extra_content):
+    content, extra = delta.content, delta.extra_content
+    if content and (extra is None or not _is_gemini_thought(extra)):
         if isinstance(content, str):
             return True
         if _is_output([part for part in content if not _is_thought(part)] if isinstance(content, list) else content):
@@ -365,19 +368,19 @@ def _answers(delta: _Delta) -> bool:
     if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
         return True
     listed = delta.tool_calls, delta.images, delta.annotations, delta.citations
-    return any(_is_output(value) for value in listed if isinstance(value, list)) or (
-        _is_output(delta.refusal) or _is_output(delta.function_call)
-    )
+    if any(listed) and any(_is_output(value) for value in listed if isinstance(value, list)):
+        return True
+    return any(map(_is_output, filter(None, (delta.refusal, delta.function_call))))
 
 
 def _reasons(delta: _Delta) -> bool:
     texts = delta.reasoning or delta.reasoning_content or delta.reasoning_text
     if texts or delta.reasoning_details or delta.thinking_blocks:
         return _is_output([texts, delta.reasoning_details, delta.thinking_blocks])
-    content = delta.content
+    content, extra = delta.content, delta.extra_content
     if isinstance(content, list):
         return _is_output([part for part in content if _is_thought(part)])
-    return bool(content) and _is_gemini_thought(delta.extra_content)
+    return bool(content and extra) and _is_gemini_thought(extra)
 
 
 def _is_output(value: Any, depth: int = _OUTPUT_DEPTH) -> bool:
@@ -396,8 +399,6 @@ def _is_thought(part: Any) -> bool:
 
 
 def _is_gemini_thought(extra: Any) -> bool:
-    if extra is None:
-        return False
     google = extra.get("google") if isinstance(extra, dict) else None
     return isinstance(google, dict) and google.get("thought") is True
 

@@ -121,7 +121,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
     if parameters.definitions:
         sources = [*map(body.__getitem__, definitions(body)), *messages]
         digests[:0] = parameters.definitions
-    most = max(flag or 0 for flag in flags)
+    most = max(filter(None, flags), default=0)
     return ParsedBody(
         members=body,
         prompt=Prompt(sources, digests, len(messages), len(raw), decoded, media=most >= _MEDIA),

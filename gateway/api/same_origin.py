@@ -32,13 +32,16 @@ class SameOrigin:
         self.loopback = loopback
         self.cors = cors
         self.names = frozenset(name.lower() for name in names)
+        self._latest = ""  # the latest host found to be known: callers repeat themselves
 
     def check(self, headers: Mapping[str, str], transport: asyncio.BaseTransport) -> None:
         """Raises ApiError (403). `headers`: names in lower case. HTTP/1.0, which no browser speaks, has no `Host`."""
         host = headers.get("host")
-        if host is not None and not self._known(host):
-            message = "The Host header is no name of this gateway; list it in server.hosts, or require keys."
-            raise ApiError(403, message, code="host_not_allowed", close=True)
+        if host is not None and host != self._latest:
+            if not self._known(host):
+                message = "The Host header is no name of this gateway; list it in server.hosts, or require keys."
+                raise ApiError(403, message, code="host_not_allowed", close=True)
+            self._latest = host
         origin = headers.get("origin")
         if origin is not None and not self._own(origin, host or "", transport.get_extra_info("sockname")[1]):
             message = "Pages of other origins may not use this port without an API key."

@@ -188,10 +188,10 @@ class DownstreamConnection(RequestHandler):
         self.writer = ResponseWriter(tcp, self.server.coalescer)
         intake = self.server.intake
         intake.connections += 1
-        if (refusal := intake.too_many_connections()) is None:
+        if intake.connections <= intake.max_connections:
             super().connection_made(transport)
         elif intake.connections <= intake.max_connections + LINGERING:
-            self._turn_away(refusal)
+            self._turn_away(intake.too_many_connections())
         else:
             tcp.abort()
 
@@ -382,7 +382,7 @@ class DownstreamConnection(RequestHandler):
         intake = self.server.intake
         intake.body_bytes += size - self._held
         self._held = size
-        if (fault := intake.too_many_bytes(size)) is not None:
+        if intake.body_bytes > intake.max_body_bytes and (fault := intake.too_many_bytes(size)) is not None:
             raise fault
 
     async def _collect(self, content: StreamReader, max_body: int, timeout: float) -> bytes:

@@ -31,10 +31,8 @@ class Intake(Collector):
         for reason in ("connections", "bodies", "head"):
             self.refused.of[(reason,)].value = 0.0
 
-    def too_many_connections(self) -> ApiError | None:
-        """The reason to refuse the connection counted last."""
-        if self.connections <= self.max_connections:
-            return None
+    def too_many_connections(self) -> ApiError:
+        """The reason to refuse a connection above `max_connections`."""
         return self.busy("connections", f"All {self.max_connections} connections of the gateway are in use")
 
     def too_many_bytes(self, size: int, more: int = 0) -> ApiError | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from backends.interface import BackendRequest, Failure, FailureKind
+from backends.interface import Failure, FailureKind
 from gateway.api.inference_request import InferenceRequest
 from gateway.observe.record import Stage
 from gateway.upstream.answer_quality import shortcoming
@@ -21,7 +21,7 @@ from gateway.upstream.operation_fit import OperationFit
 from gateway.upstream.relay import LATE_TIMER, READ_FIRST, Relay
 from gateway.upstream.routed_request import RoutedRequest, attempt_record, header_safe
 from gateway.upstream.stream_rescue import StreamRescue
-from gateway.upstream.upstream_request import EVERYWHERE, Upstream, UpstreamRequest
+from gateway.upstream.upstream_request import EVERYWHERE, UpstreamRequest
 from policies.attempts.attempt_events import (
     Begin,
     Broken,
@@ -154,7 +154,8 @@ class AttemptRunner:
         """Return shares of budgets; called once, at the first token or without any."""
         self.finished = True
         self._cancel_timer()
-        self._cancel_watch()
+        if self.watch is not None:
+            self._cancel_watch()
         self.dispatcher.on_dispatched(self.routed.request)
         self.dispatcher.retries.ended()
         self._give_back_retries()
@@ -224,7 +225,7 @@ class AttemptRunner:
     def _open(self, attempt: Attempt) -> None:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
-        request = self.backend_request(upstream, attempt)
+        request = routed.backend_request(upstream, attempt)
         if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
             if routed.request.wants_usage:
                 self._run(self.rescue.count_prompt(upstream, request))
@@ -285,9 +286,6 @@ class AttemptRunner:
         task.add_done_callback(self.dispatcher.connecting.discard)
         return task
 
-    def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
-        return self.routed.backend_request(upstream, attempt)
-
     def _commit(self, winner: UpstreamRequest) -> None:
         if self.finished:
             return self._resume(winner)
@@ -342,7 +340,7 @@ class AttemptRunner:
             upstream = self.routed.upstreams[endpoint.id]
             if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
                 found[endpoint.id] = "no peer is up"
-            elif obstacle := upstream.backend.obstacle(self.backend_request(upstream, winner), tokens):
+            elif obstacle := upstream.backend.obstacle(self.routed.backend_request(upstream, winner), tokens):
                 found[endpoint.id] = obstacle
         return found
 
@@ -352,19 +350,20 @@ class AttemptRunner:
     # -- AttemptListener ----------------------------------------------------------------------
 
     def first_token(self, upstream_request: UpstreamRequest) -> None:
-        if not self._escalates(upstream_request):
+        if not (self.routed.route.escalate and self._escalates(upstream_request)):
             self._advance(FirstToken(upstream_request.attempt.number))
 
     def _escalates(self, upstream_request: UpstreamRequest) -> bool:
         """Ask another pool once, where the route wants better than this whole answer. The answer is kept: the caller
         gets it if no other comes."""
+        if upstream_request.stream or not upstream_request.over or self.kept is not None:
+            return False
         routed, attempt = self.routed, upstream_request.attempt
-        wanted, pool = routed.route.escalate, attempt.candidate.endpoint.pool
-        others = any(candidate.endpoint.pool != pool for candidate in routed.decision.ranked)
-        if not wanted or upstream_request.stream or not upstream_request.over or self.kept is not None or not others:
+        pool = attempt.candidate.endpoint.pool
+        if all(candidate.endpoint.pool == pool for candidate in routed.decision.ranked):
             return False
         reply = b"".join(upstream_request.buffered)
-        lack = shortcoming(routed.request.operation, routed.request.body, reply, wanted)
+        lack = shortcoming(routed.request.operation, routed.request.body, reply, routed.route.escalate)
         if not lack:
             return False
         self.kept, routed.timeline.record.escalated = upstream_request, lack

@@ -14,7 +14,8 @@ from time import monotonic
 
 from backends.interface import Failure, FailureKind
 from backends.stream.continuation import Diverged, RewriterChain
-from backends.stream.redaction import CachedCountMasker, JunkFilter, Rewriter, SecretMasker, UsageStripper, WholeEvents
+from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker
+from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
 from backends.translation.answer import ReplyShapeError, StreamTranslator
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS, ApiError
@@ -153,7 +154,7 @@ class Relay:
                 rewriter = RewriterChain(self.rescue.events, rewriter)
         elif backend.secret:
             rewriter = SecretMasker(backend.secret)
-        return CachedCountMasker(rewriter) if self._is_masked(self.winner) else rewriter
+        return CachedCountMasker(rewriter) if self.masked_pools and self._is_masked(self.winner) else rewriter
 
     def _drop_junk(self) -> None:
         """Relay no event that is no JSON. A `Continuation` passes none."""

@@ -173,13 +173,17 @@ class UpstreamRequest:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
         self.is_success = 200 <= status < 300
-        if reports := self.upstream.backend.rate_limits(headers):
+        if not self.upstream.backend.local:
+            self._read_rate_limits()
+        if self.stream and self.is_success and headers.get("content-type", "").startswith("text/html"):
+            self._fail(NOT_EVENTS)
+
+    def _read_rate_limits(self) -> None:
+        if reports := self.upstream.backend.rate_limits(self.headers):
             now = monotonic()
             self.fleet.on_rate_limits(
                 self, [RateLimit.reported(r.counts_tokens, r.remaining, r.limit, r.reset, now) for r in reports]
             )
-        if self.stream and self.is_success and headers.get("content-type", "").startswith("text/html"):
-            self._fail(NOT_EVENTS)
 
     def on_body(self, data: bytes, framed: bytes = b"") -> None:
         self.last_byte = now = monotonic()

@@ -144,12 +144,13 @@ class PlacementRound:
         if queued.route.scorer == "predicted":
             occupied = queues.in_dispatch or queues.assigned
             ahead = queues.prefill_ahead(queued) if occupied else {}
-            held = (
-                queues.held_ahead(queued) if occupied and any(load.limits for load in snapshot.loads.values()) else {}
-            )
+            limited = occupied and any(load.limits for load in snapshot.loads.values())
+            held = queues.held_ahead(queued) if limited else {}
             delayed: dict[str, Load] = {}
             for name, load in snapshot.loads.items():
-                wait = ahead.get(name, 0.0) + (behind if self.fleet.is_local(name) else 0.0)
+                wait = ahead.get(name, 0.0)
+                if behind and self.fleet.is_local(name):
+                    wait += behind
                 if load.reopens_in and not ignore_interference:
                     wait += max(load.reopens_in - load.backlog_s, 0.0)
                 requests, tokens = held.get(name, (0, 0.0)) if load.limits else (0, 0.0)
@@ -183,7 +184,7 @@ class PlacementRound:
         """True: dispatched now, as the endpoint has room and no queue. False: assigned."""
         endpoint = chosen.endpoint.id
         free = endpoint not in self.queues.assigned and self.has_room(endpoint, chosen.load)
-        if free and not self.is_closed(queued, endpoint):
+        if free and not (self._may_close(chosen) and self.is_closed(queued, endpoint)):
             return True
         self._assign(queued, decision, chosen)
         return False
@@ -195,11 +196,18 @@ class PlacementRound:
         queued.set_rate_limited(self.now, limited or chosen.load.send_at > self.now)
         self.queues.assign(queued, chosen.endpoint, chosen.forecast.prefill, spill_at)
 
+    def _may_close(self, chosen: Candidate) -> bool:
+        """The chosen endpoint has a cap or a rate limit."""
+        load = chosen.load
+        if load.limits or load.send_at > self.now:
+            return True
+        return self.fleet.closes and self.fleet.cap(chosen.endpoint.id) is not None
+
     def _must_wait(self, queued: QueuedRequest, chosen: Candidate) -> bool:
         """No slot or no rate is left at the chosen endpoint, or a request held there comes first."""
-        load, endpoint = chosen.load, chosen.endpoint.id
-        if not load.limits and load.send_at <= self.now and self.fleet.cap(endpoint) is None:
+        if not self._may_close(chosen):
             return False
+        endpoint = chosen.endpoint.id
         queue = self.queues.assigned.get(endpoint)
         return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint)
 

@@ -150,7 +150,7 @@ class CandidateSet:
         elif usable := self._usable(number, pool, prompt.tokens, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
-            left = self.left - self.queued.extra_reasoning(pool.name)
+            left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
             self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, left))
 
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:

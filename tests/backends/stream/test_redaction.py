@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.stream.redaction import CachedCountMasker, SecretMasker, UsageStripper
+from backends.stream.redaction import CachedCountMasker, SecretMasker
+from backends.stream.sse import UsageStripper
 from tests.gateway.builders import DONE, FINISH, TOKEN, USAGE
 
 SAYING_ALL = {

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backends.stream.redaction import HELD_LIMIT, UsageStripper, WholeEvents
 from backends.stream.sse import (
     EVENT_LIMIT,
     EXCERPT_LIMIT,
+    HELD_LIMIT,
     ExcerptDecoder,
     ServerSentEvent,
     SseDecoder,
     StreamError,
+    UsageStripper,
+    WholeEvents,
     excerpt,
 )
 
