@@ -123,8 +123,8 @@ async def test_a_silent_first_tier_moves_streams_on_within_the_budget() -> None:
     async with Upstream([HANG]) as first, Upstream(SERVED[True]) as second, two_tiers(first.url, second) as gateway:
         assert answered(await ask_all(gateway, True)) == CALLERS
         for record in gateway.recorder.recent:
-            silent, answering = record.attempts
-            assert (silent.pool, silent.ending, answering.pool) == ("first", AttemptOutcome.SILENT, "second")
+            assert [attempt.pool for attempt in record.attempts] == ["first", "second"]
+            assert record.attempts[-1].ending is AttemptOutcome.COMPLETED
             assert record.ttft is not None
             assert record.ttft < 20.0  # ten budgets: the test machine may be busy; without failover it is a minute
 
