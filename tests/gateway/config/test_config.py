@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "max_attempts": 3,
         "max_body": 32_000_000,
         "scrape": 0.5,
+        "keepalive": "off",
     }
     assert (empty.state.redis, empty.keys, empty.telemetry.access_log, empty.telemetry.prompts) == (
         None,
