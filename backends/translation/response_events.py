@@ -218,7 +218,7 @@ class ResponseBuilder:
     def _place(self) -> Json:
         assert self._kind is not None
         item, within = self._item, self._kind.place
-        place = self._output.index(item) if self._output[-1] is not item else len(self._output) - 1
+        place = len(self._output) - 1  # the open item is the last one
         return {"item_id": item["id"], "output_index": place, f"{within}_index": len(item[within]) - 1}
 
     def _part(self, text: str) -> Json:
@@ -244,7 +244,7 @@ class ResponseBuilder:
         self._close_part()
         if "status" in self._item:
             self._item["status"] = status
-        self._emit("response.output_item.done", output_index=self._output.index(self._item), item=self._item)
+        self._emit("response.output_item.done", output_index=len(self._output) - 1, item=self._item)
         self._item = {}
 
     # -- calls ---------------------------------------------------------------------------

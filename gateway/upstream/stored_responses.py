@@ -5,6 +5,7 @@ Such a request is no inference: it is not queued, measured or retried, and a los
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gateway.upstream.upstream_request import Upstream
 
 TIMEOUT = 10.0  # s
 RETRY = 1.0  # s until a caller may ask a lost endpoint again
+LARGE = 150_000  # bytes of a stored response: more is rewritten in a thread
 LIMIT = 64 << 20  # bytes of a stored response, which may hold images
 
 _QUERY = re.compile(r"[!-~]*")
@@ -49,7 +51,9 @@ class StoredResponses:
             raise _unreachable(error.failure) from None
         if not 200 <= reply.status < 300:
             raise self._refusal(http.model, holder, upstream.backend.failure(reply.status, reply.headers, reply.body))
-        return reply.status, self._rewritten(reply.body, holder.endpoint, upstream)
+        given = reply.body, holder.endpoint, upstream
+        large = len(reply.body) > LARGE
+        return reply.status, await asyncio.to_thread(self._rewritten, *given) if large else self._rewritten(*given)
 
     def _rewritten(self, body: bytes, endpoint: str, upstream: Upstream) -> bytes:
         try:

@@ -14,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.app import Gateway
+from gateway.upstream import stored_responses
 from tests.gateway.builders import get
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ENCRYPTED, ResponsesServer
@@ -225,7 +226,12 @@ async def test_a_lost_endpoint_s_state_is_asked_for_nowhere_else() -> None:
         assert [error.status_code for error in away] == [503] * len(failures)
 
 
-async def test_stored_responses_are_retrieved_listed_cancelled_and_deleted() -> None:
+@pytest.mark.parametrize("large", [stored_responses.LARGE, 0])
+async def test_stored_responses_are_retrieved_listed_cancelled_and_deleted(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones are rewritten in a thread."""
+    monkeypatch.setattr(stored_responses, "LARGE", large)
     async with servers(3) as three, running({"only": native(*three)}) as gateway:
         client = sdk(gateway)
         given = [(await client.responses.create(model="chat", input=f"hi {number}")).id for number in range(9)]
