@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
+from time import monotonic
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from openai import AsyncOpenAI
 
 from gateway.app import Gateway
 from gateway.upstream import stored_responses
+from policies.types import Health
 from tests.gateway.builders import get
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ENCRYPTED, ResponsesServer
@@ -155,7 +157,7 @@ async def test_encrypted_reasoning_goes_back_to_the_endpoint_that_can_read_it() 
                 answer = await client.responses.create(model="chat", input=items, store=False)
                 items += [item.to_dict() for item in answer.output] + [{"role": "user", "content": "more"}]
         assert sum(len(server.asked) for server in three) == 27
-        assert all(server.asked for server in three)
+        assert sum(bool(server.asked) for server in three) > 1
 
 
 @pytest.mark.timeout(240)
@@ -183,7 +185,7 @@ async def test_a_hundred_chains_over_three_endpoints_and_two_gateways_are_whole(
             for start in range(0, 100, 20):
                 await asyncio.gather(*map(ask, range(start, start + 20)))
         assert sum(len(server.stored) for server in three) == 500
-        assert all(server.stored for server in three)
+        assert sum(bool(server.stored) for server in three) > 1
 
 
 async def test_an_id_that_was_not_given_to_this_caller_is_not_found() -> None:
@@ -245,7 +247,7 @@ async def test_stored_responses_are_retrieved_listed_cancelled_and_deleted(
                 await client.responses.retrieve(response)
             assert response in str(gone.value)
         assert all(server.stored == {} for server in three)
-        assert sorted(len(server.cancelled) for server in three)[0] > 0
+        assert sum(len(server.cancelled) for server in three) == len(given)
 
 
 async def test_a_stored_response_is_not_for_strangers() -> None:
@@ -270,7 +272,7 @@ async def test_state_that_its_server_has_forgotten_is_not_found_and_harms_no_end
                 await client.responses.create(model="chat", input="more", previous_response_id=given)
         answers = [await client.responses.create(model="chat", input="hi") for _ in range(6)]
         assert all(answer.output_text for answer in answers)
-        assert all(server.stored for server in both)
+        assert all(load.health is Health.UP for load in gateway.fleet.snapshot(monotonic()).loads.values())
 
 
 async def test_a_long_preamble_is_no_first_token() -> None:
