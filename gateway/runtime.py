@@ -29,6 +29,7 @@ from gateway.config.models import Config, Key
 from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.media import family_of
 from gateway.tokenize.tokenizers import encoder
+from gateway.upstream.answer_quality import load_validator
 from gateway.upstream.upstream_request import Upstream
 from policies.routes.route import Route
 from policies.types import Pool
@@ -103,6 +104,8 @@ class RuntimeHolder:
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
     routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
+    if any("invalid_json" in route.escalate for route in routes.all):
+        load_validator()
     backends = _backends(config, {} if before is None else before.backends)
     coalescer = WriteCoalescer() if before is None else before.coalescer
     known = {} if before is None else before.connections

@@ -15,8 +15,7 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.messages_members import decode_event
-from backends.translation.translation import EventTranslator, Json, sse
+from backends.translation.translation import EventTranslator, Json, decode_event, sse
 
 _STOP_REASONS = {
     "stop": "end_turn",

@@ -16,8 +16,8 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.messages_members import decode_event, reasoning_detail
-from backends.translation.translation import EventTranslator, Json, sse
+from backends.translation.messages_members import reasoning_detail
+from backends.translation.translation import EventTranslator, Json, decode_event, sse
 
 _FINISH_REASONS = {
     "end_turn": "stop",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from backends import failures
 from backends.translation.translation import Json, UntranslatableError
 
 _NEVER_DROPPED = frozenset({"model", "messages", "system", "tools", "max_tokens", "stream"})
@@ -44,18 +42,6 @@ def refuse_others(members: Mapping[str, Any], known: Mapping[str, Any], within: 
 
 
 ANY = object()  # a member is known whatever its value is
-
-
-def decode_event(data: bytes) -> Any:
-    """Decode the data of an event; None: no JSON. Additions of Python servers become what JSON can say."""
-    try:
-        return _decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    try:
-        return json.loads(json.dumps(failures.decode_leniently(data), ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
 
 
 def split_data_url(url: str) -> tuple[str, str] | None:

@@ -11,7 +11,6 @@ Event names and members: openai-python 3.54, types/responses (2026-11).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.translation import EventTranslator, Json, KeptTexts
+from backends.translation.translation import EventTranslator, Json, KeptTexts, decode_event
 
 _encode = msgspec.json.Encoder().encode
 
@@ -384,21 +383,8 @@ def as_objects(value: Any) -> list[Mapping[str, Any]]:
 
 
 def decoded(data: bytes) -> Mapping[str, Any]:
-    """The object of an event; empty: there is none (the tap reports it). JSON of Python servers is made strict."""
-    try:
-        return as_object(msgspec.json.decode(data))
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    try:
-        lenient = json.dumps(failures.decode_leniently(data), ensure_ascii=False).encode("utf-8", "replace")
-        return as_object(json.loads(lenient, parse_int=_bounded))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _bounded(digits: str) -> float:
-    """An integer that JSON encoders can write."""
-    return int(digits) if len(digits) < 19 else float(digits)
+    """The object of an event; empty: there is none (the tap reports it)."""
+    return as_object(decode_event(data))
 
 
 def _texts(content: Any) -> tuple[Any, Any]:

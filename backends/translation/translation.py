@@ -10,12 +10,14 @@ Rules:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
+from backends import failures
 from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent, SseDecoder
 
@@ -25,6 +27,7 @@ KEPT_LIMIT = 64 << 20  # bytes of kept texts: 400,000 tokens and more
 TEXT_OVERHEAD = 64  # bytes of a string
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class UntranslatableError(ValueError):
@@ -100,3 +103,21 @@ class Translation:
 def sse(event: Mapping[str, Any], name: str = "") -> bytes:
     """An event as written on the wire."""
     return bytes(ServerSentEvent(name.encode(), _encode(event)))
+
+
+def decode_event(data: bytes) -> Any:
+    """Decode the data of an event; None: no JSON. Additions of Python servers become what JSON can say."""
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        lenient = json.dumps(failures.decode_leniently(data), ensure_ascii=False).encode("utf-8", "replace")
+        return json.loads(lenient, parse_int=_bounded)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bounded(digits: str) -> float:
+    """An integer that JSON encoders can write."""
+    return int(digits) if len(digits) < 19 else float(digits)

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
 from time import monotonic
 from typing import Any
 
@@ -119,6 +120,11 @@ def _is_valid(text: str, schema: Any) -> bool:
         return bool(checker.is_valid(value))
     except Exception:  # a schema with an error of its own, or one that takes too long: the engine's to judge
         return True
+
+
+def load_validator() -> None:
+    """Import the validator of schemas now: within a request, the import would stall the event loop for 0.1 s."""
+    import_module("jsonschema")
 
 
 def _timed(keywords: Mapping[str, Any], until: float) -> dict[str, Any]:

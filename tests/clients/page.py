@@ -25,7 +25,7 @@ which have no completions, no embeddings and no JSON without a schema: those req
 `make clients ARGS="--only openai-python,codex"` runs some and keeps the others' results. Versions are pinned in
 `tests/clients/versions.toml`.
 
-Every client gets its base URL, a key and a model name, and nothing else: no option or patch for the gateway's sake. A
+Every client gets its base URL, a key and a model name, and no patch; options that a check needs are named below. A
 check passes if the client returns what the engine said, or raises its own exception of that kind.
 
 - Codex takes these two from a provider in its `config.toml` (`wire_api = "responses"`), or from `openai_base_url` and
