@@ -13,7 +13,7 @@ from urllib.parse import quote
 from backends.interface import BackendConfig, BackendRequest
 from backends.openai import OpenAI
 
-API_VERSION = "2024-10-21"  # the latest stable one; `query: {api-version: ...}` replaces it
+API_VERSION = "2024-10-21"  # latest stable version; `query: {api-version: ...}` overrides
 
 
 class AzureOpenAI(OpenAI):

@@ -74,7 +74,7 @@ class LoadMetrics:
 
 
 def _of_engine(page: bytes, rank: int) -> bytes:
-    """Lines of one engine, and lines that name none."""
+    """Lines of an engine, and lines without an engine label."""
     own, label = b'engine="%d"' % rank, b'engine="'
     return b"\n".join(line for line in page.split(b"\n") if label not in line or own in line)
 

@@ -66,14 +66,14 @@ class Runtime:
     pools: Mapping[str, Pool]
     routes: Routes
     keys: Keys
-    masked_pools: frozenset[str]  # whose answers must not tell a caller which part of a prompt was cached
+    masked_pools: frozenset[str]  # pools with cached token counts hidden from callers
     same_origin: SameOrigin | None  # where no key protects the data port
     cors: Cors | None  # pages of other origins
     upstreams: Mapping[str, Upstream]
     wanted_headers: frozenset[str]  # request headers read by a tier's `when`
     backends: Backends
     operations: Mapping[str, frozenset[Operation]]  # spoken natively, by pool
-    native: Mapping[str, frozenset[Operation]]  # by route: those of all its pools
+    native: Mapping[str, frozenset[Operation]]  # by route: operations of all pools
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
 

@@ -197,7 +197,7 @@ class Engine:
         self._arriving.append(live)
 
     def abort(self, request_id: RequestId) -> bool:
-        """Drop a request, and free its blocks, at once. False if it has ended, or its last token is planned."""
+        """Drop a request, and free its blocks, at once. False after the end, or once the last token is planned."""
         live = self._live.get(request_id)
         if live is None or live.state is RequestState.ENDING:
             return False
@@ -356,7 +356,7 @@ class Engine:
         self._waiting.appendleft(live)
 
     def _evict(self, live: LiveRequest) -> None:
-        """Remove a running request from its batch, and free its blocks."""
+        """Remove a running request from the batch, and free the request's blocks."""
         if live.state is RequestState.DECODING:
             self._decoding.leave(live)
         else:

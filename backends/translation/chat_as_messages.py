@@ -69,7 +69,7 @@ def _content(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[Json]:
 
 
 def _thinking(answer: Mapping[str, Any]) -> list[Json]:
-    """Blocks with their signatures where the reply has them; else the text."""
+    """Blocks with signatures, if the reply has signatures; else the text."""
     blocks: list[Json] = []
     for detail in answer.get("reasoning_details") or ():
         if detail.get("type") == "reasoning.text":
@@ -121,7 +121,7 @@ def _stop(choice: Mapping[str, Any], called: bool, refused: bool) -> Json:
 
 
 def _usage(usage: Mapping[str, Any]) -> Json:
-    """Anthropic's input tokens are those that no cache has read or written."""
+    """Usage of Anthropic: `input_tokens` excludes tokens read from or written to a cache."""
     details = usage.get("prompt_tokens_details") or {}
     read = details.get("cached_tokens")
     written = details.get("cache_write_tokens", details.get("created_cache_tokens"))  # OpenAI's name, and vLLM's

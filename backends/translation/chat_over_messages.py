@@ -168,7 +168,7 @@ def _tool_choice(choice: Any, dropped: frozenset[str]) -> Json:
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> list[Json]:
-    """Results of tools, and what the user says to them, are one turn of the user."""
+    """Join tool results and the following user message in one user turn."""
     turns: list[Json] = []
     results: list[Json] | None = None  # content of the open turn with tool results
     for message in messages:

@@ -26,7 +26,7 @@ def _masked(holder: Json) -> Json:
 
 
 class MaskedMessagesEvents(EventTranslator):
-    """Events of a message; those without usage pass as they are."""
+    """Events of a message; events without usage pass unchanged."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__()

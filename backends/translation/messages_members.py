@@ -19,7 +19,7 @@ SCHEMA_NAME = "output"  # of a JSON schema, which has a name in chat alone
 
 
 def present(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
-    """Members with a value, without those that the route drops."""
+    """Members with a value, without members dropped by the route."""
     return {
         name: value
         for name, value in body.items()

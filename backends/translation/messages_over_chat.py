@@ -132,7 +132,7 @@ def _tools(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
 
 
 def _is_translatable(tool: Mapping[str, Any], dropped: frozenset[str]) -> bool:
-    """Tools of the provider are named by their type, so that a route can drop them."""
+    """False for a tool of the provider: refused or dropped by tool type."""
     kind = tool.get("type", "custom")
     if kind not in ("custom", None):
         refuse(f"tools.{kind}", dropped)

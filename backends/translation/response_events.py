@@ -24,7 +24,7 @@ from backends.translation.translation import EventTranslator, Json, KeptTexts, d
 
 _encode = msgspec.json.Encoder().encode
 
-_ECHOED: Mapping[str, Any] = {  # members of the request that a response repeats, with their defaults
+_ECHOED: Mapping[str, Any] = {  # members of the request repeated in a response, with defaults
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -48,7 +48,7 @@ _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # of OpenAI,
 
 @dataclass(frozen=True, slots=True)
 class _PartKind:
-    """A kind of streamed text: its item, its part, and the prefix of its events."""
+    """A kind of streamed text: type of the item, type of the part, prefix of the events."""
 
     item: str
     part: str

@@ -27,13 +27,13 @@ SAME = tuple(
     "model stream temperature top_p parallel_tool_calls metadata moderation prompt_cache_key prompt_cache_options "
     "prompt_cache_retention safety_identifier service_tier user".split()
 )
-# Those of vLLM, which both of its dialects have.
+# vLLM's extensions, common to both dialects.
 EXTENSIONS = tuple(
     "top_k min_p seed stop stop_token_ids logit_bias presence_penalty frequency_penalty repetition_penalty ignore_eos "
     "skip_special_tokens include_stop_str_in_output cache_salt priority chat_template_kwargs mm_processor_kwargs "
     "structured_outputs".split()
 )
-_OF_REPLY = ("id", "status", "annotations", "logprobs")  # what an item or a part carries of the reply that it came from
+_OF_REPLY = ("id", "status", "annotations", "logprobs")  # members of an item or a part left from the earlier reply
 _TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"

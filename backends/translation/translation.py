@@ -39,7 +39,7 @@ class UntranslatableError(ValueError):
 
 
 class KeptTexts:
-    """Bounds the memory for the texts of one stream that are kept to be repeated at its end."""
+    """Bounds the memory for texts kept for repetition at the end of a stream."""
 
     def __init__(self) -> None:
         self._left = KEPT_LIMIT

@@ -90,7 +90,7 @@ def _unauthorized(message: str) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A key with its SHA-256 digest and its configured cache group."""
+    """A key: name, SHA-256 digest and configured cache group."""
 
     name: str
     digest: bytes

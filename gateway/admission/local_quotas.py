@@ -81,7 +81,7 @@ class SteadyWall:
 
 
 class KeyUsage:
-    """Usage of one key within one worker."""
+    """Usage of a key within a worker."""
 
     def __init__(self, words: CounterArray, base: int = 0) -> None:
         self.words, self.base = words, base

@@ -237,7 +237,7 @@ class InferenceRequest(RequestView):
     traceparent: str
     request_id: str
     size: int  # bytes of body
-    verbatim: Mapping[str, Any] | None = None  # the body with its prefix breakers, where it had any
+    verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
     state_ids: StateIds | None = None  # of Responses: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
@@ -294,7 +294,7 @@ def parse(
     )
 
 
-# What clients send to name a conversation, or else its user: OpenAI's `prompt_cache_key`; headers of Codex (session-id,
+# Names of a conversation, or else of a user, from clients: OpenAI's `prompt_cache_key`; headers of Codex (session-id,
 # before 0.120 session_id and conversation_id) and Claude Code; the Responses API's `conversation`.
 _SESSION_HEADERS = ("x-session-id", "session-id", "session_id", "x-claude-code-session-id", "conversation_id")
 

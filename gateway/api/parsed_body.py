@@ -44,7 +44,7 @@ class ParsedBody:
     parameters: Parameters
     user_turns: int = 1
     images: bool = False
-    verbatim: Mapping[str, Any] | None = None  # the members with their prefix breakers, where they had any
+    verbatim: Mapping[str, Any] | None = None  # the members with prefix breakers, if any
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _IDS, _CONTENTS = b"id", b"encrypted content"  # what is sealed
 
 @dataclass(frozen=True, slots=True)
 class StateHolder:
-    """A backend's own id, and the endpoint that knows it."""
+    """A backend's own id, and the endpoint with the state."""
 
     endpoint: str
     id: str
@@ -57,7 +57,7 @@ class StateIds:
         return prefix + self._mac(_IDS, endpoint, backend_id) + backend_id[len(prefix) :]
 
     def open(self, sealed: str, endpoints: Iterable[str]) -> StateHolder | None:
-        """None: an id that this gateway has not given to this tenant, or one of an endpoint that is gone."""
+        """None for an id not sealed by this gateway for this tenant, and for an id of a removed endpoint."""
         prefix = _prefix(sealed)
         seal, rest = sealed[len(prefix) : len(prefix) + SEAL], sealed[len(prefix) + SEAL :]
         return self._find(_IDS, seal, prefix + rest, endpoints)

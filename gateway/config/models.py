@@ -65,7 +65,7 @@ class ServerSection(Section):
 
 
 class Defaults(Section):
-    """Values for every route that does not override them."""
+    """Default values for all routes."""
 
     connect: Positive = written("2s")
     """Timeout of opening a connection to an endpoint."""

@@ -23,7 +23,7 @@ log = logging.getLogger("firsttoken")
 
 FIRST_ANSWER = 2.0  # s to wait for the first answer of a new name
 SLOW_ANSWER = 5.0  # s without an answer until a warning
-MAX_ADDRESSES = 128  # endpoints of one name; known ones stay
+MAX_ADDRESSES = 128  # endpoints of a name; known endpoints come first
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 

@@ -35,7 +35,7 @@ class Stage(IntEnum):
     QUEUE = 4  # the gateway's own
     RATE_LIMIT = 5  # held back, here or between two attempts, because a provider refuses for a while
     DECIDE = 6
-    FAILOVER = 7  # lost attempts before the start of the one that answered
+    FAILOVER = 7  # lost attempts before the start of the answering attempt
     CONNECT = 8
     SEND = 9
     UPSTREAM = 10  # request sent to first token in

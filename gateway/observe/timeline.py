@@ -254,7 +254,7 @@ class Recorder:
 
     @contextmanager
     def timeline(self, arrival: float) -> Iterator[RequestTimeline]:
-        """The block ends in one emitted Record, whatever it raises."""
+        """Emit exactly one Record at the end of the block, after any exception, too."""
         timeline = RequestTimeline(Record(arrival=arrival, wall=time() - (monotonic() - arrival)), self.lag)
         record = timeline.record
         self.lives.add(timeline)

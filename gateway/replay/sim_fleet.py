@@ -46,7 +46,7 @@ class Clock:
         heappush(self._timers, (max(when, self.now), next(self._order), act, args))
 
     def run(self) -> None:
-        """Runs all due timers, including those that become due meanwhile."""
+        """Run all due timers, including timers due meanwhile."""
         while self.upcoming <= self.now:
             _, _, act, args = heappop(self._timers)
             act(*args)

@@ -39,7 +39,7 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace. `hashes`: one per full block of `BLOCK` prompt tokens."""
+    """A request of a trace. `hashes`: a hash per full block of `BLOCK` prompt tokens."""
 
     at: float  # s since the start of the trace
     prompt_tokens: int

@@ -265,7 +265,7 @@ def _seconds(data: str, size: int) -> float:
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
 _PAGES = re.compile(rb"/Count\s+(\d{1,5})\b")
-_PAGE_BYTES = 50_000  # of a PDF that hides its pages in compressed objects
+_PAGE_BYTES = 50_000  # of a PDF with the page count in compressed objects
 
 
 def _file_tokens(head: str, data: str, family: MediaFamily) -> float:

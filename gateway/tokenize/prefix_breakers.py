@@ -49,7 +49,7 @@ def without_breakers(operation: Operation, raw: bytes) -> bytes:
 
 
 def _changed(operation: Operation, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Members that differ without breakers; None: nothing is left of one."""
+    """Members changed by the removal of breakers; None: nothing is left of the member."""
     changed: dict[str, Any] = {}
     if (name := _SYSTEM_MEMBER.get(operation)) is not None and _holds(body.get(name)):
         changed[name] = _stripped(body[name]) or None

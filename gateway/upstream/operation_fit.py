@@ -29,7 +29,7 @@ LACKING = 60.0  # s until a pool is asked again
 
 @dataclass(slots=True)
 class OperationFit:
-    """Operations that pools were found to lack, and those that they have served: bounded by the configuration."""
+    """Operations lacking, and operations served, by pool: bounded by the configuration."""
 
     lacking: dict[tuple[str, Operation], float] = field(default_factory=dict)  # by pool: until when
     served: set[tuple[str, Operation]] = field(default_factory=set)

@@ -26,8 +26,8 @@ from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Price
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
 ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
-MAX_WHOLE = 1 << 20  # bytes of an answer that is not streamed; a longer one is passed on before its end
-MAX_REWRITTEN = 64 << 20  # bytes of an answer that is rewritten, and so held: it may have images in it
+MAX_WHOLE = 1 << 20  # bytes held of an unstreamed answer; a longer answer is passed on before the end
+MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 
 EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
@@ -418,7 +418,7 @@ class UpstreamRequest:
 
     @property
     def cost_usd(self) -> float:
-        """By the tokens that the server may bill, and its report of what it had cached."""
+        """Cost of the billable tokens; cached tokens as reported by the server."""
         (prompt, output), usage = self.billable(), self.tap.usage
         return self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
 

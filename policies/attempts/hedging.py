@@ -1,4 +1,4 @@
-"""When to abandon a silent attempt for a fresh one, and when to hedge it.
+"""Decides when to abandon or to hedge a silent attempt.
 
 An attempt abandoned at t, if silent until then, makes the deadline D with
 `P(own <= t) + P(own > t) P(next <= D - t)`: waiting adds to the first term and takes from the second. The t with the

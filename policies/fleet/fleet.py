@@ -301,7 +301,7 @@ class Fleet:
         self._touch(state)
 
     def is_outlier(self, endpoint_id: str) -> bool:
-        """The endpoint refuses what its siblings answer."""
+        """The endpoint refuses requests answered by other endpoints of the pool."""
         state = self._states.get(endpoint_id)
         return state is not None and self._pools[state.pool.name].is_outlier(state)
 

@@ -350,7 +350,7 @@ class PlacementRound:
         return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
 
     def demote(self) -> None:
-        """Requests of tenants above their share come after all others."""
+        """Move requests of tenants above the fair share behind all other requests."""
         for queue in tuple(self.queues.assigned.values()):
             for queued in [queued for queued in queue if self.shares.is_over(queued.tenant)]:
                 self.queues.unassign(queued)

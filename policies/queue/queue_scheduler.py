@@ -83,7 +83,7 @@ class QueueScheduler:
         return queued.rate_limited_s
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
-        """Requests that leave the queue now, one at a time: the caller dispatches each before it takes the next."""
+        """Yield requests leaving the queue now; the caller dispatches each before the next is placed."""
         turn, queues = self._round(fleet, now), self.queues
         while queues.new:
             queued = queues.new.pop(0)

@@ -145,7 +145,7 @@ class CandidateSet:
         elif reason := self._misfit(tier, pool, prompt.tokens):
             self._reject(tier.pool, number, reason)
             self.unfit += 1
-        elif pool.name in self.taken:  # of two tiers with one pool, the first whose `when` holds counts
+        elif pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
             self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
         elif usable := self._usable(number, pool, prompt.tokens, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)

@@ -76,7 +76,7 @@ SIMILAR_SECONDS = 0.1
 
 
 def alike(costs: Sequence[float], candidates: Sequence[Candidate]) -> list[float]:
-    """The costs, with those SIMILAR to the least made equal, and those that are a guess."""
+    """Costs, with every cost SIMILAR to the least, and every guess, replaced by the least."""
     least = min(costs)
     near = least + max(least * SIMILAR, SIMILAR_SECONDS)
     return [

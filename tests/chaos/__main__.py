@@ -1,6 +1,6 @@
-"""`python -m tests.chaos [--only ROWS] [--quick] [--page FILE]` runs the catalogue and writes its page.
+"""`python -m tests.chaos [--only ROWS] [--quick] [--page FILE]` runs the catalogue and writes the page.
 
-ROWS are numbers and ranges: 1,4-9. Without --only, all rows. A page keeps the former figures of rows that were not run.
+ROWS are numbers and ranges: 1,4-9. Without --only, all rows. The page keeps the former figures of rows not run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def numbers(text: str) -> list[int]:
 
 
 async def run_all(rows: list[Row], quick: bool, target: Path | None) -> list[Outcome]:
-    """The page is written after every row: a run that is stopped keeps its figures."""
+    """Write the page after every row: a stopped run keeps the figures so far."""
     outcomes = []
     for each in rows:
         print(f"{each.number:>3} {each.title} ...", file=sys.stderr, flush=True)

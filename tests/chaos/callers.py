@@ -1,4 +1,4 @@
-"""Callers over raw sockets: one request each, the time of its first token, and the end of its answer."""
+"""Callers over raw sockets: a request each, the time of the first token, and the end of the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
-PATIENCE = 60.0  # s: an answer that takes longer counts as a hang
+PATIENCE = 60.0  # s; a slower answer counts as a hang
 DONE = b"data: [DONE]"
 FINISHED = re.compile(rb'"finish_reason": ?"')
 _ids = count(1)
@@ -19,7 +19,7 @@ _ids = count(1)
 
 @dataclass
 class Sent:
-    """Ids of requests that were sent to the last byte, and so must have a Record."""
+    """Ids of requests sent to the last byte: each must have a Record."""
 
     whole: set[str] = field(default_factory=set)
 
@@ -39,7 +39,7 @@ class Reply:
 
     @property
     def finished(self) -> bool:
-        """The stream has its end: [DONE], or a finish_reason, after which some servers send none."""
+        """The stream ends with [DONE] or, from some servers, with a finish_reason only."""
         return DONE in self.body or FINISHED.search(self.body) is not None
 
     @property
@@ -48,18 +48,18 @@ class Reply:
 
     @property
     def completed(self) -> bool:
-        """A success: a whole answer, of a stream with its end and without an error."""
+        """A success: a whole answer; a stream has an end and no error event."""
         stream = "event-stream" in self.headers.get("content-type", "")
         return self.status == 200 and self.ended == "whole" and (not stream or (self.finished and not self.error_event))
 
     @property
     def explicit(self) -> bool:
-        """A failure that the caller can recognise: an error status, an error event, or an unfinished body."""
+        """A failure recognisable by the caller: an error status, an error event, or an unfinished body."""
         return self.status >= 400 or self.error_event or self.ended in ("cut", "refused")
 
     @property
     def false_end(self) -> bool:
-        """An end that says success after an error, or a stream that ends without either."""
+        """A 200 with a whole body, but neither completed nor with an error event."""
         return self.status == 200 and self.ended == "whole" and not self.completed and not self.error_event
 
     @property
@@ -76,7 +76,7 @@ def chat(text: str = "hello", model: str = "chat", **more: Any) -> bytes:
 
 
 def words(number: int, seed: object = "") -> str:
-    """A prompt of about `number` tokens, unlike all others with another seed."""
+    """A prompt of about `number` tokens, different for each seed."""
     return f"{seed} " + "word " * number
 
 
@@ -104,7 +104,7 @@ async def ask(
     patience: float = PATIENCE,
     abort_after: float | None = None,
 ) -> Reply:
-    """Send one request on a connection of its own. `abort_after`: s until the caller disconnects."""
+    """Send a request on a new connection. `abort_after`: s until the caller disconnects."""
     reply, began = Reply(), monotonic()
     headers = {"x-request-id": request_id(), "connection": "close", **(headers or {})}
     try:

@@ -1,4 +1,4 @@
-"""Imports every module with rows, which registers them."""
+"""Imports every module with rows: the import registers the rows."""
 
 from __future__ import annotations
 

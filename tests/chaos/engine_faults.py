@@ -1,4 +1,4 @@
-"""Rows 2 to 5, 13 and 14: engines that are killed, frozen or broken, as processes of their own."""
+"""Rows 2 to 5, 13 and 14: killed, frozen or broken engines, each in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.lab import EngineProcess, GatewayProcess, Lab, within
 from tests.chaos.rows import Result, row
 
 CALLERS = 8  # at a time, when an engine is killed
-ADDED = 0.1  # s that a kill may add to the first token, p99
+ADDED = 0.1  # s: maximum delay of the first token by a kill, p99
 PATIENT = {"ttft": {"budget": "20s"}, "hedge": "off"}  # silence is not the fault here
 
 
@@ -33,7 +33,7 @@ def errors(replies: list[Reply]) -> str:
 
 @dataclass
 class Kills:
-    """Replies without a fault and with one; of the latter, s from the request to the kill."""
+    """Replies without a fault and with a fault; `killed`: s from the request to the kill."""
 
     healthy: list[Reply] = field(default_factory=list)
     faulty: list[Reply] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Kills:
 
 
 async def kills(lab: Lab, freeze: bool, body: Callable[[int], bytes]) -> Kills:
-    """Kill the engine that has the request, again and again; the next request is healthy and measures the peer."""
+    """Kill the engine with the request, again and again; the next request is healthy and measures the peer."""
     seen = Kills()
     async with lab.engines(2, "8b-l4", 2.0) as engines:
         routes = {"chat": {"tiers": ["both"], **PATIENT}}
@@ -85,19 +85,19 @@ def _fail_over_result(seen: Kills) -> Result:
 
 @row(2, "faults", "kill -9 before the head", "all answered by the peer; +100 ms p99 at most")
 async def kill_before_head(lab: Lab) -> Result:
-    """The engine that has the request is frozen, and killed before it sent a byte."""
+    """The engine with the request is frozen, and killed before the first byte of the reply."""
     return _fail_over_result(await kills(lab, True, lambda seed: chat(words(20, seed), stream=True, max_tokens=8)))
 
 
 @row(3, "faults", "kill -9 after the head, before a token", "all answered by the peer; +100 ms p99 at most")
 async def kill_after_head(lab: Lab) -> Result:
-    """The engine that has the request is killed 200 ms into a prefill of half a second; it has sent its head."""
+    """The engine with the request is killed 200 ms into a prefill of 0.5 s, after the head of the reply."""
     return _fail_over_result(await kills(lab, False, lambda seed: chat(words(4000, seed), stream=True, max_tokens=8)))
 
 
 @row(4, "faults", "kill -9 in mid-stream", "no false end; an error event within 100 ms")
 async def kill_mid_stream(lab: Lab) -> Result:
-    """One of two engines is killed while it writes answers of 400 tokens."""
+    """Of two engines, each in turn is killed in the middle of answers of 400 tokens, and restarted."""
     replies, ends, back = list[Reply](), list[float](), list[float]()
     async with lab.engines(2) as engines, lab.gateway({"both": engine_pool(*(e.url for e in engines))}) as gateway:
         for number in range(lab.size(6, 2)):
@@ -136,7 +136,7 @@ async def _long_answer(gateway: GatewayProcess, seed: int) -> Reply:
 
 @row(5, "faults", "an engine accepts and is silent", "first token by the budget + 50 ms; one more attempt")
 async def frozen_engine(lab: Lab) -> Result:
-    """One of two engines is frozen (SIGSTOP); requests come one by one, a second apart, with a budget of 1 s."""
+    """The first of two engines is frozen (SIGSTOP); sequential requests, a second apart, with a budget of 1 s."""
     async with lab.engines(2) as engines:
         routes = {"chat": {"tiers": ["both"], "ttft": {"budget": "1s"}}}
         async with lab.gateway({"both": engine_pool(*(e.url for e in engines))}, routes) as gateway:
@@ -169,7 +169,7 @@ RETRIES = "a short run counts the ten retries that the budget holds at the start
 
 @row(13, "faults", "half of all replies are 500", "attempts at most 1.10 times the requests")
 async def half_of_replies_fail(lab: Lab) -> Result:
-    """Two engines refuse half of their requests with 500, for 60 s at 20 requests/s."""
+    """Two engines refuse half of all requests with 500, for 60 s at 20 requests/s."""
     async with lab.engines(2) as engines:
         for engine in engines:
             await engine.faults(status=500, status_share=0.5)

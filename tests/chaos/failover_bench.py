@@ -1,14 +1,14 @@
-"""Row 1: FailoverBench's sixteen faults, each REPEATS times, with `rescue: on` and `off`.
+"""Row 1: the sixteen faults of FailoverBench, each REPEATS times, with `rescue: on` and `off`.
 
-A fault is given to the primary provider; a fallback is healthy but in fault 14. The caller is the OpenAI SDK without
-retries of its own. Verdicts, as FailoverBench gives them:
+The primary provider has the fault; the fallback is healthy except in fault 14. The caller is the OpenAI SDK with
+`max_retries=0`. Verdicts of FailoverBench:
 
-    pass  the caller got the whole right answer in time; of faults 12 and 13 the provider's own error, not routed around
+    pass  the whole right answer in time; for faults 12 and 13 the provider's error, not routed around
     safe  an explicit error, and nothing false before it
-    fail  a hang, an end that says success without the whole answer, or text that is not the answer's
+    fail  a hang, success reported without the whole answer, or text foreign to the answer
 
-Each repeat has a gateway of its own, so that no circuit breaker hides the fault from the next; a second table sends as
-many callers to one new gateway at once.
+Each repeat has a new gateway: no circuit breaker hides the fault from the next repeat. A second table sends as many
+callers to a new gateway at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.chaos.rows import Result, row
 from tests.support.gateways import running
 
 REPEATS = 20
-AT_ONCE = 10  # repeats that run at a time
+AT_ONCE = 10  # concurrent repeats
 LIMIT = 40.0  # s: a hang
 HEALTHY = ProviderFault()
 MID_STREAM = (8, 9, 10, 14)
@@ -42,7 +42,7 @@ IDLE = "5s"  # silence within a stream
 
 @dataclass
 class Seen:
-    """What one caller got. `error`: class of the SDK's exception; `code`: of the provider's error."""
+    """Answer or error of a caller. `error`: class of the SDK's exception; `code`: code of the provider's error."""
 
     text: str = ""
     finish: str | None = None
@@ -75,7 +75,7 @@ def in_time(seen: Seen, providers: list[Provider]) -> str:
 
 
 def by_own_error(code: str) -> Judge:
-    """The provider's error with its code; an answer of the fallback is `fail` only for a content filter."""
+    """Pass the provider's error with the right code; an answer of the fallback fails only for a content filter."""
 
     def judge(seen: Seen, providers: list[Provider]) -> str:
         if providers[1].calls and code == "content_policy_violation":
@@ -86,7 +86,7 @@ def by_own_error(code: str) -> Judge:
 
 
 def by_accounting(seen: Seen, providers: list[Provider]) -> str:
-    """The answer names the fallback's model, in the body and in the headers, and its usage."""
+    """Pass an answer with model, header and usage of the fallback."""
     named = seen.model == "fallback-model" == seen.headers.get("x-firsttoken-model")
     return "pass" if seen.whole and named and seen.tokens == len(TOKENS) else "fail" if seen.whole else "safe"
 
@@ -132,7 +132,7 @@ FAULTS = {
 
 
 def configuration(primary: Provider, fallback: Provider, rescue: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A pool for each model: of two models, or one pool of two peers."""
+    """A pool for each model: two pools, or a pool of two peers."""
     pools: dict[str, Any] = {}
     for provider in (primary, fallback):
         name = provider.model.partition("-")[0]
@@ -142,7 +142,7 @@ def configuration(primary: Provider, fallback: Provider, rescue: str) -> tuple[d
 
 
 def peers(fault: BenchFault) -> list[Provider]:
-    """Two endpoints of one pool: the one that is called first has the fault, the other is the fallback."""
+    """Two endpoints of a pool: the first called has the fault, the second is the fallback."""
     both = [Provider("primary-model", fault.primary) for _ in range(2)]
 
     def called(other: Provider) -> None:
@@ -163,7 +163,7 @@ async def call(url: str) -> Seen:
         seen.error = "hang"
     except openai.APIError as error:
         seen.error, seen.code = type(error).__name__, error.code
-    except json.JSONDecodeError as error:  # an invalid event, as the SDK reports it
+    except json.JSONDecodeError as error:  # the SDK's error for an invalid event
         seen.error = type(error).__name__
     return seen
 
@@ -189,7 +189,7 @@ async def _consume(sdk: openai.AsyncOpenAI, seen: Seen) -> None:
 
 
 async def fresh(fault: BenchFault, rescue: str, callers: int = 1, *, one_pool: bool = False) -> list[Verdict]:
-    """Verdicts of `callers` at once on one new gateway before two new providers."""
+    """Verdicts of `callers` at once on a new gateway before two new providers."""
     two = [Provider("primary-model", fault.primary), Provider("fallback-model", fault.fallback)]
     async with AsyncExitStack() as stack:
         providers = [await stack.enter_async_context(each) for each in (peers(fault) if one_pool else two)]
@@ -260,7 +260,7 @@ COLUMNS = ("on", "on, one pool", "off", "off, at once")
 
 
 async def _line(number: int, lab: Lab, repeats: int) -> dict[str, list[Verdict]]:
-    """Verdicts by column; columns that do not apply are absent."""
+    """Verdicts by column, for applicable columns only."""
     fault = FAULTS[number]
     line = {rescue: await _cell(number, rescue, repeats, lab) for rescue in ("on", "off")}
     if number in MID_STREAM:

@@ -3,8 +3,8 @@
 Three properties, a third of the cases each:
 
     raw bytes   any bytes on the data port get no 5xx and no hang, and nothing reaches a backend but valid requests
-    bodies      bodies generated from docs/openapi.json, valid and broken, are answered in their dialect, never 5xx
-    chunking    a stream reaches the caller byte for byte, however it is cut into chunks and reads
+    bodies      bodies generated from docs/openapi.json, valid and broken, get answers in the right dialect, never 5xx
+    chunking    a stream reaches the caller byte for byte, for any cut into chunks and reads
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WHOLE = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":1,"
 
 @dataclass
 class Findings:
-    """`statuses` by property; `failures` are one line each."""
+    """`statuses` by property; `failures`: a line each."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -112,7 +112,7 @@ def bodies() -> st.SearchStrategy[Any]:
 
 
 class Responder:
-    """A backend that answers every request, as a stream if asked to. `pieces`: writes of the next streams, if set."""
+    """Backend with an answer to every request, streamed on demand. `pieces`: writes of the next streams, if set."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, bytes]] = []  # target and body
@@ -145,7 +145,7 @@ class Responder:
 
 
 class Fuzzer:
-    """One gateway before one upstream, driven by hypothesis case by case."""
+    """A gateway before an upstream, driven by hypothesis case by case."""
 
     def __init__(self, gateway: Gateway, upstream: Responder, findings: Findings) -> None:
         self.upstream, self.findings = upstream, findings
@@ -161,12 +161,12 @@ class Fuzzer:
             assert target in PATHS, f"{target} upstream for {raw!r}"
             assert isinstance(json.loads(body)["model"], str), f"{body!r} upstream for {raw!r}"
         self.sent += raw.count(b"POST")
-        self.received += len(self.upstream.requests)  # one may belong to an earlier case, whose caller has left
+        self.received += len(self.upstream.requests)  # a late request may belong to an earlier case, after a disconnect
         self.upstream.requests.clear()
         assert self.received <= self.sent, f"a request too many upstream, by {raw!r}"
 
     async def _exchange(self, raw: bytes, *, eof: bool) -> bytes:
-        """All that the gateway answers. `eof`: the caller ends its side once the gateway is silent."""
+        """Read the whole answer. `eof`: half-close the connection once the gateway is silent."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(raw)
@@ -221,7 +221,7 @@ def _plain(value: Any) -> Any:
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:
-    """Pieces of these sizes, in turn; without any, one piece."""
+    """Pieces of these sizes, in turn; without sizes, the whole."""
     pieces, at, turn = [], 0, 0
     while at < len(data):
         size = sizes[turn % len(sizes)] if sizes else len(data)
@@ -234,7 +234,7 @@ Check = Callable[..., Coroutine[Any, Any, None]]
 
 
 def examine(runner: asyncio.Runner, cases: int, check: Check, findings: Findings, **strategies: Any) -> None:
-    """Run one property; a counterexample becomes a finding."""
+    """Examine a property; a counterexample becomes a finding."""
 
     @settings(
         max_examples=cases,

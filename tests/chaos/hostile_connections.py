@@ -1,5 +1,6 @@
-"""`python -m tests.chaos.hostile_connections PORT NUMBER`: connections without a key, each with something to do every
-second. A process of its own, so that its work does not delay the callers whose latency is measured.
+"""`python -m tests.chaos.hostile_connections PORT NUMBER`: connections without a key, each active every second.
+
+A separate process: the load must not delay the measured callers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import uvloop
 from tests.chaos.callers import chat, post
 
 LARGE = 30_000_000  # bytes of body, as declared
-PIECE = 16 * 1024  # bytes of it each second
+PIECE = 16 * 1024  # bytes of the body sent each second
 
 
 def head(path: str, *headers: str, method: str = "POST") -> bytes:
@@ -22,7 +23,7 @@ def head(path: str, *headers: str, method: str = "POST") -> bytes:
 
 
 CHAT = "/v1/chat/completions"
-ATTACKS: tuple[Callable[[], Iterable[bytes]], ...] = (  # what one connection sends, a piece each second
+ATTACKS: tuple[Callable[[], Iterable[bytes]], ...] = (  # pieces sent by a connection, one each second
     lambda: chain([head(CHAT, f"content-length: {LARGE}")], repeat(b"x" * PIECE)),
     lambda: chain([head("/nowhere", "transfer-encoding: chunked")], repeat(b"1\r\nx\r\n" * 500)),
     lambda: chain([head(CHAT, "authorization: Bearer sk-guess", f"content-length: {LARGE}")], repeat(b"x" * PIECE)),

@@ -1,4 +1,4 @@
-"""Rows 29 to 34: bodies, framing and paths that a hostile caller may send."""
+"""Rows 29 to 34: hostile bodies, framing and paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALID = b'{"model":"chat","messages":[{"role":"user","content":"x"}]}'
 
 @asynccontextmanager
 async def guarded(lab: Lab) -> AsyncIterator[tuple[GatewayProcess, Upstream]]:
-    """A gateway with a small limit of bodies, and the upstream that counts."""
+    """A gateway with a small limit of bodies, and the counting upstream."""
     async with Upstream([reply(WHOLE)]) as upstream:
         sections = {"defaults": {"max_body": "1MB"}}
         async with lab.gateway({"only": pool(upstream.url)}, probe={"stream": False}, **sections) as gateway:
@@ -65,7 +65,7 @@ def chunked(data: bytes, size: int) -> bytes:
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 BOMB = gzip.compress(b"x" * 50_000_000)
-LARGE: dict[str, tuple[bytes, tuple[int, ...]]] = {  # raw request, and the statuses that are right
+LARGE: dict[str, tuple[bytes, tuple[int, ...]]] = {  # raw request, and the right statuses
     "1 byte over the limit": (post(b"x" * (MAX_BODY + 1)), (413,)),
     "a content-length of 1 TB": (HEAD + b"content-length: 1000000000000\r\n\r\n", (413, 400)),
     "a length that lies": (HEAD + b"content-length: 10\r\n\r\n" + VALID, (400,)),
@@ -83,7 +83,7 @@ LARGE: dict[str, tuple[bytes, tuple[int, ...]]] = {  # raw request, and the stat
 
 
 async def raw_status(port: int, raw: bytes, patience: float = 10.0) -> int:
-    """Status of the first reply; 0: closed without one, -1: a hang."""
+    """Status of the first reply; 0: closed without a reply, -1: a hang."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(patience):
@@ -142,7 +142,7 @@ SMUGGLING = {
 
 @row(32, "input", "ambiguous framing", "the backend sees no request that was not meant", quick=True)
 async def framing(lab: Lab) -> Result:
-    """Thirty requests that parsers frame differently, each followed by a valid one on the same connection."""
+    """Thirty requests framed differently by parsers, each followed by a valid request on the same connection."""
     wrong = list[str]()
     async with guarded(lab) as (gateway, upstream):
         for name, raw in SMUGGLING.items():

@@ -1,6 +1,6 @@
-"""The processes of a row: a gateway, engines; and the invariants that are checked when a gateway is left.
+"""Processes of a row (gateways, engines), and the invariants checked at the end of a gateway.
 
-Invariants: one Record for every request that was sent whole, and never two; no outcome `internal`; gauges at zero;
+Invariants: one Record for every request sent whole, and never two for a request; no outcome `internal`; gauges at zero;
 descriptors and tasks back to the baseline within SETTLE seconds; a healthy probe is answered.
 """
 
@@ -28,7 +28,7 @@ from tests.chaos.callers import Sent, ask, chat
 from tests.support.served import SERVING
 
 SETTLE = 6.0  # s: an idle connection to an endpoint is kept for 4 s
-PROBE = 20.0  # s in which an endpoint that was ejected is used again
+PROBE = 20.0  # s until an ejected endpoint is used again
 SLACK = 4  # descriptors: scrapes, the admin port
 READY = 60.0  # s until a process must be ready
 GAUGES = ("firsttoken_requests_in_progress", "firsttoken_endpoint_in_flight", "firsttoken_queue_depth")
@@ -36,7 +36,7 @@ GAUGES = ("firsttoken_requests_in_progress", "firsttoken_endpoint_in_flight", "f
 
 @dataclass
 class GatewayProcess:
-    """`sent`: ids of the requests that were sent to it, see `callers`."""
+    """`sent`: ids of the requests sent to the gateway, see `callers`."""
 
     process: Process
     url: str
@@ -106,7 +106,7 @@ class GatewayProcess:
 
 @dataclass
 class EngineProcess:
-    """`firsttoken simulate` in a process of its own."""
+    """`firsttoken simulate` in a separate process."""
 
     command: list[str]
     process: Process
@@ -227,7 +227,7 @@ async def _start_gateway(home: Path, arguments: tuple[str, ...], prefix: tuple[s
 
 
 async def violations(gateway: GatewayProcess, probe: Mapping[str, Any]) -> list[str]:
-    """Invariants that do not hold; empty after a good row."""
+    """Violated invariants; empty after a good row."""
     found = []
     if gateway.process.returncode is not None:
         return [f"the gateway ended with exit code {gateway.process.returncode}"]
@@ -283,7 +283,7 @@ async def _resources(gateway: GatewayProcess) -> list[str]:
 
 
 def record_violations(records: list[dict[str, Any]], sent: Sent) -> list[str]:
-    """One Record for every request sent whole, at most one for every other, none `internal`."""
+    """Check for one Record for every request sent whole, at most one for every other request, and no `internal`."""
     seen = Counter(record["request_id"] for record in records)
     ends = Counter(record["end"] for record in records)
     missing = [one for one in sent.whole if not seen[one]]

@@ -1,6 +1,6 @@
-"""Rows 6 to 12 and 15: networks that break, replies that are nonsense, limits of providers, and names.
+"""Rows 6 to 12 and 15: broken networks, nonsense replies, limits of providers, and names.
 
-The engine is a mock or scripted server, behind a fault proxy where the network breaks.
+The engine is a mock or scripted server, behind a fault proxy for broken networks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, ch
 
 @row(6, "faults", "SYNs are dropped", "2 s at most; p99 of the others within 1.1 times", quick=True)
 async def black_hole(lab: Lab) -> Result:
-    """One of two endpoints is an address whose SYNs the kernel drops (a full listen queue: no privilege needed)."""
+    """The kernel drops all SYNs to the first of two endpoints (a full listen queue: no privilege needed)."""
     number, got = lab.size(100, 30), dict[str, list[Reply]]()
     async with lab.engines(1) as engines:
         with BlackHole() as hole:
@@ -90,7 +90,7 @@ ANSWER: Script = [STREAM_HEAD + chunk(TOKEN) + chunk(TOKEN) + chunk(FINISH + DON
 
 @row(9, "faults", "RST at every byte of a reply", "no hang, no false end", quick=True)
 async def reset_at_every_byte(lab: Lab) -> Result:
-    """A reply of two tokens is reset after each of its bytes; a good request goes between two faults."""
+    """A reply of two tokens is reset after each byte; a good request goes between two faults."""
     total = len(ANSWER[0])  # type: ignore[arg-type]
     replies = list[Reply]()
     async with (
@@ -111,7 +111,7 @@ async def reset_at_every_byte(lab: Lab) -> Result:
 
 
 async def _drop_connections(proxy: FaultProxy) -> None:
-    """Close kept connections, so that the next request meets the next fault."""
+    """Close kept connections: the next request meets the next fault."""
     for task in tuple(proxy._tasks):
         task.cancel()
     await asyncio.sleep(0.002)
@@ -168,7 +168,7 @@ async def garbage(lab: Lab) -> Result:
 
 @row(11, "faults", "finish_reason without [DONE]", "a success", quick=True)
 async def no_done(lab: Lab) -> Result:
-    """A provider that ends its streams after `finish_reason`, as some do."""
+    """The provider ends every stream after `finish_reason`, without [DONE]."""
     async with (
         Provider("served", ProviderFault(no_done=True)) as provider,
         running({"only": pool(provider.url)}) as gateway,
@@ -215,7 +215,7 @@ async def retry_after(lab: Lab) -> Result:
 
 @row(15, "faults", "a name that does not resolve", "the event loop never blocked for 50 ms", quick=True)
 async def unknown_name(lab: Lab) -> Result:
-    """One of two endpoints has a host name that does not exist; 100 requests."""
+    """The host name of the first of two endpoints does not exist; 100 requests."""
     async with Provider("served") as provider:
         pools = {"both": pool("http://no-such-host.invalid:8000", provider.url)}
         async with lab.gateway(pools) as gateway:

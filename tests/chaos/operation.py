@@ -1,4 +1,4 @@
-"""Rows 16 to 22: Redis, workers, drains, reloads, the keep-alive race, and callers that leave."""
+"""Rows 16 to 22: Redis, workers, drains, reloads, the keep-alive race, and disconnecting callers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.gateways import pool
 from tests.support.redis import redis_server
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, chunk
 
-WHOLE = {"stream": False}  # a healthy probe of an upstream that does not stream
+WHOLE = {"stream": False}  # a healthy probe of a non-streaming upstream
 CHECK = 0.05  # s between two health checks of a balancer
 SERVER_IDLE = 4.0, 0.05  # s after which the upstream of row 21 closes an idle connection, +-
 
@@ -92,7 +92,7 @@ def workers_of(gateway: GatewayProcess) -> list[int]:
 
 @row(18, "faults", "kill -9 of a worker", "only its streams are lost; replaced within 2 s", quick=True)
 async def killed_worker(lab: Lab) -> Result:
-    """Two workers with 64 streams; one is killed. Streams of the other complete, and new callers are served."""
+    """Two workers with 64 streams; a worker is killed. Streams of the other complete, and new callers are served."""
     async with (
         cheap_engine() as url,
         lab.gateway({"only": pool(url)}, arguments=("--workers", "2"), check=False) as gateway,
@@ -136,7 +136,7 @@ async def drain(lab: Lab) -> Result:
 
 
 async def _until_deregistered(gateway: GatewayProcess) -> list[Reply]:
-    """Replies to callers that come until two health checks in a row have failed."""
+    """Replies to new callers until two health checks in a row have failed."""
     bad, replies = 0, []
     while bad < 2:
         replies.append(await ask(gateway.port, stream_body(2, 1)))
@@ -196,7 +196,7 @@ async def _serve_broken(home: Path) -> int | None:
 
 @asynccontextmanager
 async def closing_upstream() -> AsyncIterator[str]:
-    """Answers whole; closes a connection that was idle for SERVER_IDLE seconds."""
+    """Answers whole; closes a connection idle for SERVER_IDLE seconds."""
     reply = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
     reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(reply), reply)
 
@@ -219,7 +219,7 @@ async def closing_upstream() -> AsyncIterator[str]:
 
 @row(21, "faults", "the keep-alive race", "no error in 10,000 requests")
 async def keep_alive_race(lab: Lab) -> Result:
-    """The server closes idle connections after 4 s +-50 ms; each caller sends its next request 4 s +-50 ms later."""
+    """The server closes idle connections after 4 s +-50 ms; each caller sends the next request 4 s +-50 ms later."""
     callers, rounds = lab.size(200, 20), lab.size(50, 2)
     replies = list[Reply]()
     async with closing_upstream() as url, lab.gateway({"only": pool(url)}, probe=WHOLE) as gateway:
@@ -238,8 +238,8 @@ async def keep_alive_race(lab: Lab) -> Result:
 
 
 class Witness:
-    """An upstream which streams slowly and notes when the connection of a request is closed. Requests are told apart by
-    their prompts."""
+    """Streams slowly, and notes the time at which the connection of a request is closed. The prompt identifies a
+    request."""
 
     def __init__(self) -> None:
         self.opened: set[str] = set()

@@ -1,8 +1,8 @@
-"""Rows 23 to 28: more load than the engines can bear, one greedy tenant, readers and senders that stall.
+"""Rows 23 to 28: load beyond the engines' capacity, a greedy tenant, stalled readers and senders.
 
-Capacity is that of two simulated L4 engines, whose prefill is the bottleneck: PROMPT tokens each request, none cached.
-Load is open loop. Callers retry a 429 or 503 after its Retry-After, twice, as the SDKs do. A good answer has its first
-token within the budget, counted from the caller's (last) attempt; goodput is good answers per second.
+Capacity: two simulated L4 engines, with prefill as the bottleneck: PROMPT tokens each request, none cached.
+Load is open loop. Callers retry a 429 or 503 after Retry-After, twice, like the SDKs. A good answer has the first token
+within the budget, counted from the caller's (last) attempt; goodput is good answers per second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.chaos.rows import Result, row
 
 PROMPT = 1000  # tokens
 SPEED = 2.0
-CAPACITY = 2 * 4.33 * SPEED * 1000 / PROMPT  # requests/s that two engines can prefill, decoding apart
+CAPACITY = 2 * 4.33 * SPEED * 1000 / PROMPT  # requests/s prefilled by two engines, decoding apart
 BUDGET = 1.0  # s to the first token
 RETRIES = 2
 LONGEST_RETRY = 10.0  # s
@@ -39,7 +39,7 @@ ROUTE = {"ttft": {"budget": f"{BUDGET:g}s"}, "hedge": "off"}
 
 @dataclass
 class Load:
-    """Replies of an open loop, each with its end in s after the start. A request may have several."""
+    """Replies of an open loop, each with the end in s after the start. A request may have several replies."""
 
     began: float = field(default_factory=monotonic)
     offered: int = 0
@@ -65,7 +65,7 @@ class Load:
 async def offer(
     gateway: GatewayProcess, rate: float, seconds: float, headers: Mapping[str, str] | None = None, seed: int = 0
 ) -> Load:
-    """Poisson arrivals, each by a caller that retries. PATIENCE s after the last arrival, waiting callers leave."""
+    """Offer Poisson arrivals of retrying callers. PATIENCE s after the last arrival, waiting callers leave."""
     load, rng, callers = Load(), random.Random(seed), set[asyncio.Task[None]]()
     due = load.began
     try:
@@ -129,7 +129,7 @@ async def overload_shed(lab: Lab) -> Result:
 
 @row(23, "overload", "the same with `on_miss: queue`", "goodput 95, 90, 80% of the peak; TTFT p99 1.2 times")
 async def overload_queue(lab: Lab) -> Result:
-    """As above, on a route that queues what is late: its answers come late, and count as not good."""
+    """As above, on a route with a queue for late requests: late answers count as not good."""
     loads, seconds = await sweep(lab, "queue", (0.7, 1.0, 2.0, 5.0, 10.0))
     return _overload_result(loads, seconds, late=True)
 
@@ -149,7 +149,7 @@ def _overload_result(loads: dict[float, Load], seconds: float, late: bool = Fals
 
 @row(24, "overload", "refusals", "all 429 or 503 with Retry-After; p99 50 ms")
 async def refusals(lab: Lab) -> Result:
-    """Five times the capacity for 20 s on a route that sheds; the refusals' own latency, as callers see it."""
+    """Five times the capacity for 20 s on a shedding route; latency of the refusals, measured by the callers."""
     async with overloaded(lab, "shed") as gateway:
         await offer(gateway, 0.5 * CAPACITY, 5.0)
         load = await offer(gateway, 5 * CAPACITY, float(lab.size(20, 5)), seed=24)
@@ -173,12 +173,12 @@ def bearer(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer sk-{name}"}
 
 
-LIMITED = {"concurrent_requests": 8}  # what an operator can set for a key
+LIMITED = {"concurrent_requests": 8}  # an operator's limits for a key
 
 
 @row(25, "overload", "one tenant at 10 times the capacity", "goodput of the other at least 98%")
 async def greedy_tenant(lab: Lab) -> Result:
-    """One key sends 10 times the capacity, without limits and with 8 requests at a time; another sends a fifth."""
+    """A key sends 10 times the capacity, without limits and with 8 requests at a time; a second key sends a fifth."""
     share = {
         "queue": await _beside_greedy(lab, "queue", {}),
         "shed": await _beside_greedy(lab, "shed", {}),
@@ -230,7 +230,7 @@ def _good_since(load: Load, seconds: float) -> float:
 
 @row(27, "overload", "readers that stall", "at most 128 KiB each; cut after 60 s; the upstream paused")
 async def stalled_readers(lab: Lab) -> Result:
-    """Readers of an endless answer read its first bytes and stop."""
+    """Readers of an endless answer read the first bytes and stop."""
     number = lab.size(2000, 50)
     async with (
         cheap_engine() as url,
@@ -281,7 +281,7 @@ async def _cut(gateway: GatewayProcess, until: float) -> bool:
 
 @row(28, "overload", "2,000 slow senders", "p99 of healthy callers at most 1.2 times")
 async def slow_senders(lab: Lab) -> Result:
-    """2,000 connections send a byte of their head every second; 50 healthy requests/s beside them."""
+    """2,000 connections send a byte of the head every second, beside 50 healthy requests/s."""
     number, seconds = lab.size(2000, 200), float(lab.size(20, 3))
     async with (
         cheap_engine() as url,

@@ -1,6 +1,6 @@
-"""A mock provider with vLLM's paths: one model, one answer of 60 words, and the faults of FailoverBench.
+"""A mock provider with vLLM's paths: a model, an answer of 60 words, and the faults of FailoverBench.
 
-The answer is the same for every model, so an answer that one provider begins and another continues can be compared.
+The answer is the same for every model: an answer begun by a provider and continued by the next can be compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProviderFault:
 
     status: int | None = None  # an error reply ...
     code: str | None = None  # ... with this code
-    retry_after: Callable[[], str] | None = None  # its value at the time of the reply
+    retry_after: Callable[[], str] | None = None  # value at the time of the reply
     once: bool = False  # to the first request only
     reset: bool = False  # a RST before the head
     silent: bool = False  # no reply
@@ -133,7 +133,7 @@ class Provider:
 
 
 def _begun(body: dict[str, Any]) -> str:
-    """The beginning of the answer, if the caller sent one."""
+    """Beginning of the answer, sent by the caller; else empty."""
     last = body["messages"][-1]
     return str(last.get("content") or "") if last["role"] == "assistant" else ""
 

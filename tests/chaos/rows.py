@@ -1,7 +1,7 @@
-"""The catalogue: a row is an async function with a number, a title and a goal, which returns a Result.
+"""The catalogue: a row is an async function with a number, a title and a goal, and returns a Result.
 
-The function's docstring states what is done; the page repeats it. A row fails if its goal is missed, if an invariant
-is violated after it, or if it raises.
+The page repeats the docstring of the function under "what is done". A row fails for a missed goal, for an invariant
+violated afterwards, or for an exception.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.chaos.lab import Lab
 
-NOISE = 0.15  # share of the machine from which other processes are mentioned
+NOISE = 0.15  # share of the machine above which other processes are mentioned
 GROUPS = ("faults", "overload", "input", "security", "correctness")
 
 
 @dataclass(frozen=True)
 class Result:
-    """`figures`: as printed on the page. `table`: Markdown that follows the table of rows."""
+    """`figures`: as printed on the page. `table`: Markdown after the table of rows."""
 
     figures: str
     passed: bool
@@ -39,7 +39,7 @@ Measure = Callable[["Lab"], Awaitable[Result]]
 
 @dataclass(frozen=True)
 class Row:
-    """`number` of the catalogue; several rows may share one. `quick`: fit for `make test`."""
+    """`number` of the catalogue; several rows may share a number. `quick`: fit for `make test`."""
 
     number: int
     group: str
@@ -55,13 +55,13 @@ class Row:
 
 @dataclass
 class Outcome:
-    """A row that was run. `violations`: invariants that did not hold after it."""
+    """Outcome of a row. `violations`: invariants violated afterwards."""
 
     row: Row
     result: Result
     seconds: float
     violations: list[str] = field(default_factory=list)
-    others: float = 0.0  # share of the machine's CPU time that other processes took
+    others: float = 0.0  # share of the machine's CPU time taken by other processes
 
     @property
     def passed(self) -> bool:
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """`pass`, or what falls short."""
+        """`pass`, or the reasons for falling short."""
         short = [self.result.note] if self.result.note else []
         if self.violations:
             short.append(f"invariants: {'; '.join(self.violations)}")
@@ -102,7 +102,7 @@ def chosen(only: Iterable[int] = (), quick: bool = False) -> list[Row]:
 
 
 async def run(each: Row, quick: bool) -> Outcome:
-    """Measure one row in a temporary directory; an exception is a result, too."""
+    """Measure a row in a temporary directory; an exception is a result, too."""
     from tests.chaos.lab import Lab
 
     began, before = time.monotonic(), CpuTime.now()
@@ -119,7 +119,7 @@ async def run(each: Row, quick: bool) -> Outcome:
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Seconds: of all cores, of them busy, and busy with this process and its ended children."""
+    """CPU time in s: of all cores with idle time, of all cores without, and of this process with ended children."""
 
     total: float
     busy: float

@@ -1,6 +1,6 @@
 """Rows 35 to 43: keys, secrets, headers, tenants, redirects, log lines, series, and the admin port.
 
-Rows that a test file holds already run that file.
+A row with an existing test file runs the file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def run_tests(*arguments: str) -> Result:
     quick=True,
 )
 async def wrong_keys(lab: Lab) -> Result:
-    """Fourteen wrong keys on every route that needs one, and the right key as a control."""
+    """Fourteen wrong keys on every protected route, and the right key as a control."""
     wrong = list[str]()
     async with (
         Upstream([reply(WHOLE)]) as upstream,
@@ -86,7 +86,7 @@ async def wrong_keys(lab: Lab) -> Result:
 
 @row(35, "security", "1,000 hostile connections without a key", "memory +64 MB at most; p99 of other callers +10 ms")
 async def hostile_connections(lab: Lab) -> Result:
-    """Each does something every second: large bodies, one-byte chunks, wrong keys, endless heads, no HTTP, nothing."""
+    """Each connection acts every second: large bodies, 1-byte chunks, wrong keys, endless heads, no HTTP, nothing."""
     number, seconds = lab.size(1000, 200), float(lab.size(20, 3))
     key = {"authorization": f"Bearer {KEY}"}
     async with cheap_engine() as url, lab.gateway({"only": pool(url)}, keys=KEYS, check=False) as gateway:
@@ -131,7 +131,7 @@ async def tenants(lab: Lab) -> Result:
     quick=True,
 )
 async def forged_requests(lab: Lab) -> Result:
-    """URLs of a second server in the body and in headers, and redirects to it from the backend."""
+    """URLs of a second server in the body and in headers, and the backend's redirects to the second server."""
     fields = dict.fromkeys(("api_base", "base_url", "url", "endpoint", "proxy", "webhook"), "URL")
     names = ("host", "x-forwarded-host", "x-api-base", "x-upstream", "x-target-url", "forwarded", "referer", "origin")
     async with Upstream([reply(b"secret")]) as trap:

@@ -1,4 +1,4 @@
-"""`firsttoken serve`, which also writes the number of its asyncio tasks to $CHAOS_TASKS on SIGUSR1."""
+"""`firsttoken serve` with a SIGUSR1 handler: writes the number of asyncio tasks to $CHAOS_TASKS."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`slow_senders.py PORT COUNT`: connections that send the head of a request at a byte a second, until terminated.
+"""`slow_senders.py PORT COUNT`: sends heads of requests at a byte a second, until terminated.
 
-A process of its own, so that its work does not delay the callers whose latency is measured.
+A separate process: the load must not delay the measured callers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m tests.chaos.soak [MINUTES [SEED]]`: mixed callers against engines whose faults change at random.
+"""`python -m tests.chaos.soak [MINUTES [SEED]]`: mixed callers against engines with random faults.
 
-Callers: streams, whole answers, callers that leave, malformed bodies, several tenants. Faults of the engines, each on
-for 2 to 10 s: silent, errors, slow, stalls, cuts, error events, garbage, no [DONE], frozen, killed and restarted.
-Memory is sampled every few seconds; its slope is that of the second half of the run.
+Callers: streams, whole answers, disconnects, malformed bodies, several tenants. Faults of the engines, each on for
+2 to 10 s: silent, errors, slow, stalls, cuts, error events, garbage, no [DONE], frozen, killed and restarted.
+Memory is sampled every SAMPLE s; the slope is of the second half of the run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BAD_BODIES = (b"", b"{", b"[]", b'{"model":"chat"}', b'{"model":"nope","messages
 
 
 class Soak:
-    """The callers and the faults of one run."""
+    """The callers and the faults of a run."""
 
     def __init__(self, gateway: GatewayProcess, engines: list[EngineProcess], seed: int) -> None:
         self.gateway, self.engines = gateway, engines
@@ -126,7 +126,7 @@ class Soak:
 
 
 def verdict(reply: Reply) -> str:
-    """`completed`, `explicit` (a failure that says so), `aborted`, or `false`: a hang, or an end without either."""
+    """`completed`, `explicit` (a reported failure), `aborted`, or `false`: a hang, or no [DONE] and no error."""
     if reply.completed:
         return "completed"
     if reply.ended == "aborted":

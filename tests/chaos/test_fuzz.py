@@ -1,4 +1,4 @@
-"""A few hundred cases of `make fuzz`, and the OpenAPI document that it generates bodies from."""
+"""A few hundred cases of `make fuzz`, and the OpenAPI document behind the generated bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick rows of the catalogue with small numbers. Rows whose goal is a time run in `make chaos` only."""
+"""The quick rows of the catalogue with small numbers. Rows with a time as the goal run in `make chaos` only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.catalogue import ROWS
 from tests.chaos.rows import Outcome, Result, Row, run
 
-UNTIMED = {7, 9, 10, 11, 30, 32, 33, 35, 40, 41, 43}  # rows whose goal is no time, or one that a busy machine meets
+UNTIMED = {7, 9, 10, 11, 30, 32, 33, 35, 40, 41, 43}  # rows with no time as the goal, or a time that a busy machine meets
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """Row 1, second part: the first tier is down in eight ways, the second healthy, 200 callers at once.
 
 Two hundred callers at once wait for each other, with or without a fault. So each figure is a difference: p99 of the
-first token with the fault, less that of as many at once on a route that has the second tier alone. The first tier's
-own time is p99 of its reply, or failure, to as many at once without a gateway; of a silent tier, the time after which
-it was abandoned. Callers and both tiers share one process, the gateway is another. The gateway's CPU time for a request
-hardly depends on what else the machine does; 200 times the difference is what the last of 200 callers waits for.
+first token with the fault, less p99 of as many callers on a route with the second tier alone. The first tier's own
+time is p99 of the reply, or failure, to as many callers without a gateway; for a silent tier, the time until the
+gateway abandons the attempt. Callers and both tiers share a process, the gateway has a separate process. The gateway's
+CPU time for a request hardly depends on other load of the machine; the last of 200 callers waits for 200 times the
+difference.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ async def at_once(port: int, model: str) -> list[Reply]:
 
 
 def p99(replies: list[Reply]) -> float:
-    """Of the first token; of a refusal, of its end."""
+    """p99 of the time to the first token; for a refusal, to the end of the reply."""
     return quantile([reply.total if reply.ttft is None else reply.ttft for reply in replies], 0.99)
 
 
@@ -109,7 +110,7 @@ async def tier_down(lab: Lab) -> Result:
     rounds = lab.size(5, 1)
     async with first_tiers() as urls, Upstream(SERVED[True]) as second:
         names = {(kind, turn): f"{kind}-{turn}".replace(" ", "-").lower() for kind in KINDS for turn in range(rounds)}
-        pools = {name: pool(urls[kind]) for (kind, _), name in names.items()}  # new ones: no breaker knows the fault
+        pools = {name: pool(urls[kind]) for (kind, _), name in names.items()}  # new pools: no breaker knows the fault
         routes = {name: _route(name, "second") for name in names.values()} | {"direct": _route("second")}
         async with lab.gateway({**pools, "second": pool(second.url)}, routes, check=False) as gateway:
             await at_once(gateway.port, "direct")

@@ -2,8 +2,8 @@
 
     python -m tests.clients [--only NAMES] [--check NAME] [--engine DIALECT] [--page FILE]
 
-NAMES are clients of versions.toml, separated by commas; without --only, all. Clients that are not installed are left
-out: `python -m scripts.clients_setup` installs them. A page keeps the former results of clients that were not run.
+NAMES are clients of versions.toml, separated by commas; without --only, all. Clients not installed are left out:
+`python -m scripts.clients_setup` installs clients. The page keeps the former results of clients not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.clients.run import ENGINES, ClientRun, gateway, prepare, run
 
 
 async def run_all(engine: str, chosen: list[Client], checks: tuple[str, ...]) -> dict[str, ClientRun]:
-    """One client after the other: what reached the engine is the client's alone."""
+    """Run one client after the other: all requests at the engine are the client's."""
     runs = {}
     async with gateway(engine) as settings:
         for client in chosen:

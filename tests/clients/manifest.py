@@ -18,14 +18,14 @@ PINNED = re.compile(r"[\w@/.-]+?(\[[\w,-]+\])?(==|@)\d[\w.]*")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A released client: the first of `packages` names it."""
+    """A released client, named by the first of `packages`."""
 
     name: str
     language: str  # python | node
     packages: tuple[str, ...]
     script: str
-    settings: str  # all that a user sets
-    notes: Mapping[str, str] = field(default_factory=dict)  # by check: why it cannot pass
+    settings: str  # all settings of a user
+    notes: Mapping[str, str] = field(default_factory=dict)  # by check: the reason for a known failure
 
     @property
     def folder(self) -> Path:

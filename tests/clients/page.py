@@ -1,4 +1,4 @@
-"""Writes docs/clients.md from the results of the runs, which are kept in results.json."""
+"""Writes docs/clients.md from the results of the runs, kept in results.json."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _summary(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _shortfalls(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Every check that does not pass, with its reason."""
+    """Failed checks, each with a reason."""
     yield "## What does not pass\n"
     rows = [row for engine, found in results.items() for row in _failed(engine, found)]
     yield from ("| engine | client | check | reason |", "|---|---|---|---|", *rows) if rows else ["Nothing."]

@@ -23,7 +23,7 @@ def require(holds: object, reason: str) -> None:
 
 
 def as_chat(body: Json) -> Json:
-    """The request as the rehearsed model reads it. Raises RefusedError."""
+    """Translate a request for the rehearsed model. Raises RefusedError."""
     require(isinstance(body.get("max_tokens"), int), "max_tokens: Field required")
     require(body.get("messages"), "messages: at least one message is required")
     messages: list[Json] = [{"role": "system", "content": _text(body["system"])}] if body.get("system") else []
@@ -57,7 +57,7 @@ def _thinks(body: Json) -> bool:
 
 
 def _read_message(message: Json, pending: set[str], messages: list[Json]) -> set[str]:
-    """Append a message; return the ids of its tool calls, which the next message must answer."""
+    """Append a message; return the ids of the tool calls for the next message to answer."""
     role, content = message["role"], message["content"]
     require(role in ("user", "assistant", "system"), f"messages: role {role}")
     blocks: list[Json] = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -104,7 +104,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 def usage_of(usage: Json) -> Json:
-    """Anthropic's input tokens are those that no cache holds."""
+    """Usage of Anthropic: `input_tokens` excludes cached tokens."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,

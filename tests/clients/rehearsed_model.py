@@ -1,7 +1,7 @@
 """Answers of a rehearsed model: tool calls, structured output, reasoning, images and long texts, by the last message.
 
-Clients are checked for what arrives, so each answer follows from its request: the cities that were asked for become
-tool calls, a schema becomes an example of it, an image becomes a sentence with its size.
+Checks compare the answer at the client, so each answer follows from the request: cities in the question become tool
+calls, a schema becomes a valid example, an image becomes a sentence with the size.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _text(body: Json, messages: list[Json]) -> str:
 
 
 def _turn(messages: list[Json]) -> int:
-    """Index of the message that began this turn."""
+    """Index of the first message of this turn."""
     return max((i for i, m in enumerate(messages) if m["role"] == "user"), default=0)
 
 
@@ -110,7 +110,7 @@ def _calls(body: Json, asked: str) -> list[Call]:
 
 
 def _asked_calls(body: Json, functions: Mapping[str, Json], asked: str) -> list[Call]:
-    """Calls that the last user message asks for."""
+    """Calls demanded by the last user message."""
     if command := RUN.search(asked):
         return [call for function in functions.values() for call in _command(function, command[1])][:1]
     cities = [city for city in CITIES if city in asked]

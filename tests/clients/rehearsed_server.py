@@ -2,7 +2,7 @@
 Anthropic's Messages.
 
 The model's name selects a fault: `limited` answers 429, `down` 503, `flaky` 429 to the first request of a prompt,
-`breaks` cuts its streams. Streams have the shape of vLLM's; `GET /seen` tells a check what reached the engine.
+`breaks` cuts streams. Streams have the shape of vLLM's; `GET /seen` shows the engine's requests to a check.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RehearsedServer:
         return web.json_response({"input_tokens": len(_prompt(anthropic.as_chat({"max_tokens": 1, **body})))})
 
     def _say(self, body: Json) -> tuple[Answer, str, Json]:
-        """The answer to a chat, its finish_reason and usage."""
+        """The answer to a chat, with finish_reason and usage."""
         said = answer(body)
         said.words.extend(said.text.split()[: body.get("max_completion_tokens") or body.get("max_tokens")])
         finish = "length" if len(said.words) < len(said.text.split()) else said.finish
@@ -208,7 +208,7 @@ class RehearsedServer:
                 yield {"tool_calls": [{"index": number, "function": {"arguments": arguments[start : start + 5]}}]}
 
     def _tool_calls(self, said: Answer) -> list[tuple[Json, str]]:
-        """Each call, with its arguments alone too."""
+        """Tool calls, each also with the bare arguments."""
         found = []
         for call in said.calls:
             arguments = json.dumps(call.arguments)

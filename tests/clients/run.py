@@ -25,7 +25,7 @@ from tests.support.served import serving
 KEY = "sk-clients-0123456789"
 KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
 FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
-# Tools that Codex always offers and a chat engine cannot have: search by the provider, tools in groups
+# Tools always offered by Codex, unknown to a chat engine: search by the provider, tools in groups
 DROPPED = ("tools.web_search", "tools.namespace")
 WITHIN = 240.0  # s for all checks of a client
 IMAGE = b64encode(
@@ -38,7 +38,7 @@ IMAGE = b64encode(
 
 @dataclass(slots=True)
 class ClientRun:
-    """Results of a client. `failed`: the reason by check; `ended`: the reason for which the script ended early."""
+    """Results of a client. `failed`: the reason by check; `ended`: the reason of an early end of the script."""
 
     versions: dict[str, str] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
@@ -46,11 +46,11 @@ class ClientRun:
     ended: str = ""
 
     def green(self, engine: str) -> bool:
-        """All checks pass but those of operations that the engine cannot have."""
+        """All checks pass, except for operations unknown to the engine."""
         return bool(self.passed) and self.failed.keys() <= LACKING[engine] and not self.ended
 
     def read(self, line: str) -> None:
-        """Add a line of the script's output; lines that are no JSON object are the client's own."""
+        """Add a line of the script's output; ignore the client's own lines: no JSON objects."""
         try:
             found = json.loads(line)
         except ValueError:
@@ -64,11 +64,11 @@ class ClientRun:
             self.failed[found["check"]] = found["reason"]
 
 
-ENGINES: Mapping[str, dict[str, Any]] = {  # dialects that the engine may be limited to
+ENGINES: Mapping[str, dict[str, Any]] = {  # dialects to which the engine can be limited
     "chat": {"backend": "compatible"},
     "messages": {"backend": "anthropic", "api_key": "sk-engine"},
 }
-LACKING: Mapping[str, frozenset[str]] = {  # checks of what the dialect does not have: the gateway refuses it by name
+LACKING: Mapping[str, frozenset[str]] = {  # checks of features absent from the dialect: refused by name
     "chat": frozenset(),
     "messages": frozenset(
         {"completions", "embeddings", "azure: chat and embeddings", "chat: JSON", "compatible: structured output"}
@@ -77,7 +77,7 @@ LACKING: Mapping[str, frozenset[str]] = {  # checks of what the dialect does not
 
 
 def configuration(engine: str, url: str, stateful: Sequence[str]) -> dict[str, Any]:
-    """A pool and a route for the engine, one for each fault, and one for engines that keep responses; JSON is YAML."""
+    """A pool and a route for the engine, for each fault, and for the stateful engines. JSON is valid YAML."""
     served = {**ENGINES[engine], "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
     usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
     names = {"chat": "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
@@ -94,7 +94,7 @@ def configuration(engine: str, url: str, stateful: Sequence[str]) -> dict[str, A
 
 @asynccontextmanager
 async def gateway(engine_dialect: str = "chat") -> AsyncIterator[dict[str, str]]:
-    """A gateway in front of a rehearsed engine and two that keep responses. Yields the environment of the scripts."""
+    """Run a gateway before a rehearsed engine and two stateful engines. Yields the environment of the scripts."""
     async with AsyncExitStack() as stack:
         engine = RehearsedServer()
         await engine.start()
@@ -130,8 +130,8 @@ def environment(gateway_url: str, engine_url: str) -> dict[str, str]:
 
 
 def prepare(client: Client) -> list[str]:
-    """Command that runs the checks of an installed client. Node resolves imports relative to a file: its scripts are
-    copied beside their packages."""
+    """Command for the checks of an installed client. Node resolves imports relative to a file: scripts are copied
+    beside the packages."""
     if client.language == "python":
         return [str(client.folder / "bin" / "python"), str(client.source)]
     for source in (client.source, FOLDER / "node" / "harness.mjs"):
@@ -140,7 +140,7 @@ def prepare(client: Client) -> list[str]:
 
 
 async def run(command: Sequence[str], settings: Mapping[str, str], within: float = WITHIN) -> ClientRun:
-    """Run a script of checks. It sees nothing of this process's environment but PATH."""
+    """Run a script of checks. Of this process's environment, the script sees PATH alone."""
     found = ClientRun()
     with tempfile.TemporaryDirectory() as home:
         path = f"{node().parent}{os.pathsep}{os.environ['PATH']}"

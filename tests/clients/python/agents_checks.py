@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: agents, tools, handoffs, over Responses (its default) and over chat completions."""
+"""OpenAI Agents SDK: agents, tools, handoffs, over Responses (the default) and over chat completions."""
 
 from __future__ import annotations
 

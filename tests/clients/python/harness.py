@@ -1,4 +1,4 @@
-"""Runs the checks of a client, and prints one JSON line for each. Needs the standard library alone.
+"""Runs the checks of a client, and prints a JSON line for each. Needs the standard library alone.
 
     @check("chat")
     def chat() -> None:
@@ -6,8 +6,8 @@
 
     main("openai")
 
-Settings of a client are BASE_URL, API_KEY and MODEL, and no others. ENGINE is the simulated engine's own address: what
-reached it is part of a check.
+Settings of a client are BASE_URL, API_KEY and MODEL only. ENGINE is the address of the simulated engine: a check reads
+the engine's requests there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ API_KEY = os.environ["API_KEY"]
 MODEL = os.environ["MODEL"]
 ENGINE = os.environ["ENGINE"]
 IMAGE = os.environ["IMAGE"]  # base64 of a PNG
-IMAGE_SEEN = os.environ["IMAGE_SEEN"]  # the engine's words about it
+IMAGE_SEEN = os.environ["IMAGE_SEEN"]  # the engine's description of IMAGE
 TEXT = os.environ["TEXT"]
 REASONING = os.environ["REASONING"]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -60,7 +60,7 @@ def expect(holds: object, shown: object) -> None:
 
 
 def raises(kind: type[BaseException], call: Callable[[], Any]) -> Any:
-    """The exception; fails where the call returns or raises another one."""
+    """Return the exception of the call; fail for any other exception, and for none."""
     try:
         returned = call()
     except kind as error:
@@ -69,14 +69,14 @@ def raises(kind: type[BaseException], call: Callable[[], Any]) -> Any:
 
 
 def seen() -> dict[str, Any]:
-    """What reached the engine: `requests`, `aborts`, the `last` body."""
+    """Requests at the engine: `requests`, `aborts`, the `last` body."""
     with urllib.request.urlopen(f"{ENGINE}/seen", timeout=5) as reply:
         found: dict[str, Any] = json.load(reply)
         return found
 
 
 def aborted(before: int, within: float = 3.0) -> None:
-    """Wait until the engine has lost one more caller."""
+    """Wait until the engine has lost a further caller."""
     ends = time.monotonic() + within
     while seen()["aborts"] <= before:
         expect(time.monotonic() < ends, f"the engine still generates {within:g} s after the client left")
@@ -84,7 +84,7 @@ def aborted(before: int, within: float = 3.0) -> None:
 
 
 def main(*packages: str) -> None:
-    """Run the checks named on the command line, or all, in one event loop. Prints the packages' versions first."""
+    """Run the checks named on the command line, or all, in the same event loop. Prints the packages' versions first."""
     print(json.dumps({"versions": {name: version(name) for name in packages}}), flush=True)
     with asyncio.Runner() as runner:
         for name in sys.argv[1:] or list(_checks):

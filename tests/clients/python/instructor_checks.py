@@ -1,4 +1,4 @@
-"""Instructor in its modes: tools, JSON, JSON schema, Responses, Anthropic's tools; streamed partials and lists."""
+"""Modes of Instructor: tools, JSON, JSON schema, Responses, Anthropic's tools; streamed partials and lists."""
 
 from __future__ import annotations
 

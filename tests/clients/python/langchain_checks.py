@@ -49,7 +49,7 @@ def faulty(model: str) -> ChatOpenAI:
 
 
 def use_tools(model: ChatOpenAI) -> None:
-    """Two calls at once, and their results."""
+    """Two calls at once, and both results."""
     bound = model.bind_tools([get_weather])
     asked = bound.invoke(CITIES)
     expect([call["args"]["city"] for call in asked.tool_calls] == ["Paris", "Rome"], asked)

@@ -1,4 +1,4 @@
-"""LlamaIndex: its OpenAI class takes only names of OpenAI's models, which are routes too here; OpenAILike takes any."""
+"""LlamaIndex: class OpenAI accepts only names of OpenAI's models (here also routes); OpenAILike accepts any name."""
 
 from __future__ import annotations
 

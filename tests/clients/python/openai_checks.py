@@ -280,7 +280,7 @@ def _() -> None:
 
 @check("responses: previous response")
 def _() -> None:
-    """Five turns, whole and streamed, at whichever of two engines the first one went to."""
+    """Five turns, whole and streamed, all at the engine of the first turn (of two engines)."""
     turns = [respond(model="stateful")]
     for number in range(2, 6):
         more: Any = {"model": "stateful", "input": f"question {number}", "previous_response_id": turns[-1].id}

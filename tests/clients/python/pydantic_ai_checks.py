@@ -1,4 +1,4 @@
-"""Pydantic AI through its chat, Responses and Anthropic models."""
+"""Pydantic AI through the classes for chat, Responses and Anthropic models."""
 
 from __future__ import annotations
 
