@@ -7,19 +7,8 @@ import pytest
 from tests.chaos.catalogue import ROWS
 from tests.chaos.rows import Outcome, Result, Row, run
 
-UNTIMED = {
-    7,
-    9,
-    10,
-    11,
-    30,
-    32,
-    33,
-    35,
-    40,
-    41,
-    43,
-}  # rows with no time as the goal, or a time that a busy machine meets
+# Rows with no time as the goal, or a time that a busy machine meets.
+UNTIMED = {7, 9, 10, 11, 30, 32, 33, 35, 40, 41, 43}
 
 
 @pytest.mark.parametrize(
