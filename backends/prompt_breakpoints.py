@@ -54,9 +54,10 @@ def _blocks(content: Any) -> Sequence[Any]:
 def _with_last_marked(blocks: Sequence[Any]) -> list[Any] | None:
     """None: the last block cannot be marked."""
     last = _plain(blocks[-1]) if blocks else None
-    if not isinstance(last, dict) or last.get("type") not in _MARKABLE:
+    kind = last.get("type") if isinstance(last, dict) else None
+    if not isinstance(last, dict) or not isinstance(kind, str) or kind not in _MARKABLE:
         return None
-    if last["type"] == "text" and not last.get("text"):
+    if kind == "text" and not last.get("text"):
         return None
     return [*blocks[:-1], _marked(last)]
 
