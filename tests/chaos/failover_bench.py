@@ -306,6 +306,7 @@ async def failover_bench(lab: Lab) -> Result:
         if scores[column]["pass"] < least:
             safe = [number for number, line in lines.items() if worst(line[column]) == "safe"]
             short.append(f"{scores[column]['pass']} pass with rescue {column}: {', '.join(map(str, safe))} are safe")
-    if scores["off, at once"]["pass"] < scores["off"]["pass"]:
+    comparable = {number: line for number, line in lines.items() if "off, at once" in line}
+    if scores["off, at once"]["pass"] < _score(comparable, "off")["pass"]:
         short.append("fewer pass with callers at once: the retry budget is spent")
     return Result(figures, not short, "; ".join(short), ABOUT.format(repeats=repeats) + "\n".join(rendered))
