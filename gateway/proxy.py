@@ -103,7 +103,7 @@ class Proxy:
         return None
 
     async def stored(self, http: HttpRequest) -> None:
-        """Answer a request about a stored response from the endpoint that holds it."""
+        """Answer a request about a stored response, from the endpoint with the response."""
         runtime, tenant = self.runtime.current, self.authorize(http)
         routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
         stored = StoredResponses(runtime.upstreams, runtime.masked_pools, runtime.state_ids(tenant))

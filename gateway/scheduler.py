@@ -212,7 +212,7 @@ class RequestQueue:
             self._reject(key, "The gateway is being stopped; try again.", SHUTDOWN_RETRY, now)
         self._schedule_check(now)
 
-    # -- one request ------------------------------------------------------------------------
+    # -- queued requests --------------------------------------------------------------------
 
     def _hold(self, queued: QueuedRequest, now: float) -> Waiter:
         patience = self.patience() if queued.route.ttft else max(self.patience(), NO_DEADLINE_PATIENCE)

@@ -1,7 +1,7 @@
 """Chat completions, whole and as chunks, made of a response of OpenAI's Responses.
 
-Texts of several messages of one response are joined: a chat completion has one message. Results of tools that ran at
-the provider have no place in it; no request that the gateway translates asks for them.
+Texts of several messages of one response are joined: a chat completion has one message. Results of tools run by the
+provider are left out; no translated request asks for such tools.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _finish(stop: Mapping[str, Any]) -> Json:
 
 
 def _usage(usage: Mapping[str, Any]) -> Json:
-    """OpenAI's prompt tokens include those read from a cache or written to one."""
+    """Usage of a chat: prompt tokens include tokens read from a cache and tokens written to a cache."""
     read, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
     prompt = (usage.get("input_tokens") or 0) + (read or 0) + (written or 0)
     output = usage.get("output_tokens") or 0

@@ -49,12 +49,16 @@ class _Everything(frozenset[str]):
         return True
 
 
+_EVERYTHING = _Everything()
+_CHAT = frozenset({Operation.CHAT})
+
+
 def as_chat(operation: Operation, body: Mapping[str, Any]) -> Json:
     """The messages and tools of a body as a chat's, without all that has no equivalent: to count and hash a prompt."""
-    for translation in TRANSLATIONS:
-        if (translation.caller, translation.backend) == (operation, Operation.CHAT):
-            return translation.request(body, _EVERYTHING)
-    raise LookupError(operation)
-
-
-_EVERYTHING = _Everything()
+    steps = chain(operation, _CHAT)
+    if steps is None:
+        raise LookupError(operation)
+    chat = dict(body)
+    for translation in steps:
+        chat = translation.request(chat, _EVERYTHING)
+    return chat

@@ -97,9 +97,9 @@ def _tag(key: bytes, endpoint: str) -> str:
 
 
 def open_request(body: Mapping[str, Any], ids: StateIds, endpoints: Collection[str]) -> tuple[Mapping[str, Any], str]:
-    """The body with the backend's own ids, and the endpoint that knows them; empty: the body names no state.
+    """Return the body with the backend's own ids, and the endpoint with that state; empty: the body names no state.
 
-    `endpoints`: those that may serve the request. Raises ApiError (404) for an unknown id.
+    `endpoints`: all that may serve the request. Raises ApiError (404) for an unknown id.
     """
     opener = _Opener(ids, endpoints)
     changed: dict[str, Any] = {}

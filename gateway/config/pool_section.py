@@ -50,7 +50,7 @@ class EndpointAddress:
 
 
 class EndpointSection(Section):
-    """One server of a pool: its URL, or a mapping."""
+    """One server of a pool: a URL, or a mapping."""
 
     url: fields.HttpUrl
     region: str = ""

@@ -119,8 +119,8 @@ class HttpServer(Server):
         return DownstreamConnection(self, self._loop)
 
     def _sweep(self) -> None:
-        """Check all connections. Thousands that opened together time out together: a few at a time, so that nobody else
-        has to wait."""
+        """Check all connections. Of thousands opened together, and so timed out together, a few are aborted per turn of
+        the event loop: other callers do not wait."""
         now, aborted = monotonic(), 0
         unchecked = self._unchecked = self._unchecked or cast("list[DownstreamConnection]", list(self.connections))
         while unchecked and aborted < ABORTS:

@@ -82,7 +82,7 @@ class SharedPolls(Protocol):
 
 
 class EndpointPoll:
-    """Polls of one endpoint, and the state that decides on the next question."""
+    """Polls of one endpoint, and the state for the choice of the next page."""
 
     def __init__(self, endpoint: str, target: PollTarget, interval: float) -> None:
         self.endpoint, self.interval = endpoint, interval

@@ -56,7 +56,7 @@ class FailureRules:
         return failure.kind in OVERLOAD and not of_key
 
     def _has_other_key(self, endpoint: Endpoint) -> bool:
-        """The server takes requests by another key too, whose limits are its own."""
+        """The server also takes requests by another API key, with separate limits."""
         others = self.decision.ranked if endpoint.server else ()
         return any(other.endpoint.server == endpoint.server and other.endpoint.id != endpoint.id for other in others)
 

@@ -21,10 +21,9 @@ from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode
 from policies.routes.route import Route
 
-_decode = msgspec.json.Decoder().decode
-
-
 LACKING = 60.0  # s until a pool is asked again
+
+_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(slots=True)

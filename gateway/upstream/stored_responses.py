@@ -1,6 +1,6 @@
-"""Requests about a stored response: retrieve, delete, list its input, cancel. They go to the endpoint that holds it.
+"""Requests about a stored response (retrieve, delete, list the input, cancel), sent to the endpoint with the response.
 
-Such a request is no inference: it is not queued, measured or retried, and a lost endpoint is reported at once.
+Such a request is no inference: neither queued nor measured nor retried. A lost endpoint is reported at once.
 """
 
 from __future__ import annotations

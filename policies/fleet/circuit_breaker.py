@@ -72,7 +72,10 @@ class EjectionCause(Enum):
     PEER = "peer"
 
 
-EJECTIONS = {EjectionCause.MISCONFIGURED: (10.0, 300.0), EjectionCause.QUOTA: (300.0, 300.0)}  # s; others: EJECTION
+EJECTIONS = {
+    EjectionCause.MISCONFIGURED: (10.0, 300.0),
+    EjectionCause.QUOTA: (300.0, 300.0),
+}  # s; other causes: EJECTION
 
 TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
     (BreakerState.CLOSED, BreakerEvent.TRIPPED): BreakerState.OPEN,

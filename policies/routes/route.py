@@ -341,7 +341,7 @@ PRESETS: Mapping[Workload, Mapping[str, Any]] = {
 
 
 def with_preset(workload: Workload, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw`, the route as the operator wrote it, over the preset of its workload."""
+    """Merge `raw`, the route as written by the operator, over the preset of the workload."""
     return {"workload": workload} | _over(PRESETS[workload], raw)
 
 
