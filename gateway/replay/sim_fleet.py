@@ -195,8 +195,20 @@ class Node:
 
 ENGINE, API = "8b-h100", "api"  # profiles where the configuration names none
 OURS, REFERENCE, POOLED = "ours", "reference", "pooled:"
-BASELINES = ("round_robin", "least_request", "prefix_hash", "lmetric", "token_load", "argmin_ttft")
-POOLABLE = ("least_request", "lmetric", "token_load", "argmin_ttft")  # scores that are comparable between pools
+BASELINES = (
+    "round_robin",
+    "least_request",
+    "prefix_hash",
+    "cache_aware",
+    "lpwl",
+    "lmetric",
+    "token_load",
+    "predicted_chain",
+    "dualmap",
+    "polyserve",
+    "argmin_ttft",
+)
+POOLABLE = ("least_request", "lpwl", "lmetric", "token_load", "argmin_ttft")  # scores that are comparable between pools
 SCORERS = (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), REFERENCE)
 
 

@@ -39,7 +39,8 @@ from policies.routing.candidates import (
     find_candidates,
     ranked,
 )
-from policies.scorers.scorers import SCORERS, alike, tie_break
+from policies.scorers.baselines import SCORERS
+from policies.scorers.scorers import alike, tie_break
 from policies.types import (
     FOREVER,
     TINY,
@@ -166,7 +167,7 @@ def _by_score(
     fallback_count: int = 0,
 ) -> Ranking:
     queued, sequence = found.queued, found.queued.sequence
-    scores: Sequence[float] = SCORERS[queued.route.scorer](tier, sequence)
+    scores: Sequence[float] = SCORERS[queued.route.scorer](tier, sequence, queued.route)
     session = queued.request.session
     if session and queued.route.scorer == "predicted" and not found.fleet.pools[tier[0].endpoint.pool].local:
         scores, sequence = alike(scores, tier), crc32(session.encode(errors="surrogatepass"))

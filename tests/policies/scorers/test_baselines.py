@@ -1,0 +1,314 @@
+"""Baselines: the claim of each is the published rule of its source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+import pytest
+
+from policies.routes.route import ScorerName
+from policies.scorers.baselines import PATIENCE, SCORERS
+from policies.types import Candidate, Load, PrefixBlocks
+from tests.policies.scorers.scoring import IDLE, NAMES, ROUTE, best, candidates
+
+
+def test_scorer_names_of_a_route_are_the_catalog() -> None:
+    """No more and no fewer."""
+    assert set(SCORERS) == set(get_args(ScorerName))
+
+
+@pytest.mark.parametrize("scorer", get_args(ScorerName))
+def test_a_scorer_returns_one_number_per_endpoint(scorer: ScorerName) -> None:
+    """For a single endpoint too, and for a prompt without tokens or blocks."""
+    for n in (1, 3):
+        scores = SCORERS[scorer](candidates(*[IDLE] * n, tokens=0), 7, ROUTE)
+        assert len(scores) == n
+
+
+@pytest.mark.parametrize(
+    "scorer", ["predicted", "least_request", "cache_aware", "lpwl", "lmetric", "token_load", "polyserve", "argmin_ttft"]
+)
+def test_equal_endpoints_get_equal_scores(scorer: ScorerName) -> None:
+    """A scorer breaks no ties by the order in which endpoints are configured."""
+    assert best(scorer, candidates(IDLE, IDLE, IDLE)) == "abc"
+
+
+def test_round_robin_takes_turns() -> None:
+    """In order, at any load."""
+    found = candidates(Load(in_flight=9), IDLE, IDLE)
+    assert [best("round_robin", found, sequence) for sequence in range(6)] == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_least_request_counts_requests_in_flight_then_waiting() -> None:
+    """A queue of any length only breaks ties."""
+    assert best("least_request", candidates(Load(in_flight=2), Load(in_flight=1, waiting=500))) == "b"
+    assert best("least_request", candidates(Load(in_flight=1, waiting=3), Load(in_flight=1, waiting=2))) == "b"
+
+
+def test_lmetric_multiplies_new_tokens_by_the_batch() -> None:
+    """1000 x 5 beats 600 x 9, and queued tokens count as new."""
+    assert best("lmetric", candidates(Load(in_flight=4), Load(in_flight=8), hits=(0, 400))) == "a"
+    assert best("lmetric", candidates(Load(in_flight=4, queued_tokens=9000), Load(in_flight=8), hits=(0, 400))) == "b"
+
+
+def test_lmetric_counts_no_request_twice() -> None:
+    """The engine's running requests include the gateway's: the larger count is the batch."""
+    assert best("lmetric", candidates(Load(in_flight=3, running=2, waiting=1), Load(in_flight=3))) == "ab"
+
+
+def test_token_load_stays_with_four_fifths_of_the_prompt() -> None:
+    """An endpoint with 80% of the prompt cached is first, at any number of tokens in flight."""
+    found = candidates(
+        Load(queued_tokens=50_000), IDLE, Load(queued_tokens=60_000), hits=(800, 799, 900), ttft=(2.7, 0.1, 3.1)
+    )
+    scores = SCORERS["token_load"](found, 0, ROUTE)
+    assert sorted(range(3), key=scores.__getitem__) == [0, 2, 1]
+
+
+def test_token_load_leaves_the_prefix_beyond_18_s() -> None:
+    """Then the fewest uncached tokens in flight decide among all endpoints."""
+    loads, hits = (Load(queued_tokens=50_000), IDLE), (900, 0)
+    assert best("token_load", candidates(*loads, hits=hits, ttft=(PATIENCE, 0.1))) == "a"
+    assert best("token_load", candidates(*loads, hits=hits, ttft=(PATIENCE + 0.2, 0.1))) == "b"
+
+
+def test_token_load_counts_tokens_without_a_holder_of_the_prefix() -> None:
+    """Queued tokens plus the uncached tokens of the prompt."""
+    assert best("token_load", candidates(Load(queued_tokens=500), Load(queued_tokens=400), hits=(300, 100))) == "a"
+
+
+def test_argmin_ttft_ignores_other_requests() -> None:
+    """Expected TPOT misses do not count."""
+    assert best("argmin_ttft", candidates(Load(running=99), IDLE, ttft=(0.19, 0.2))) == "a"
+
+
+# --------------------------------------------------------------------------- prefix_hash
+
+
+def blocks(*hashes: int) -> PrefixBlocks:
+    return PrefixBlocks(hashes, 16)
+
+
+def test_prefix_hash_sends_one_prefix_to_one_endpoint() -> None:
+    """Blocks after the first 256 tokens, and the request's sequence number, change nothing."""
+    first = tuple(range(100, 116))
+    chosen = {
+        best("prefix_hash", candidates(*[IDLE] * 8, blocks=blocks(*first, *tail)), sequence)
+        for sequence, tail in enumerate([(), (1,), (2, 3)])
+    }
+    assert len(chosen) == 1
+
+
+def test_prefix_hash_spreads_prefixes_evenly() -> None:
+    """No endpoint gets 25% more than its share."""
+    counts = Counter(best("prefix_hash", candidates(*[IDLE] * 8, blocks=blocks(h))) for h in range(4000))
+    assert len(counts) == 8
+    assert max(counts.values()) < 1.25 * 4000 / 8
+
+
+def test_prefix_hash_moves_only_prompts_of_a_removed_endpoint() -> None:
+    """Rendezvous hashing: all other prompts keep their endpoint."""
+    for h in range(300):
+        found = candidates(*[IDLE] * 8, blocks=blocks(h))
+        before = best("prefix_hash", found)
+        after = best("prefix_hash", [p for p in found if p.endpoint.id != "c"])
+        assert after == before or before == "c"
+
+
+def test_prefix_hash_spills_to_the_fewest_requests() -> None:
+    """At 1.25 times the mean and 10 requests more than the mean; either alone is variance."""
+    found = candidates(*[IDLE] * 4, blocks=blocks(42))
+    home = NAMES.index(best("prefix_hash", found))
+
+    def chosen(at_home: int, others: int) -> str:
+        counts = [Load(in_flight=others + i) for i in range(3)]
+        counts.insert(home, Load(in_flight=at_home))
+        return best("prefix_hash", candidates(*counts, blocks=blocks(42)))
+
+    fewest = NAMES[0 if home else 1]
+    assert chosen(12, 1) == NAMES[home]  # 2.7 times the mean of 4.5, and 7.5 more
+    assert chosen(16, 1) == fewest  # 10.5 more than the mean of 5.5
+    assert chosen(72, 60) == NAMES[home]  # 1.13 times the mean
+    assert chosen(99, 60) == fewest
+
+
+def test_prefix_hash_without_a_block_takes_the_fewest_requests() -> None:
+    """A prompt too short to have a prefix gains nothing from a home."""
+    assert best("prefix_hash", candidates(Load(in_flight=2), Load(in_flight=1), IDLE)) == "c"
+
+
+# --------------------------------------------------------------------------- least prefill work left
+
+
+def test_lpwl_adds_pending_and_uncached_tokens() -> None:
+    """A holder is left when its pending tokens exceed what its hit saves; the size of the batch plays no part."""
+    assert best("lpwl", candidates(Load(queued_tokens=500, in_flight=40), IDLE, hits=(600, 0))) == "a"
+    assert best("lpwl", candidates(Load(queued_tokens=700), IDLE, hits=(600, 0))) == "b"
+
+
+def test_lpwl_breaks_ties_by_the_fewest_requests() -> None:
+    """Where not a single token differs."""
+    assert best("lpwl", candidates(Load(in_flight=3), Load(in_flight=2), Load(in_flight=2, queued_tokens=1))) == "b"
+
+
+# --------------------------------------------------------------------------- cache_aware
+
+
+def test_cache_aware_takes_the_least_loaded_holder_of_the_longest_match() -> None:
+    """Above 30% of the prompt; a shorter match counts as none."""
+    loads = Load(in_flight=5), Load(in_flight=3), IDLE
+    assert best("cache_aware", candidates(*loads, hits=(310, 310, 300))) == "b"
+    assert best("cache_aware", candidates(*loads, hits=(310, 305, 300))) == "a"
+    assert best("cache_aware", candidates(*loads, hits=(300, 300, 0))) == "c"
+
+
+def test_cache_aware_spills_above_both_margins() -> None:
+    """1.5 times the mean, and two standard deviations of such a count above it: of a mean of 5, 4.5 requests."""
+
+    def chosen(holder: int, *others: int) -> str:
+        loads = [Load(in_flight=holder), *(Load(in_flight=count) for count in others)]
+        return best("cache_aware", candidates(*loads, hits=(900, *[0] * len(others))))
+
+    assert chosen(9, 5, 4, 2) == "a"  # 1.8 times the mean, 4 more
+    assert chosen(10, 5, 4, 1) == "d"  # 5 more
+    assert chosen(150, 120, 110, 90) == "a"  # 1.28 times the mean, 32 more
+
+
+def test_cache_aware_never_needs_more_than_64_requests_above_the_mean() -> None:
+    """The cap of the margin: of a mean of 1,600, two standard deviations are 80."""
+    others = [Load(in_flight=1_000)] * 7
+    over = Load(in_flight=2_700)
+    assert best("cache_aware", candidates(over, *others, hits=(900, *[0] * 7))) == "bcdefgh"
+
+
+@pytest.mark.parametrize("overload", [Load(waiting=8), Load(kv_usage=0.8)])
+def test_cache_aware_leaves_out_an_overloaded_engine(overload: Load) -> None:
+    """By its queue or its KV cache, whatever it holds; unless all are."""
+    busy = Load(in_flight=3)
+    assert best("cache_aware", candidates(overload, busy, hits=(900, 0))) == "b"
+    assert best("cache_aware", candidates(overload, overload, hits=(900, 0))) == "a"
+
+
+# --------------------------------------------------------------------------- predicted_chain
+
+
+def picks(found: list[Candidate], draws: int = 2000) -> Counter[str]:
+    """How often the chain takes an endpoint."""
+    return Counter(best("predicted_chain", found, sequence) for sequence in range(draws))
+
+
+def test_predicted_chain_stays_with_the_holder_within_five_seconds() -> None:
+    """An endpoint with 99% of the prompt, before any budget; beyond, the others are asked too."""
+    assert picks(candidates(IDLE, IDLE, hits=(990, 0), ttft=(4.9, 0.1))) == {"a": 2000}
+    assert picks(candidates(IDLE, IDLE, hits=(990, 0), ttft=(5.2, 0.1)))["b"] > 1900
+
+
+def test_predicted_chain_explores_one_in_a_hundred() -> None:
+    """The rest goes to those that make their budgets."""
+    taken = picks(candidates(IDLE, IDLE, ttft=(0.9, 1.1)), 20_000)
+    assert 100 < taken["b"] < 300
+
+
+def test_predicted_chain_prefers_a_partial_holder_among_those_in_time() -> None:
+    """80% of the prompt narrows the tier that makes its budgets, and never brings back one that does not."""
+    assert picks(candidates(IDLE, IDLE, IDLE, hits=(800, 0, 0), ttft=(0.9, 0.1, 0.1)))["a"] == 2000
+    assert picks(candidates(IDLE, IDLE, IDLE, hits=(800, 0, 0), ttft=(1.1, 0.1, 0.1)))["a"] < 50
+
+
+def test_predicted_chain_draws_the_least_headroom_most_often() -> None:
+    """In proportion to weights of 101 and 1, and 51 halfway."""
+    taken = picks(candidates(IDLE, IDLE, IDLE, ttft=(0.9, 0.5, 0.1)), 6000)
+    assert taken["a"] / 6000 == pytest.approx(101 / 153, abs=0.03)
+    assert taken["b"] / 6000 == pytest.approx(51 / 153, abs=0.03)
+
+
+def test_predicted_chain_weighs_tpot_a_fifth() -> None:
+    """Most TTFT headroom and least TPOT headroom: a weight of 21 against 81."""
+    taken = picks(candidates(IDLE, IDLE, ttft=(0.1, 0.9), pace=(0.045, 0.01)), 6000)
+    assert taken["a"] / 6000 == pytest.approx(21 / 102, abs=0.03)
+
+
+def test_predicted_chain_misses_tpot_rather_than_ttft_and_prefers_idle_engines() -> None:
+    """Without one that makes both budgets."""
+    busy = Load(in_flight=1)
+    assert picks(candidates(busy, busy, busy, ttft=(1.1, 0.1, 1.1), pace=(0.01, 0.06, 0.06))) == {"b": 2000}
+    assert picks(candidates(busy, busy, IDLE, ttft=(1.1, 0.1, 9.0), pace=(0.01, 0.06, 0.09))) == {"c": 2000}
+
+
+# --------------------------------------------------------------------------- DualMap
+
+
+def test_dualmap_maps_a_prefix_to_two_endpoints() -> None:
+    """Whatever their load, and whatever the load of the others."""
+    chosen = {
+        best("dualmap", candidates(*loads, ttft=ttft, blocks=blocks(7)))
+        for loads, ttft in (
+            ([IDLE] * 8, tuple(0.1 + 0.01 * i for i in range(8))),
+            ([IDLE] * 8, tuple(0.2 - 0.01 * i for i in range(8))),
+            ([Load(in_flight=9)] * 8, tuple(0.1 + 0.01 * (i * 5 % 8) for i in range(8))),
+        )
+    }
+    assert len(chosen) == 2
+
+
+def test_dualmap_prefers_the_hit_until_it_would_be_late() -> None:
+    """Then the other of the pair; a faster third endpoint is never asked."""
+    two = [best("dualmap", candidates(*[IDLE] * 8, ttft=fast(i), blocks=blocks(7))) for i in range(8)]
+    home, other = (NAMES.index(name) for name in sorted(set(two)))
+    hits = tuple(112 if i == home else 0 for i in range(8))
+    slow = tuple(3.0 if i == home else 0.5 if i == other else 0.1 for i in range(8))
+    for chance, expected in ((0.6, home), (0.4, other)):
+        chances = tuple(chance if i == home else 0.9 for i in range(8))
+        found = candidates(*[IDLE] * 8, hits=hits, ttft=slow, chances=chances, blocks=blocks(7))
+        assert best("dualmap", found) == NAMES[expected]
+
+
+def fast(at: int) -> tuple[float, ...]:
+    """One of eight endpoints is faster."""
+    return tuple(0.1 if i == at else 0.2 for i in range(8))
+
+
+def test_dualmap_spreads_prompts_behind_a_common_prefix() -> None:
+    """Blocks that three endpoints hold name no pair: the first own block does, for all turns of a conversation."""
+    shared, hits = (1, 2, 3), (48, 48, 48, 0, 0, 0, 0, 0)
+    homes = {
+        own: {
+            best("dualmap", candidates(*[IDLE] * 8, hits=hits, blocks=blocks(*shared, own, *turn)))
+            for turn in ((), (own + 1,), (own + 1, own + 2))
+        }
+        for own in range(100, 2000, 10)
+    }
+    assert all(len(names) == 1 for names in homes.values())
+    assert len(set().union(*homes.values())) == 8
+
+
+def test_dualmap_lengthens_the_key_while_its_pair_is_late() -> None:
+    """So a prefix that is too common for two endpoints reaches others, which its holders then tell."""
+
+    def chosen(*chances: float) -> set[str]:
+        prompts = [blocks(7, own) for own in range(100)]
+        found = [candidates(*[IDLE] * 8, ttft=fast(i % 8), chances=chances, blocks=p) for i, p in enumerate(prompts)]
+        return {best("dualmap", each) for each in found}
+
+    pair = chosen(*[1.0] * 8)
+    assert len(pair) == 2
+    assert len(chosen(*(0.1 if name in pair else 1.0 for name in NAMES))) == 8
+    assert chosen(*[0.1] * 8) == pair  # late everywhere: the holders are as good as any
+
+
+# --------------------------------------------------------------------------- PolyServe
+
+
+def test_polyserve_takes_the_fullest_that_fits() -> None:
+    """In TTFT by the median, in TPOT by the pace, and while the answers there can bear a prefill."""
+    full, half = Load(in_flight=9), Load(in_flight=4)
+    assert best("polyserve", candidates(full, half, IDLE)) == "a"
+    assert best("polyserve", candidates(full, half, IDLE, chances=(0.4, 0.6, 1.0))) == "b"
+    assert best("polyserve", candidates(full, half, IDLE, pace=(0.06, 0.04, 0.01))) == "b"
+    assert best("polyserve", candidates(Load(in_flight=9, reopens_in=0.1), half, IDLE)) == "b"
+
+
+def test_polyserve_takes_the_fastest_where_none_fits() -> None:
+    """However full."""
+    assert best("polyserve", candidates(IDLE, Load(in_flight=9), ttft=(3.0, 2.0), chances=(0.1, 0.2))) == "b"
