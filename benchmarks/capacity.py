@@ -1,0 +1,162 @@
+"""Capacity: the load at which the good requests fall to 90% of all offered, per scenario and scorer.
+
+    python -m benchmarks.capacity --traces DIR d --scorers ours,lpwl,lmetric --seeds 2
+    python -m benchmarks.capacity --page                      # the page again, from the stored results
+
+Attainment at a load says little where nearly all is good, or nearly nothing; capacity is the unit of papers on serving.
+Good is TTFT and TPOT within budget, or with `--of attainment` TTFT alone. Loads are those of `benchmarks.routing`:
+steps of STEP from 1 find a bracket, and bisection narrows it to NEAR. At each load the mean over the seeds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.routing import replay_one
+from benchmarks.scenarios import SCENARIOS
+
+GOAL = 0.9  # share of all offered
+STEP, NEAR = 1.5, 1.03  # factors of the load: between two looks for a bracket, and of the result
+LEAST, MOST = 0.2, 6.0  # loads that are tried
+RESULTS, PAGE = Path(".cache/capacity.jsonl"), Path(__file__).parent / "CAPACITY.md"
+MEASURES = ("good", "attainment")
+HEADING = """\
+# Capacity
+
+What `python -m benchmarks.capacity` found: the load, and the requests per second, up to which {goal:.0%} of all offered
+requests are good (TTFT and TPOT within budget). Beside it the shares at a load of 1, as in [ROUTING.md](ROUTING.md).
+"""
+MANNER = {"good": "", "attainment": ", by TTFT alone"}
+
+Task = tuple[str, str, str, int, Path]  # scenario, scorer, measure, seeds, traces
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """`load` 0: below LEAST; `rate`: offered requests/s at `load`; `good`, `met`: shares at a load of 1."""
+
+    scenario: str
+    scorer: str
+    measure: str
+    seeds: int
+    load: float
+    rate: float
+    good: float
+    met: float
+
+
+def highest(share: Callable[[float], float]) -> float:
+    """The load up to which `share` is at least GOAL, to within NEAR; 0 where it is less at LEAST, at most MOST."""
+    low = high = 1.0
+    if share(1.0) >= GOAL:
+        while share(high := min(high * STEP, MOST)) >= GOAL:
+            if (low := high) == MOST:
+                return MOST
+    else:
+        while share(low := max(low / STEP, LEAST)) < GOAL:
+            if (high := low) == LEAST:
+                return 0.0
+    while high / low > NEAR:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if share(middle) >= GOAL else (low, middle)
+    return low
+
+
+class Replays:
+    """Mean figures over the seeds of one scenario and scorer, by load."""
+
+    def __init__(self, scenario: str, scorer: str, seeds: int, traces: Path) -> None:
+        self._tasks = [(scenario, scorer, seed, traces) for seed in range(seeds)]
+        self._found: dict[float, dict[str, float]] = {}
+
+    def at(self, load: float) -> dict[str, float]:
+        if load not in self._found:
+            rows = [
+                replay_one((scenario, load, scorer, seed, traces))["rows"]["all"]
+                for scenario, scorer, seed, traces in self._tasks
+            ]
+            self._found[load] = {name: fmean(row[name] for row in rows) for name in ("good", "attainment", "goodput")}
+        return self._found[load]
+
+
+def measured(task: Task) -> Capacity:
+    scenario, scorer, measure, seeds, traces = task
+    replays = Replays(scenario, scorer, seeds, traces)
+    load = highest(lambda load: replays.at(load)[measure])
+    there, usual = replays.at(load) if load else {}, replays.at(1.0)
+    rate = there["goodput"] / there["good"] if there else 0.0
+    return Capacity(scenario, scorer, measure, seeds, load, rate, usual["good"], usual["attainment"])
+
+
+def sweep(tasks: list[Task], results: Path, jobs: int) -> Iterator[Capacity]:
+    """Every result is stored at once."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(jobs) as workers, results.open("a") as kept:
+        for found in workers.map(measured, tasks):
+            kept.write(json.dumps(asdict(found)) + "\n")
+            kept.flush()
+            yield found
+
+
+def read(results: Path) -> list[Capacity]:
+    """Of repeated measurements, the last."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    latest = {(one.scenario, one.scorer, one.measure): one for one in (Capacity(**json.loads(each)) for each in lines)}
+    return list(latest.values())
+
+
+def page(found: Iterable[Capacity]) -> str:
+    groups: dict[tuple[str, str], list[Capacity]] = {}
+    for one in found:
+        groups.setdefault((one.scenario, one.measure), []).append(one)
+    sections = [
+        f"## ({name}) {SCENARIOS[name].title}{MANNER[measure]}\n\n" + "\n".join(table(group))
+        for (name, measure), group in sorted(groups.items())
+    ]
+    return "\n\n".join([HEADING.format(goal=GOAL).rstrip(), *sections]) + "\n"
+
+
+def table(found: Iterable[Capacity]) -> Iterator[str]:
+    """Markdown, the highest capacity first."""
+    yield "| scorer | capacity (load) | requests/s | good at load 1 | TTFT met at load 1 | seeds |"
+    yield "|---" * 6 + "|"
+    for one in sorted(found, key=lambda one: (-one.load, -one.good)):
+        load = f"{one.load:.2f} | {one.rate:.1f}" if one.load else f"< {LEAST:g} |"
+        yield f"| {one.scorer} | {load} | {one.good:.3f} | {one.met:.3f} | {one.seeds} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; all, if absent")
+    parser.add_argument("--traces", type=Path, help="where the public traces are")
+    parser.add_argument("--scorers", type=lambda text: text.split(","))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--of", choices=MEASURES, default="good", dest="measure")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="replays at a time")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="write CAPACITY.md from the results that there are")
+    args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(page(read(args.results)))
+        return
+    if args.traces is None:
+        parser.error("--traces DIR: where the traces are")
+    tasks: list[Task] = [
+        (name, scorer, args.measure, args.seeds, args.traces)
+        for name in args.scenarios or SCENARIOS
+        for scorer in args.scorers or SCENARIOS[name].scorers
+    ]
+    for one in sweep(tasks, args.results, args.jobs):
+        print("\t".join(map(str, asdict(one).values())), flush=True)
+    print("\n" + page(read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The search for the load at which nine of ten requests are good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import scenarios
+from benchmarks.capacity import GOAL, LEAST, MOST, NEAR, STEP, Capacity, Replays, highest, measured, page
+
+
+def falling(at: float, looked: list[float]) -> Callable[[float], float]:
+    """A share of GOAL at the load `at`, less above."""
+
+    def share(load: float) -> float:
+        looked.append(load)
+        return min(GOAL * at / load, 1.0)
+
+    return share
+
+
+@pytest.mark.parametrize("at", [0.2, 0.25, 0.7, 0.999, 1.0, 1.37, 2.9, 4.4])
+def test_the_highest_load_is_found_within_three_percent(at: float) -> None:
+    """Never above it, and in at most a dozen replays."""
+    looked: list[float] = []
+    found = highest(falling(at, looked))
+    assert found <= at < found * NEAR
+    assert len(looked) <= 12
+
+
+def test_a_scorer_without_capacity_ends_the_search() -> None:
+    """As does one beyond the loads that are tried."""
+    looked: list[float] = []
+    assert highest(falling(LEAST / 2, looked)) == 0.0
+    assert highest(falling(100.0, looked)) == MOST
+    assert min(looked) >= LEAST
+    assert max(looked) <= MOST
+
+
+def test_the_capacity_is_of_real_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Good at the load that is found, not good well above; both seeds count; requests/s as offered."""
+    monkeypatch.setattr(scenarios, "SECONDS", 12.0)
+    found = measured(("d", "least_request", "attainment", 2, Path()))
+    replays = Replays("d", "least_request", 2, Path())
+    assert replays.at(found.load)["attainment"] >= GOAL > replays.at(found.load * STEP)["attainment"]
+    assert found.met == replays.at(1.0)["attainment"]
+    offered = [len(scenarios.arrivals("d", found.load, Path(), seed)) for seed in range(2)]
+    assert found.rate == pytest.approx(sum(offered) / 2 / 12.0, rel=0.1)
+
+
+def test_the_page_orders_scorers_by_capacity() -> None:
+    """One without a capacity comes last, and is named as such."""
+    rows = [
+        Capacity("d", "slow", "good", 2, 0.0, 0.0, 0.1, 0.2),
+        Capacity("d", "mid", "good", 2, 0.8, 4.0, 0.5, 0.6),
+        Capacity("d", "top", "good", 2, 1.5, 7.5, 0.99, 1.0),
+    ]
+    lines = [line for line in page(rows).splitlines() if line.startswith("| ")]
+    assert [line.split()[1] for line in lines] == ["scorer", "top", "mid", "slow"]
+    assert lines[1] == "| top | 1.50 | 7.5 | 0.990 | 1.000 | 2 |"
+    assert lines[3].startswith("| slow | < 0.2 |")
