@@ -173,7 +173,7 @@ class Proxy:
                 request.size, self.dispatcher.operations.fit, request, route, runtime.operations
             )
         estimate = await self.decider.estimate(request, route, tenant)
-        timeline.end_stage(Stage.ESTIMATE)
+        timeline.estimated(request, route, estimate)
         admit(tenant, route, request.model)
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from gateway.tokenize.estimator import Estimator
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest
+from policies.routing.candidates import QueuedRequest, uncached_tokens
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, Health, PromptEstimate
 
@@ -82,9 +82,16 @@ class Decider:
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
-        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread."""
+        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread.
+
+        Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
+        """
         expected = self.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
-        return await self.estimator.estimate(request.prompt, route.pools, tenant.cache_group, expected)
+        estimate = await self.estimator.estimate(request.prompt, route.pools, tenant.cache_group, expected)
+        if not route.budget_grows:
+            return estimate
+        fleet = self.fleet.snapshot(monotonic())
+        return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.hit))
 
     def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int

@@ -204,10 +204,11 @@ class PoolEstimate:
 
 @dataclass(slots=True)
 class PromptEstimate:
-    """Estimates by pool, for the pools of the request's route; and the expected length of the answer."""
+    """Estimates by pool, for the pools of the request's route; the expected length of the answer; uncached tokens."""
 
     pools: Mapping[str, PoolEstimate]
     output_tokens: int = 256
+    uncached_tokens: int = 0  # that the best endpoint would have to compute; where the TTFT budget grows with these
 
 
 # --------------------------------------------------------------------------- predictions

@@ -39,7 +39,8 @@ LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
 def explain(
     decision: Decision, estimate: PromptEstimate, held: Mapping[str, int], pools: Mapping[str, Pool]
 ) -> dict[str, Any]:
-    """All inputs and results of a decision. `held`: requests queued now, by route.
+    """All inputs and results of a decision. `held`: requests queued now, by route; `uncached_tokens`: only where the
+    TTFT budget grows with these.
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
@@ -49,6 +50,7 @@ def explain(
         "reason": decision.reason,
         "scorer": decision.scorer,
         "budget_left_ms": left,
+        "uncached_tokens": estimate.uncached_tokens or None,
         "retry_after_s": decision.retry_after or None,
         "prompt_tokens": {pool: found.tokens for pool, found in estimate.pools.items()},
         "expected_output_tokens": estimate.output_tokens,

@@ -115,7 +115,8 @@
   };
 
   const routeRow = (route, seen, points) => {
-    const [budget, target] = [route.ttft_budget_ms, route.ttft_target];
+    const [grows, target] = [route.ttft_budget_grows, route.ttft_target];
+    const budget = grows ? null : route.ttft_budget_ms; // a line that every prompt is held against
     const over = (value) => (budget !== null && value !== null && value > budget ? "n bad" : "n");
     const short = seen.attainment !== null && target !== null && seen.attainment < target;
     const answered = sum(seen.pools.map(([, count]) => count));
@@ -125,7 +126,7 @@
       el("td", {}, el("span", { class: "name" }, route.route), " ", el("span", { class: "soft" }, route.workload === route.route ? "" : route.workload)),
       cell(seen.rate.toFixed(1)), cell(ms(seen.p50)), cell(ms(seen.p95), over(seen.p95)), cell(ms(seen.p99), over(seen.p99)),
       el("td", {}, spark(points, budget)),
-      cell(ms(budget)),
+      cell(grows ? `${ms(route.ttft_budget_ms)}+` : ms(budget)),
       cell(share(seen.attainment), short ? "n bad" : "n", target === null ? null : `target ${share(target)}`),
       cell(`${route.held}`), cell(seen.shed.toFixed(1), seen.shed ? "n bad" : "n"),
       cell(seen.failed.toFixed(1), seen.failed ? "n bad" : "n"), cell(by, ""),

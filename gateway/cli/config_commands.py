@@ -25,7 +25,7 @@ from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import parse_redis_url
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key
-from policies.routes.route import Route, Tier
+from policies.routes.route import Route, Tier, Ttft
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -91,9 +91,14 @@ def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None
 
 
 def _route_row(name: str, route: Route) -> tuple[str, ...]:
-    ttft = f"{duration(route.ttft.budget)} at {route.ttft.target * 100:g}%" if route.ttft else "-"
+    ttft = _ttft(route.ttft) if route.ttft else "-"
     tpot, total = (duration(limit.budget) if limit else "-" for limit in (route.tpot, route.total))
     return name, route.workload, ttft, tpot, total, " > ".join(map(_tier, route.tiers))
+
+
+def _ttft(ttft: Ttft) -> str:
+    growth = f" + {duration(ttft.per_1k_tokens)} per 1k tokens" if ttft.per_1k_tokens else ""
+    return f"{duration(ttft.budget)}{growth} at {ttft.target * 100:g}%"
 
 
 def _tier(tier: Tier) -> str:

@@ -137,7 +137,9 @@ def _known(reply: Mapping[str, Any]) -> list[str]:
         pools.setdefault(tokens, []).append(pool)
     prompts = ", ".join(f"{tokens} tokens ({', '.join(names)})" for tokens, names in pools.items())
     left = reply["budget_left_ms"]
-    budget = "no TTFT budget" if left is None else f"{left:.0f} ms left for the first token"
+    uncached = reply.get("uncached_tokens")
+    grown = f", of a budget that counts {uncached} uncached tokens" if uncached else ""
+    budget = "no TTFT budget" if left is None else f"{left:.0f} ms left for the first token{grown}"
     held = sum(reply["held_now"].values())
     waiting = f"; {held} requests are held back" if held else ""
     return [

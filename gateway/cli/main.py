@@ -135,6 +135,8 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     add("--seeds", type=COUNT, default=1, metavar="K", help="number of seeds, from --seed on")
     add("--limit", type=COUNT, metavar="N", help="only the first requests of each trace")
     add("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay")
+    scoring = "score by TTFT budgets with this much per 1,000 new prompt tokens, whatever the routes say; 0ms: fixed"
+    add("--score-per-1k", metavar="TIME", help=scoring)
     add("--scorers", default="all", help="baselines, separated by commas; all, or none")
     add("--no-reference", action="store_true", help="without the clairvoyant reference")
     add("--workers", type=WORKERS, metavar="N", help="processes of the gateway; server.workers")

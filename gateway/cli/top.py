@@ -208,7 +208,8 @@ def _route(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) 
     bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
     p50, p95, p99 = (quantile(bounds, counts, q) for q in (0.5, 0.95, 0.99))
     budget, target = after["ttft_budget_ms"], after["ttft_target"]
-    late = budget is not None and p95 is not None and p95 > budget
+    grows = after.get("ttft_budget_grows", False)  # a gateway before the setting does not say
+    late = budget is not None and p95 is not None and p95 > budget and not grows
     short = met is not None and target is not None and met < target
     largest_first = sorted(pools.items(), key=lambda item: -item[1])
     return (
@@ -217,7 +218,7 @@ def _route(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) 
         ms(p50),
         Text(ms(p95), "red" if late else ""),
         ms(p99),
-        ms(budget),
+        f"{ms(budget)}+" if grows else ms(budget),
         Text(share(met), "red" if short else ""),
         f"{after['held']:.0f}",
         f"{shed:.1f}",

@@ -22,6 +22,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.observe.metrics.series import LoopLag
 from gateway.observe.record import (
     CONNECT,
+    ESTIMATE,
     FAILOVER,
     QUEUE,
     RATE_LIMIT,
@@ -38,7 +39,7 @@ from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
-from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks
+from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, PromptEstimate
 
 log = logging.getLogger("firsttoken")
 
@@ -107,6 +108,12 @@ class RequestTimeline:
         record.total_budget = route.total.budget if route.total else None
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
+
+    def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
+        """Note the TTFT budget of this prompt, where the route's grows; the estimate stage ends."""
+        if route.budget_grows:
+            self.record.ttft_budget = route.ttft_budget(request.ttft_budget, estimate.uncached_tokens)
+        self.end_stage(ESTIMATE)
 
     def reserved(self, reservation: Reservation) -> None:
         """Note the reservation against the key's limits, or the limit that refused the request."""

@@ -265,7 +265,8 @@ class EngineGroup:
         found = ((endpoint, servers.servers[endpoint.id]) for endpoint in pool.endpoints)
         self.engines = [ExactEngine(e, server, self.known) for e, server in found if isinstance(server, VirtualEngine)]
         first_tier = [route for route in routes.values() if route.ttft and route.tiers[0].pool == pool.name]
-        self._budgets = {route.name: route.ttft.budget for route in first_tier if route.ttft}
+        self._routes = {route.name: route for route in first_tier}
+        self._horizon = HORIZON + max((route.ttft.budget for route in first_tier if route.ttft), default=0.0)
         self._tpot = min((route.tpot.budget for route in first_tier if route.tpot), default=FOREVER)
         self._costs = list(self._future_costs(arrivals))
         self._limit = FOREVER
@@ -276,12 +277,12 @@ class EngineGroup:
         could not serve in time."""
         known, engine = set[int](), self.engines[0]
         for arrival in arrivals:
-            if (budget := self._budgets.get(arrival.route)) is None:
+            if (route := self._routes.get(arrival.route)) is None:
                 continue
             new = next((i for i, block in enumerate(arrival.hashes) if block not in known), len(arrival.hashes))
             known.update(arrival.hashes)
             hit = min(new * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
-            if engine.prefill(arrival.prompt_tokens, hit)[0] < budget:
+            if engine.prefill(arrival.prompt_tokens, hit)[0] < route.ttft_budget(None, arrival.prompt_tokens - hit):
                 yield arrival.at, engine.cost(arrival, hit)
 
     def limit(self, now: float, waiting: Iterable[float] = ()) -> float:
@@ -290,7 +291,7 @@ class EngineGroup:
             self._review_at = now + REVIEW
             self._limit = FOREVER
             spare = sum(engine.spare(self._tpot) for engine in self.engines)
-            left = (HORIZON + max(self._budgets.values(), default=0.0)) * spare
+            left = self._horizon * spare
             for cost in sorted([*waiting, *(cost for _, cost in self.upcoming(now))]):
                 left -= cost
                 if left < 0:

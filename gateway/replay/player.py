@@ -44,7 +44,7 @@ class Player:
         self.arrivals = arrivals
         self.clock = Clock()
         self.servers = SimFleet(scenario.profiles, seed, 0.0 if scenario.clairvoyant else scenario.hung)
-        self.results = Results(scenario.routes, max(arrivals[-1].at, 1e-9) if arrivals else 1.0, keep)
+        self.results = Results(scenario.scored_routes, max(arrivals[-1].at, 1e-9) if arrivals else 1.0, keep)
         links, random = self._peer_links(), Random(seed)
         self.gateways = [SimGateway(scenario, self.clock, self.servers, self.results, arrivals, link) for link in links]
         self._gateway_of = [self.gateways[random.randrange(len(links))] for _ in range(len(arrivals) + 1)]  # by number

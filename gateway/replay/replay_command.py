@@ -95,7 +95,15 @@ def _scenario(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
         raise _error("the configuration has no routes to replay on")
     for pool, profile in assumed_profiles(config).items():
         print(f"firsttoken: pool {pool} has no `profile`: assuming {profile}", file=sys.stderr)
-    return replace(scenario, faults=tuple(_fault(text, scenario) for text in args.fault))
+    faults = tuple(_fault(text, scenario) for text in args.fault)
+    return replace(scenario, faults=faults, score_per_1k=_score_per_1k(args.score_per_1k))
+
+
+def _score_per_1k(text: str | None) -> float | None:
+    try:
+        return None if text is None else seconds(text)
+    except ValueError as error:
+        raise _error(f"--score-per-1k {text}: {error}") from None
 
 
 def _peer_delay(text: str) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappush, heappushpop
 
+from gateway.replay.traces import BLOCK, Arrival
 from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 
@@ -51,6 +52,7 @@ class RequestResult:
     p90: float = 0.0
     alternative: float | None = None  # lowest predicted p50 among the other candidates, s
     cost: float = 0.0  # USD
+    new_tokens: int = 0  # of the prompt, that no earlier prompt began with; where a TTFT budget grows with these
 
     @property
     def ttft(self) -> float | None:
@@ -138,6 +140,7 @@ class Results:
     seconds: float
     keep: int = 0  # number of decisions kept, the most regretted
     requests: list[RequestResult] = field(default_factory=list)
+    _blocks: set[int] = field(default_factory=set)  # of all prompts so far
     _worst: list[RegrettedDecision] = field(default_factory=list)  # a heap, the least regret first
 
     def answered(self, result: RequestResult, decision: Decision, estimate: PromptEstimate) -> None:
@@ -152,9 +155,20 @@ class Results:
 
     # ---------------------------------------------------------------- budgets
 
+    def new_tokens(self, arrival: Arrival) -> int:
+        """Tokens of an arriving prompt that no earlier prompt began with; 0 where no TTFT budget grows with these.
+
+        The measure of every policy: by its own uncached tokens, a policy that loses caches would get more time.
+        """
+        if not any(route.budget_grows for route in self.routes.values()):
+            return 0
+        known = next((i for i, block in enumerate(arrival.hashes) if block not in self._blocks), len(arrival.hashes))
+        self._blocks.update(arrival.hashes)
+        return arrival.prompt_tokens - min(known * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+
     def met_ttft(self, result: RequestResult) -> bool:
         route = self.routes[result.route]
-        return result.ttft is not None and (route.ttft is None or result.ttft <= route.ttft.budget)
+        return result.ttft is not None and result.ttft <= route.ttft_budget(None, result.new_tokens)
 
     def met_total(self, result: RequestResult) -> bool:
         budget = self.routes[result.route].total

@@ -227,6 +227,16 @@ class Scenario:
     replicas: int = 1  # gateways on separate machines, one process each
     peer_delay: float | None = 0.002  # s until replicas receive each other's updates; None: never
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where absent
+    score_per_1k: float | None = None  # s per 1,000 new tokens in scored TTFT budgets; None: as the routes say
+
+    @property
+    def scored_routes(self) -> Mapping[str, Route]:
+        """Routes with the TTFT budgets that results are scored by: one measure for policies with different budgets."""
+        if self.score_per_1k is None:
+            return self.routes
+        growth = {"per_1k_tokens": self.score_per_1k or None}
+        budgets = {name: route.ttft and route.ttft.model_copy(update=growth) for name, route in self.routes.items()}
+        return {name: route.model_copy(update={"ttft": budgets[name]}) for name, route in self.routes.items()}
 
     @property
     def clairvoyant(self) -> bool:
@@ -245,7 +255,9 @@ class Scenario:
         """The same scenario with a baseline or the clairvoyant reference in place of the configured policy."""
         if scorer not in SCORERS:
             raise ValueError(f"no scorer '{scorer}'; known: {', '.join(SCORERS)}")
-        if scorer in (OURS, REFERENCE):
+        if scorer == REFERENCE:
+            return replace(self, scorer=scorer, routes=self.scored_routes)
+        if scorer == OURS:
             return replace(self, scorer=scorer)
         update = {"scorer": scorer.removeprefix(POOLED), "hedge": "off"}
         routes = {name: route.model_copy(update=update) for name, route in self.routes.items()}

@@ -22,7 +22,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest
+from policies.routing.candidates import QueuedRequest, uncached_tokens
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
@@ -98,13 +98,23 @@ class SimGateway:
     def arrive(self, number: int, arrival: Arrival) -> None:
         route, now = self.scenario.routes[arrival.route], self.clock.now
         result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens, arrival.tenant)
+        result.new_tokens = self.results.new_tokens(arrival)
         self.results.requests.append(result)
-        estimate = estimate_of(arrival, route, self.fleet.expected_output(route.name))
+        estimate = self._estimate(arrival, route, result)
         request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result)
         self._enqueue(request)
         limit = self.scenario.first_token_limit
         if request.decision is None and route.ttft and limit < FOREVER:
             self.clock.at(now + limit, self._on_queue_timeout, number)
+
+    def _estimate(self, arrival: Arrival, route: Route, result: RequestResult) -> PromptEstimate:
+        estimate = estimate_of(arrival, route, self.fleet.expected_output(route.name))
+        if not route.budget_grows:
+            return estimate
+        if self.clairvoyant is not None:
+            return replace(estimate, uncached_tokens=result.new_tokens)
+        view, fleet = RequestView(result.arrived, stream=True), self.fleet.snapshot(self.clock.now)
+        return replace(estimate, uncached_tokens=uncached_tokens(view, route, estimate, fleet, self.fleet.hit))
 
     def _enqueue(self, request: ActiveRequest) -> None:
         view = RequestView(request.result.arrived, stream=True)

@@ -137,6 +137,9 @@ class Ttft(Strict):
 
     budget: Positive
     """From the request's arrival to its first token."""
+    per_1k_tokens: Positive | None = None
+    """Added to the budget for each 1,000 prompt tokens that no endpoint holds in its cache at arrival; absent: the
+    budget is the same for every prompt."""
     target: Share = Field(default=TARGET, gt=0, lt=1)
     """Probability of making the budget that a tier must offer."""
     of: Literal["any", "answer"] = "any"
@@ -270,6 +273,11 @@ class Route(Strict):
     def pools(self) -> tuple[str, ...]:
         return tuple(tier.pool for tier in self.tiers)
 
+    @property
+    def budget_grows(self) -> bool:
+        """The TTFT budget grows with the prompt."""
+        return self.ttft is not None and self.ttft.per_1k_tokens is not None
+
     @cached_property
     def target(self) -> float:
         """Probability of making the TTFT budget that a tier must offer."""
@@ -292,9 +300,15 @@ class Route(Strict):
             return FOREVER
         return self.total.limit or LIMIT_PER_BUDGET * self.total.budget
 
-    def ttft_budget(self, asked: float | None) -> float:
-        """Seconds from arrival to first token: a caller may tighten the route's, or loosen it up to its limit."""
+    def ttft_budget(self, asked: float | None, uncached_tokens: int = 0) -> float:
+        """Seconds from arrival to first token: a caller may tighten the route's, or loosen it up to its limit.
+
+        The route's grows with the uncached tokens of the prompt, to the budget of the whole answer at most.
+        """
         own = self.ttft.budget if self.ttft else FOREVER
+        if self.ttft and self.ttft.per_1k_tokens:
+            grown = own + self.ttft.per_1k_tokens * uncached_tokens / 1000
+            own = min(grown, self.total.budget) if self.total else grown
         return own if asked is None else min(asked, max(own, self.limits.ttft_budget or own))
 
     def tpot_budget(self, asked: float | None) -> float | None:

@@ -71,7 +71,9 @@ class QueuedRequest:
     limited_since: float = FOREVER  # start of the current period; FOREVER: none
 
     def __post_init__(self) -> None:
-        self.deadline = self.request.arrival + self.route.ttft_budget(self.request.ttft_budget)
+        self.deadline = self.request.arrival + self.route.ttft_budget(
+            self.request.ttft_budget, self.estimate.uncached_tokens
+        )
         if self.reasoning:
             self.deadline -= min(self.reasoning.values())
         self.output_cap = self.route.output_cap(self.request.max_tokens)
@@ -142,7 +144,7 @@ class CandidateSet:
         pool, prompt = self.fleet.pools.get(tier.pool), self.queued.estimate.pools.get(tier.pool)
         if pool is None or prompt is None:
             self._reject(tier.pool, number, "the prompt was not estimated for it")
-        elif reason := self._misfit(tier, pool, prompt.tokens):
+        elif reason := misfit(self.queued.request, tier, pool, prompt.tokens, self.queued.output_cap, self.max_output):
             self._reject(tier.pool, number, reason)
             self.unfit += 1
         elif pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
@@ -155,21 +157,6 @@ class CandidateSet:
 
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:
         self.rejected.append(Rejection(pool, endpoint, tier, reason))
-
-    def _misfit(self, tier: Tier, pool: Pool, tokens: int) -> str | None:
-        """Reason why this tier can never take the request."""
-        queued, window = self.queued, pool.context_window
-        if queued.request.unfit and (reason := queued.request.unfit.get(pool.name)):
-            return reason
-        if tier.when is not None and (reason := tier.when.refuses(queued.request, tokens, queued.output_cap)):
-            return reason
-        if window is not None and tokens + self.max_output > window:
-            return f"{tokens} tokens + {self.max_output} output exceed its context window of {window}"
-        if pool.capabilities is not None:
-            for feature in _FEATURES:
-                if getattr(queued.request, feature) and feature not in pool.capabilities:
-                    return f"it lacks {feature}"
-        return None
 
     def _usable(self, number: int, pool: Pool, tokens: int, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
@@ -211,6 +198,51 @@ class CandidateSet:
         else:
             bearable = wait < self.left
         return replace(load, wait=max(load.wait, wait), send_at=self.now + wait) if bearable else None
+
+
+def misfit(
+    request: RequestView, tier: Tier, pool: Pool, tokens: int, output_cap: int | None, max_output: int
+) -> str | None:
+    """Reason why the tier can never take the request. `tokens`: of the prompt there; `output_cap`: None without one."""
+    window = pool.context_window
+    if request.unfit and (reason := request.unfit.get(pool.name)):
+        return reason
+    if tier.when is not None and (reason := tier.when.refuses(request, tokens, output_cap)):
+        return reason
+    if window is not None and tokens + max_output > window:
+        return f"{tokens} tokens + {max_output} output exceed its context window of {window}"
+    if pool.capabilities is not None:
+        for feature in _FEATURES:
+            if getattr(request, feature) and feature not in pool.capabilities:
+                return f"it lacks {feature}"
+    return None
+
+
+def uncached_tokens(
+    request: RequestView,
+    route: Route,
+    estimate: PromptEstimate,
+    fleet: FleetSnapshot,
+    hit: Callable[[Endpoint, PoolEstimate], int],
+) -> int:
+    """Prompt tokens that the best available endpoint would have to compute: its TTFT budget grows with these.
+
+    The least number at any endpoint that is up, of a tier that may take the request; without one, the whole prompt.
+    `hit`: cached tokens of the prompt at an endpoint.
+    """
+    cap = route.output_cap(request.max_tokens)
+    least = min((prompt.tokens for prompt in estimate.pools.values()), default=0)
+    for tier in route.tiers:
+        pool, prompt = fleet.pools.get(tier.pool), estimate.pools.get(tier.pool)
+        if pool is None or prompt is None:
+            continue
+        if misfit(request, tier, pool, prompt.tokens, cap, cap or estimate.output_tokens):
+            continue
+        for endpoint in pool.endpoints:
+            down = fleet.loads.get(endpoint.id, _UNKNOWN).health is _DOWN
+            if not down and request.pinned in ("", endpoint.id):
+                least = min(least, prompt.tokens - hit(endpoint, prompt))
+    return least
 
 
 def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> CandidateSet:

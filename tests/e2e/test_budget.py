@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import ClientSession
 
 from gateway.observe.record import RequestOutcome, Stage
 from policies.types import TRAINED_SAMPLES
@@ -17,14 +18,21 @@ from tests.support.simulated import engine_pool, engines
 LARGE_PROMPT = "word " * 9000  # 8b-l4 needs over two seconds for it, 8b-h100 a quarter of one
 
 
-async def ask(gateway_url: str, content: str, **more: Any) -> None:
+async def ask(gateway_url: str, content: str, model: str = "chat", **more: Any) -> None:
     """Reads a streamed answer to the end."""
     client = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": content}]
     async for _ in await client.chat.completions.create(
-        model="chat", messages=messages, max_tokens=2, stream=True, **more
+        model=model, messages=messages, max_tokens=2, stream=True, **more
     ):
         pass
+
+
+async def explain(admin_url: str, content: str) -> dict[str, Any]:
+    body = {"model": "chat", "messages": [{"role": "user", "content": content}], "max_tokens": 2, "stream": True}
+    async with ClientSession() as client, client.post(f"{admin_url}/explain", json=body) as reply:
+        found: dict[str, Any] = await reply.json()
+        return found
 
 
 async def test_a_prompt_that_the_first_tier_cannot_prefill_in_time_goes_to_the_next() -> None:
@@ -130,3 +138,43 @@ async def test_each_request_on_a_kept_connection_has_its_own_arrival() -> None:
         writer.close()
     for record in gateway.recorder.recent:
         assert 0.01 < record.stages[Stage.READ] < 1.0
+
+
+GROWING = {"budget": "500ms", "per_1k_tokens": "700ms"}
+
+
+async def test_a_long_prompt_is_not_hopeless_on_arrival_where_the_budget_grows() -> None:
+    """The fixed budget refuses a prompt that no endpoint can prefill in time; the growing one serves it in time."""
+    shared: dict[str, Any] = {"tiers": ["only"], "on_miss": "shed"}
+    routes = {"chat": {**shared, "ttft": GROWING}, "fixed": {**shared, "ttft": {"budget": "500ms"}}}
+    async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
+        for i in range(2 * TRAINED_SAMPLES):
+            await ask(gateway.url, f"{i} " + "hello " * 40 * (i + 1))
+        with pytest.raises(openai.RateLimitError) as refused:
+            await ask(gateway.url, LARGE_PROMPT, model="fixed")
+        await ask(gateway.url, LARGE_PROMPT)
+        served = gateway.recorder.recent[-1]
+    assert refused.value.response.headers["x-firsttoken-ttft-budget-ms"] == "500"
+    assert served.prompt_tokens_estimated is not None
+    assert served.ttft_budget == pytest.approx(0.5 + 0.7e-3 * served.prompt_tokens_estimated, rel=0.01)
+    assert served.ttft is not None
+    assert served.ttft > 1.0
+    assert served.ttft_met
+
+
+async def test_what_an_endpoint_holds_adds_nothing_to_the_budget() -> None:
+    """One deadline for all endpoints, fixed at arrival by the longest prefix that any of them holds."""
+    routes = {"chat": {"tiers": ["only"], "ttft": GROWING}}
+    async with engines(2) as only, running({"only": engine_pool(*only)}, routes) as gateway:
+        for _ in range(2):
+            await ask(gateway.url, LARGE_PROMPT)
+        await ask(gateway.url, LARGE_PROMPT, extra_headers={"x-slo-ttft-ms": "600"})
+        cold, warm, asked = gateway.recorder.recent
+        explained = await explain(gateway.admin_url, LARGE_PROMPT)
+    assert cold.ttft_budget is not None
+    assert warm.ttft_budget is not None
+    assert cold.ttft_budget > 6.0
+    assert 0.5 < warm.ttft_budget < 0.53
+    assert asked.ttft_budget == pytest.approx(warm.ttft_budget)
+    assert 0 < explained["uncached_tokens"] < 50
+    assert explained["budget_left_ms"] < 530

@@ -168,7 +168,10 @@ PROMISED = (
     gauge(
         "firsttoken_route_ttft_budget_seconds{route}",
         help="The TTFT budget of a route",
-        more="Only for routes with a TTFT budget. Budgets named by callers are not included.",
+        more=(
+            "Only for routes with a TTFT budget. Budgets named by callers are not included, nor what `per_1k_tokens` "
+            "adds for a prompt: on such a route `firsttoken_slo_total` alone has the attainment."
+        ),
         moves="The configuration.",
         act="No action: the reference for TTFT.",
     ),

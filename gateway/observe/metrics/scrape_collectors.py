@@ -235,6 +235,7 @@ def _route(route: Route, known: RouteCounts) -> dict[str, Any]:
         "route": name,
         "workload": route.workload,
         "ttft_budget_ms": round(route.ttft.budget * 1e3, 3) if route.ttft else None,
+        "ttft_budget_grows": route.budget_grows,
         "ttft_target": route.ttft.target if route.ttft else None,
         "requests": known.by(REQUESTS, "outcome", name),
         "pools": known.by(REQUESTS, "pool", name),

@@ -104,7 +104,7 @@ async def test_the_configuration_is_shown_without_its_secrets(served: tuple[Gate
     shown = await asked(served[0], "/config")
     assert "CANARY" not in json.dumps(shown)
     assert shown["pools"]["only"]["model"] == "served"
-    assert shown["routes"]["chat"]["ttft"] == {"budget": 5.0, "target": 0.9, "of": "any"}
+    assert shown["routes"]["chat"]["ttft"] == {"budget": 5.0, "per_1k_tokens": None, "target": 0.9, "of": "any"}
 
 
 async def test_recent_requests_can_be_filtered(served: tuple[Gateway, Upstream]) -> None:

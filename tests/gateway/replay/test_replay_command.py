@@ -160,6 +160,10 @@ def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
             f"firsttoken: --load 1..: {NUMBERS}",
         ),
         (["trace.jsonl", "--seeds", "0"], "firsttoken: --seeds 0: must be at least 1"),
+        (
+            ["trace.jsonl", "--score-per-1k", "40"],
+            "firsttoken: --score-per-1k 40: '40' has no unit of time; write it like 250ms, 2s or 5m",
+        ),
         (["trace.jsonl", "--limit", "0"], f"firsttoken: trace.jsonl: {EMPTY}"),
         (
             ["trace.jsonl", "--scorers", "lmetrics"],

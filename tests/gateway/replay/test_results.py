@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
 import pytest
 
 from gateway.replay.results import ReplayOutcome, RequestResult, Results, quantile
+from gateway.replay.traces import BLOCK, Arrival
 from policies.types import PromptEstimate
 from tests.gateway.builders import candidate, decided
-from tests.gateway.replay.builders import route
+from tests.gateway.replay.builders import route, scenario
 
 AGENT = route()  # TTFT 3 s, TPOT 50 ms, total 30 s
 BATCH = route("batch", workload="batch")
@@ -112,3 +114,26 @@ def test_quantiles_are_values_that_occurred() -> None:
     """Nearest rank; NaN without values."""
     assert (quantile([3.0, 1.0, 2.0], 0.5), quantile(range(100), 0.99)) == (2.0, 99)
     assert isnan(quantile([], 0.5))
+
+
+def test_a_growing_budget_is_scored_by_the_tokens_that_are_new_in_the_trace() -> None:
+    """Whatever a policy has cached: one that loses caches gets no more time."""
+    growing = route(ttft={"budget": "1s", "per_1k_tokens": "100ms"})
+    found = Results({"agent": growing}, 10.0)
+    first, longer = (Arrival(0.0, tokens, 10, range(tokens // BLOCK), "agent") for tokens in (10_240, 20_480))
+    new = [found.new_tokens(arrival) for arrival in (first, longer, longer)]
+    assert new == [10_240, 10_240, BLOCK]
+    assert found.met_ttft(result(2.0, new_tokens=new[0]))
+    assert not found.met_ttft(result(2.1, new_tokens=new[0]))
+    assert not found.met_ttft(result(2.0, new_tokens=new[2]))
+
+
+@pytest.mark.parametrize(("per_1k", "met"), [(None, True), (0.0, False), (0.05, False), (0.2, True)])
+def test_policies_can_be_scored_by_other_budgets_than_their_own(per_1k: float | None, met: bool) -> None:
+    """Fixed ones, or growth that is the same for all; decisions stay those of the routes."""
+    routes = {"agent": route(ttft={"budget": "1s", "per_1k_tokens": "100ms"})}
+    compared = replace(scenario(), routes=routes, score_per_1k=per_1k)
+    scored = Results(compared.scored_routes, 10.0)
+    assert scored.met_ttft(result(2.0, new_tokens=10_000)) == met
+    assert compared.with_scorer("ours").routes == routes
+    assert compared.with_scorer("reference").routes == compared.scored_routes

@@ -87,6 +87,27 @@ def test_a_caller_can_tighten_the_ttft_budget_and_loosen_it_up_to_the_limit(
 
 
 @pytest.mark.parametrize(
+    ("raw", "asked", "uncached", "got"),
+    [
+        ({}, None, 0, 1.0),
+        ({}, None, 100_000, 5.0),
+        ({}, 0.3, 100_000, 0.3),
+        ({}, 9.0, 100_000, 5.0),
+        ({"limits": {"ttft_budget": "7s"}}, 9.0, 100_000, 7.0),
+        ({"total": {"budget": "3s"}}, None, 100_000, 3.0),
+    ],
+)
+def test_a_ttft_budget_can_grow_with_the_uncached_tokens(
+    raw: dict[str, Any], asked: float | None, uncached: int, got: float
+) -> None:
+    """To the budget of the whole answer at most. A caller's own budget is of the prompt that it sends: it is fixed."""
+    growing = route(ttft={"budget": "1s", "per_1k_tokens": "40ms"}, **raw)
+    assert growing.ttft_budget(asked, uncached) == pytest.approx(got)
+    assert growing.budget_grows
+    assert route(ttft={"budget": "1s"}).ttft_budget(None, uncached) == 1.0
+
+
+@pytest.mark.parametrize(
     ("own", "asked", "got"),
     [("50ms", None, 0.05), ("50ms", 0.02, 0.02), ("50ms", 0.08, 0.05), ("off", None, None), ("off", 0.08, 0.08)],
 )

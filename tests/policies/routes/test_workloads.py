@@ -78,10 +78,22 @@ def test_a_ready_made_policy_is_one_route_over_known_pools(workload: Workload) -
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_ready_made_policy_equals_its_preset(workload: Workload) -> None:
-    """Except for tiers and limits. Every value is written out, none is left to the preset."""
+    """Except for tiers, limits and growth. Every value is written out, none is left to the preset."""
     raw = ready_made(workload)["routes"][workload]
     own = {key: raw[key] for key in ("tiers", "limits")}
+    if growth := raw.get("ttft", {}).get("per_1k_tokens"):
+        own["ttft"] = {"per_1k_tokens": growth}
     assert Route.model_validate(raw) == preset(workload, own)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_budget_is_fixed_unless_the_route_says_that_it_grows(workload: Workload) -> None:
+    """A workload's name alone does not: where people wait longer for a long prompt, the ready-made policy says so."""
+    assert not preset(workload, {"tiers": ["small"]}).budget_grows
+    ready = Route.model_validate(ready_made(workload)["routes"][workload])
+    assert ready.budget_grows == (workload in ("chat", "agent"))
+    if ready.budget_grows:  # Llama-3.3-70B on four H100 takes 14.5 s for 100,000 tokens
+        assert ready.ttft_budget(None, 100_000) >= 14.5 * 1.1
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
