@@ -1,61 +1,74 @@
 """Ablation of the policies: the scenarios with every idea on, and with one idea off at a time.
 
-    python -m benchmarks.ablation --traces DIR                    # all four, at LOADS
-    python -m benchmarks.ablation --traces DIR a d --loads 1.1
+    python -m benchmarks.ablation --traces DIR                    # all scenarios, at LOADS, and the page
+    python -m benchmarks.ablation --traces DIR a d --loads 1.1 --ideas "late binding,hedging"
+    python -m benchmarks.ablation --page                          # the page again, from the stored results
 
-An idea is patched out of the worker process for one replay: production code has no switches. Per cell the share of
-offered requests within budget (TTFT and TPOT), the share within the TTFT budget, and the p99 of the TTFT.
+An idea is patched out of the worker process for one replay: production code has no switches. A patch of what nobody
+calls any more would show that the idea is worth nothing. So a patch of a missing name fails, calls of patched functions
+are counted, and the page says where a patched function was not called, or not a single placement has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zlib import crc32
 
+from benchmarks.ablation_page import Ablated, page
 from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
+from gateway.replay.results import Results
 from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.queue.placement_round import PlacementRound, with_first
+from policies.queue import placement_round
+from policies.queue.placement_round import EndpointQueues, PlacementRound, with_first
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.scorers import scorers
 from policies.types import FOREVER, Decision
 
 LOADS = (0.9, 1.25)
+SEEDS = 4
+RESULTS, PAGE = Path(".cache/ablation.jsonl"), Path(__file__).parent / "ABLATION.md"
 ANY = 1e-9  # a probability which every endpoint offers
 
 Patch = tuple[Any, str, Any]  # owner, attribute, replacement
 Task = tuple[str, float, str, int, Path]  # scenario, load, disabled idea, seed, traces
 
 
+def _everywhere(_: Scenario) -> bool:
+    return True
+
+
+def _with_tiers(scenario: Scenario) -> bool:
+    return any(len(route.tiers) > 1 for route in scenario.routes.values())
+
+
+def _with_hedges(scenario: Scenario) -> bool:
+    return any(route.hedge != "off" for route in scenario.routes.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Idea:
-    """`patches` disable the idea; `change` does so where the configuration can."""
+    """`off`: what is done in its place. `patches` disable the idea; `change` does so where the configuration can."""
 
     name: str
+    off: str
     patches: tuple[Patch, ...] = ()
     change: Callable[[Scenario], Scenario] | None = None
-    scenarios: str = "abcd"  # scenarios in which the idea plays a part
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    good: float
-    met: float
-    p99: float
-
-    def __str__(self) -> str:
-        return f"{self.good:.3f}, {self.met:.3f}, {self.p99:.1f} s"
+    plays_in: Callable[[Scenario], bool] = _everywhere
 
 
 _place_best_effort = PlacementRound._place_best_effort
@@ -68,102 +81,185 @@ def _late_at_once(turn: PlacementRound, queued: QueuedRequest, decision: Decisio
     return with_first(decision, turn.best_effort_order(queued, decision)[0])
 
 
-def _no_hit(*_: object) -> int:
+def _zero(*_: object, **named: object) -> int:
     return 0
 
 
-def _always(*_: object) -> bool:
+def _always(*_: object, **named: object) -> bool:
     return True
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **named: object) -> None:
     return None
 
 
-def _forever(*_: object) -> float:
-    return FOREVER
-
-
-def _none(*_: object) -> float:
-    return 0.0
+def _empty(*_: object, **named: object) -> list[QueuedRequest]:
+    return []
 
 
 def _no_hedges(found: Scenario) -> Scenario:
-    routes = {name: route.model_copy(update={"hedge": "off"}) for name, route in found.routes.items()}
-    return replace(found, routes=routes)
+    return _with_routes(found, lambda route: {"hedge": "off"})
 
 
 def _any_chance(found: Scenario) -> Scenario:
-    """The first tier that fits is taken. The target also defines lateness, so no request is late."""
-    return replace(found, routes={name: _aimless(route) for name, route in found.routes.items()})
+    return _with_routes(found, lambda route: {"ttft": route.ttft and route.ttft.model_copy(update={"target": ANY})})
 
 
-def _aimless(route: Route) -> Route:
-    ttft = route.ttft and route.ttft.model_copy(update={"target": ANY})
-    return route.model_copy(update={"ttft": ttft})
+def _with_routes(found: Scenario, update: Callable[[Route], dict[str, Any]]) -> Scenario:
+    return replace(found, routes={name: _updated(route, update(route)) for name, route in found.routes.items()})
 
 
-OPEN: Patch = (endpoint_state, "reopens_in", _none)
-ON = "everything on"
+def _updated(route: Route, update: dict[str, Any]) -> Route:
+    """Without the cached properties: a copy of a used route would keep those of before."""
+    copy = route.model_copy(update=update)
+    for name in copy.__dict__.keys() - Route.model_fields.keys():
+        del copy.__dict__[name]
+    return copy
+
+
+OPEN: Patch = (endpoint_state, "reopens_in", _zero)
+ON = "nothing"
 IDEAS = (
-    Idea(ON),
-    Idea("late binding", ((PlacementRound, "has_room", _always), OPEN)),
-    Idea("TPOT pressure limit", (OPEN,)),
-    Idea("price of TPOT misses", ((scorers, "TPOT_MISS", 0.0),)),
-    Idea("price of engine time", ((scorers, "ENGINE_TIME", 0.0),)),
-    Idea("rebalancing", ((PlacementRound, "rebalance", _nothing),)),
-    Idea("spill at the last moment", ((PlacementRound, "_spill_at", _forever),)),
-    Idea("late requests last", ((PlacementRound, "_place_best_effort", _late_at_once),)),
-    Idea("prefix affinity", ((EndpointCache, "hit", _no_hit),)),
-    Idea("hedging", change=_no_hedges),
-    Idea("tier walk by probability", change=_any_chance, scenarios="c"),
+    Idea(ON, "every idea is on"),
+    Idea(
+        "late binding",
+        "requests are dispatched at once, as if there were always room",
+        ((PlacementRound, "has_room", _always), OPEN),
+    ),
+    Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
+    Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((scorers, "TPOT_MISS", 0.0),)),
+    Idea("price of engine time", "only this request's own delay counts", ((scorers, "ENGINE_TIME", 0.0),)),
+    Idea("near ties", "costs within 5% are not equal", ((scorers, "NEAR", 0.0),)),
+    Idea(
+        "rebalancing",
+        "an idle engine takes nothing from the queues of others",
+        ((PlacementRound, "rebalance", _nothing),),
+    ),
+    Idea(
+        "spilling",
+        "a queued request never moves to another tier",
+        ((PlacementRound, "spill", _nothing),),
+        plays_in=_with_tiers,
+    ),
+    Idea(
+        "spill at the last moment",
+        "tiers are compared for the head of a queue alone",
+        ((EndpointQueues, "due_to_spill", _empty),),
+        plays_in=_with_tiers,
+    ),
+    Idea(
+        "late requests last",
+        "requests that cannot make their deadline are dispatched at once",
+        ((PlacementRound, "_place_best_effort", _late_at_once),),
+    ),
+    Idea(
+        "harm of late requests",
+        "late requests go to idle engines whatever answers they stall",
+        ((placement_round, "HARMLESS", FOREVER),),
+    ),
+    Idea("short late prompts", "they wait for an engine without any prefill too", ((placement_round, "SHORT", 0.0),)),
+    Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
+    Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),
+    Idea(
+        "tier walk by probability",
+        "the first tier that fits is taken, late or not, and no request counts as late",
+        change=_any_chance,
+        plays_in=_with_tiers,
+    ),
 )
 BY_NAME = {idea.name: idea for idea in IDEAS}
 
 
-def replay_one(task: Task) -> Cell:
-    name, load, without, seed, traces = task
-    idea, played = BY_NAME[without], setting(name)
-    if idea.change is not None:
-        played = idea.change(played)
+@contextmanager
+def without(idea: Idea) -> Iterator[Counter[str]]:
+    """The process without the idea. Counts the calls of each patched function."""
+    calls: Counter[str] = Counter()
     with ExitStack() as out:
         for owner, attribute, value in idea.patches:
+            name = f"{owner.__name__.rpartition('.')[2]}.{attribute}"
+            if callable(value):
+                calls[name] = 0
+                value = _counted(value, name, calls)
             out.enter_context(patch.object(owner, attribute, value))
-        row = play(played, arrivals(name, load, traces, seed), seed).rows()[-1]
-    return Cell(row.good, row.attainment, row.ttft[2])
+        yield calls
 
 
-def tasks(names: Sequence[str], loads: Sequence[float], seed: int, traces: Path) -> Iterator[Task]:
-    for name, load, idea in product(names, loads, IDEAS):
-        if name in idea.scenarios:
-            yield name, load, idea.name, seed, traces
+def _counted(function: Callable[..., Any], name: str, calls: Counter[str]) -> Callable[..., Any]:
+    def counting(*args: Any, **named: Any) -> Any:
+        calls[name] += 1
+        return function(*args, **named)
+
+    return counting
 
 
-def table(load: float, cells: dict[tuple[str, float, str], Cell]) -> Iterator[str]:
-    """Markdown: an idea a row, a scenario a column."""
-    names = list(dict.fromkeys(name for name, at, _ in cells if at == load))
-    yield f"| off, at load {load:g} | " + " | ".join(f"({name})" for name in names) + " |"
-    yield "|---" * (len(names) + 1) + "|"
-    for idea in IDEAS:
-        found = (cells.get((name, load, idea.name)) for name in names)
-        yield f"| {'nothing' if idea.name == ON else idea.name} | " + " | ".join(str(c or "") for c in found) + " |"
+def placements(results: Results) -> int:
+    """Checksum of where and when every request was sent and answered."""
+    return crc32(repr([(r.endpoint, r.sent_at, r.first_at, r.ended_at) for r in results.requests]).encode())
+
+
+def replay_one(task: Task) -> Ablated:
+    name, load, off, seed, traces = task
+    idea, played = BY_NAME[off], setting(name)
+    if idea.change is not None:
+        played = idea.change(played)
+    with without(idea) as calls:
+        results = play(played, arrivals(name, load, traces, seed), seed)
+    row = results.rows()[-1]
+    uncalled = tuple(function for function, count in calls.items() if not count)
+    return Ablated(name, load, off, seed, row.good, row.attainment, row.ttft[2], placements(results), uncalled)
+
+
+def tasks(
+    names: Sequence[str], loads: Sequence[float], ideas: Sequence[str], seeds: int, traces: Path
+) -> Iterator[Task]:
+    for name, load, idea, seed in product(names, loads, ideas, range(seeds)):
+        if BY_NAME[idea].plays_in(setting(name)):
+            yield name, load, idea, seed, traces
+
+
+def sweep(todo: list[Task], results: Path, jobs: int | None) -> Iterator[Ablated]:
+    """Every result is stored at once."""
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(jobs) as workers, results.open("a") as kept:
+        for found in workers.map(replay_one, todo):
+            kept.write(json.dumps(asdict(found)) + "\n")
+            kept.flush()
+            yield found
+
+
+def read(results: Path) -> list[Ablated]:
+    """Of repeated replays, the last; of ideas that there still are."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    found = (Ablated(**{**row, "uncalled": tuple(row["uncalled"])}) for row in map(json.loads, lines))
+    latest = {(one.scenario, one.load, one.idea, one.seed): one for one in found if one.idea in BY_NAME}
+    return list(latest.values())
+
+
+def named(text: str) -> list[str]:
+    """Ideas by name, and ON, to compare with."""
+    return list(dict.fromkeys([ON, *(part.strip() for part in text.split(","))]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="a, b, c or d; all, if absent")
-    parser.add_argument("--traces", type=Path, required=True, help="where the three public traces are")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; all, if absent")
+    parser.add_argument("--traces", type=Path, help="where the public traces are")
     parser.add_argument("--loads", type=floats, default=list(LOADS))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ideas", type=named, default=list(BY_NAME), help="names, separated by commas; all, if absent")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--jobs", type=int, help="replays at a time")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="write ABLATION.md from the results that there are")
     args = parser.parse_args()
-    todo = list(tasks(args.scenarios or list(SCENARIOS), args.loads, args.seed, args.traces))
-    cells: dict[tuple[str, float, str], Cell] = {}
-    with ProcessPoolExecutor() as workers:
-        for (name, load, idea, *_), cell in zip(todo, workers.map(replay_one, todo), strict=True):
-            cells[name, load, idea] = cell
-            print(f"{name} {load:4.2f} {idea:20} {cell}", flush=True)
-    for load in args.loads:
-        print("\n".join(["", *table(load, cells)]))
+    if not args.page and args.traces is None:
+        parser.error("--traces DIR: where the traces are")
+    if unknown := set(args.ideas) - set(BY_NAME):
+        parser.error(f"--ideas: no idea {', '.join(sorted(unknown))}; known: {', '.join(BY_NAME)}")
+    if not args.page:
+        todo = list(tasks(args.scenarios or list(SCENARIOS), args.loads, args.ideas, args.seeds, args.traces))
+        for one in sweep(todo, args.results, args.jobs):
+            print("\t".join(map(str, asdict(one).values())), flush=True)
+    PAGE.write_text(page({idea.name: idea.off for idea in IDEAS}, ON, read(args.results)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""Every row of the ablation switches off what it names: the replay calls what is patched, and comes out otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ablation, scenarios
+from benchmarks.ablation import BY_NAME, IDEAS, ON, Idea, placements, replay_one, tasks, without
+from benchmarks.ablation_page import Ablated, page
+from gateway.replay.player import play
+from gateway.replay.sim_fleet import Scenario
+from gateway.replay.traces import Agents, Arrival, agents
+from policies.queue.placement_round import PlacementRound
+from tests.gateway.replay.builders import arrivals as chats
+
+# The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang.
+TRAFFIC = {
+    "spilling": "tiers",
+    "spill at the last moment": "tiers",
+    "tier walk by probability": "tiers",
+    "hedging": "hanging",
+}
+
+
+@cache
+def busy(traffic: str) -> tuple[Scenario, list[Arrival]]:
+    """A scenario with more than its engines can serve, for a few seconds."""
+    if traffic == "hanging":
+        return replace(scenarios.setting("c"), hung=0.1), chats(150, rate=20.0, route="chat")
+    found = scenarios.setting("c" if traffic == "tiers" else "d")
+    routes = cycle(found.routes)
+    sessions = agents(Agents(seconds=8.0, sessions=30.0, pause=1.0, task=6_000), 1)
+    return found, [replace(arrival, route=next(routes)) for arrival in sessions]
+
+
+@cache
+def whole(traffic: str) -> int:
+    return placements(play(*busy(traffic)))
+
+
+@pytest.mark.parametrize("idea", IDEAS[1:], ids=lambda idea: idea.name)
+def test_an_idea_off_is_another_outcome(idea: Idea) -> None:
+    """And every patched function was called: a row that changes nothing would say that the idea is worth nothing."""
+    traffic = TRAFFIC.get(idea.name, "sessions")
+    on, before = whole(traffic), busy(traffic)[0]
+    assert idea.plays_in(before)
+    with without(idea) as calls:
+        off = placements(play(idea.change(before) if idea.change else before, busy(traffic)[1]))
+    assert [name for name, count in calls.items() if not count] == []
+    assert off != on
+
+
+def test_without_a_patch_the_outcome_is_the_same() -> None:
+    """Or any difference would prove nothing."""
+    with without(BY_NAME[ON]):
+        assert placements(play(*busy("sessions"))) == whole("sessions")
+
+
+def test_a_patch_of_a_name_that_is_gone_fails() -> None:
+    """A renamed function cannot turn a row into a comparison of like with like."""
+    gone = Idea("gone", "", ((PlacementRound, "no_such_function", lambda *_: None),))
+    with pytest.raises(AttributeError, match="no_such_function"), without(gone):
+        pass
+
+
+def test_an_idea_is_on_again_after_its_replay() -> None:
+    """Workers play many replays."""
+    before = PlacementRound.rebalance
+    with without(BY_NAME["rebalancing"]):
+        assert PlacementRound.rebalance is not before
+    assert PlacementRound.rebalance is before
+
+
+def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page then says so, in place of a figure."""
+    unused = Idea(
+        "unused", "", ((PlacementRound, "demote", lambda *_: None), (PlacementRound, "spill", lambda *_: None))
+    )
+    monkeypatch.setitem(BY_NAME, "unused", unused)
+    monkeypatch.setattr(scenarios, "SECONDS", 3.0)
+    found = [replay_one(("d", 1.0, name, 0, Path())) for name in (ON, "unused", "knowledge of caches")]
+    assert found[1].uncalled == ("PlacementRound.spill",)
+    rows = page({ON: "", "unused": "", "knowledge of caches": "", "hedging": ""}, ON, found).splitlines()
+    cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1] for row in rows if row.startswith("| ")}
+    assert cells["unused"] == "not called: `PlacementRound.spill` |"
+    assert cells["hedging"] == "- |"
+    assert cells["knowledge of caches"].startswith(f"{found[2].good:.3f} (")
+
+
+def test_the_page_compares_seed_by_seed() -> None:
+    """In points, with the standard error of the differences; and says where nothing changed."""
+    found = [
+        Ablated("d", 1.0, idea, seed, good, 0.9, 2.0, checksum)
+        for idea, seed, good, checksum in (
+            (ON, 0, 0.80, 1),
+            (ON, 1, 0.60, 2),
+            ("one", 0, 0.79, 3),
+            ("one", 1, 0.57, 4),
+            ("two", 0, 0.80, 1),
+            ("two", 1, 0.60, 2),
+        )
+    ]
+    rows = page({ON: "", "one": "", "two": ""}, ON, found).splitlines()
+    assert "| nothing | 0.700, 0.900, 2.0 s |" in rows
+    assert "| one | 0.680 (-2.0 ±1.0), 0.900, 2.0 s |" in rows
+    assert "| two | no change |" in rows
+
+
+def test_an_idea_is_tried_where_it_plays_a_part() -> None:
+    """Tiers in the scenario that has several; all seeds; the rest everywhere."""
+    planned = list(tasks(["c", "d"], [1.0], [ON, "spilling"], 2, Path()))
+    assert [(name, idea, seed) for name, _, idea, seed, _ in planned] == [
+        ("c", ON, 0),
+        ("c", ON, 1),
+        ("c", "spilling", 0),
+        ("c", "spilling", 1),
+        ("d", ON, 0),
+        ("d", ON, 1),
+    ]
+    assert ablation.named("hedging") == [ON, "hedging"]
