@@ -170,7 +170,8 @@ def predicted_chain(candidates: Sequence[Candidate], sequence: int, route: Route
     EXPLORED; among them the least headroom weighs most. Without any: idle ones, else those that miss TPOT alone, else
     TTFT alone. The draw takes an endpoint in proportion to its weight (Efraimidis and Spirakis 2006).
     """
-    room = {c.endpoint.id: _headroom(c, route) for c in candidates}
+    budget = route.ttft_budget(None, min(c.uncached for c in candidates)) if route.ttft else 0.0
+    room = {c.endpoint.id: _headroom(c, budget, route) for c in candidates}
     kept = _affine(candidates, STRICT, GATE_PATIENCE)
     kept = _affine(_budget_tier(kept, room, sequence), LOOSE, GATE_PATIENCE)
     weights = _weights(_least_missing(kept, room), room)
@@ -196,10 +197,9 @@ def _affine(candidates: Sequence[Candidate], share: float, patience: float) -> S
 Headroom = tuple[float, float]  # s of TTFT, and s per token
 
 
-def _headroom(candidate: Candidate, route: Route) -> Headroom:
+def _headroom(candidate: Candidate, ttft: float, route: Route) -> Headroom:
     """Below 0: missed, as without a budget; the order among endpoints is the same."""
-    ttft = (route.ttft.budget if route.ttft else 0.0) - candidate.forecast.p50
-    return ttft, (route.tpot.budget if route.tpot else 0.0) - candidate.forecast.tpot
+    return ttft - candidate.forecast.p50, (route.tpot.budget if route.tpot else 0.0) - candidate.forecast.tpot
 
 
 def _budget_tier(candidates: Sequence[Candidate], room: Mapping[str, Headroom], sequence: int) -> Sequence[Candidate]:

@@ -236,6 +236,20 @@ def test_predicted_chain_misses_tpot_rather_than_ttft_and_prefers_idle_engines()
     assert picks(candidates(busy, busy, IDLE, ttft=(1.1, 0.1, 9.0), pace=(0.01, 0.06, 0.09))) == {"c": 2000}
 
 
+def test_predicted_chain_knows_a_budget_that_grows_with_the_prompt() -> None:
+    """By the tokens that the best holder has to compute: 1 s and 0.2 s per 1,000 of them."""
+    grows = ROUTE.model_copy(update={"ttft": ROUTE.ttft and ROUTE.ttft.model_copy(update={"per_1k_tokens": 0.2})})
+
+    def taken(ttft: float) -> Counter[str]:
+        found = candidates(IDLE, IDLE, IDLE, hits=(3_000, 0, 0), tokens=8_000, ttft=(ttft, 2.15, 9.0))
+        return Counter(
+            min(zip(SCORERS["predicted_chain"](found, n, grows), "abc", strict=True))[1] for n in range(1000)
+        )
+
+    assert taken(1.9)["b"] < 30  # of 2 s, with 5,000 tokens to compute; b is explored
+    assert taken(2.1)["b"] > 300  # late too, and nearly as close
+
+
 # --------------------------------------------------------------------------- DualMap
 
 
