@@ -1,4 +1,4 @@
-"""Our routing beside the baselines and the clairvoyant reference, on four scenarios over a range of loads.
+"""Our routing beside the baselines and the clairvoyant reference, over a range of loads.
 
     python -m benchmarks.routing --traces DIR a --seeds 3      # one scenario, its results and the page
     python -m benchmarks.routing --traces DIR --find a         # look for the base load
@@ -14,15 +14,14 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from gateway.replay.player import play
+from gateway.replay.session_results import session_row
 
-LOADS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
 NEAR = 1.03  # precision of the base load
 
@@ -31,11 +30,20 @@ Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
 def replay_one(task: Task) -> dict[str, Any]:
     name, load, scorer, seed, traces = task
-    tally = play(setting(name).with_scorer(scorer), arrivals(name, load, traces, seed), seed)
+    played, offered = setting(name).with_scorer(scorer), arrivals(name, load, traces, seed)
+    tally = play(played, offered, seed)
     rows = {row.name: asdict(row) for row in tally.rows()}
     if name == "b":
         rows["trouble"] = asdict(tally.between(*TROUBLE))
-    return {"scenario": name, "load": load, "scorer": scorer, "seed": seed, "rows": rows}
+    sessions = session_row(tally, offered, played)
+    return {
+        "scenario": name,
+        "load": load,
+        "scorer": scorer,
+        "seed": seed,
+        "rows": rows,
+        "sessions": sessions and asdict(sessions),
+    }
 
 
 def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
@@ -74,7 +82,17 @@ def line(result: dict[str, Any]) -> str:
         f"good {row['good']:.3f} met {row['attainment']:.3f} p50/90/99 {p50:.2f} {p90:.2f} {p99:.2f} "
         f"tpot {row['tpot'][1]:.3f} hit {row['hit']:.2f} cov {row['coverage']:.2f} err {row['error']:.3f} "
         f"pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']}+{row['broken']} "
-        f"extra {row['extra']} {parts}"
+        f"extra {row['extra']} API {row['external']:.3f} refused after {row['refused_after']:.1f} s {parts}"
+        f"{_sessions(result.get('sessions'))}"
+    )
+
+
+def _sessions(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    return (
+        f" sessions {row['sessions']} whole good {row['good']:.3f} answered {row['answered']:.3f} "
+        f"time/idle p50/90 {row['slowdown'][0]:.2f} {row['slowdown'][1]:.2f}"
     )
 
 
@@ -87,17 +105,20 @@ def chosen(args: argparse.Namespace) -> list[Task]:
     return [
         (name, load, scorer, seed, args.traces)
         for name in names
-        for load, scorer, seed in product(args.loads, args.scorers or SCENARIOS[name].scorers, range(args.seeds))
+        for load in args.loads or SCENARIOS[name].loads
+        for scorer in args.scorers or SCENARIOS[name].scorers
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="a, b, c or d; all, if absent")
-    parser.add_argument("--traces", type=Path, help="where the three public traces are")
-    parser.add_argument("--loads", type=floats, default=list(LOADS))
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="a, b, c, d, e or e-closed; all, if absent")
+    parser.add_argument("--traces", type=Path, help="where the public traces are")
+    parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
     parser.add_argument("--scorers", type=lambda text: text.split(","))
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--find", action="store_true", help="look for the base loads")
     parser.add_argument("--page", action="store_true", help="write ROUTING.md from the results that there are")

@@ -1,8 +1,11 @@
-"""The four scenarios of the routing benchmark: traffic and fleet.
+"""The scenarios of the routing benchmark: traffic and fleet.
 
 The traces are public: `mooncake_conversation.jsonl` (kvcache-ai/Mooncake, FAST25 release), `azure2023_conv.csv`
-and `azure2023_code.csv` (Azure/AzurePublicDataset, LLM inference 2023). At a load of 1 round robin meets the TTFT of
-half of the requests; `benchmarks.routing --find` looks for the base.
+and `azure2023_code.csv` (Azure/AzurePublicDataset, LLM inference 2023), and `agent_sessions.jsonl` (coding-agent
+sessions of kv-cache-tester). At a load of 1 round robin meets the TTFT of half of the requests; `benchmarks.routing
+--find` looks for the base. Of the recorded sessions, (e) and (e-closed), the load is the rate of new sessions per
+second. All engines are empty at first, and most sessions last longer than SESSIONS_SECONDS, so these two show a
+fleet that more and more sessions arrive at, not a steady state.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from gateway.config.loading import load
 from gateway.replay import sim_fleet
+from gateway.replay.sessions import read_sessions
 from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, Fault, scenario_from
 from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, spread
 
@@ -19,6 +23,8 @@ HERE = Path(__file__).parent / "scenarios"
 SECONDS = 400.0  # of virtual time per replay
 WARM_UP = 200.0  # s of synthetic sessions before: otherwise all would start at their first turn
 FIRST_TOKEN = 120.0  # s: baselines never shed
+SESSIONS_SECONDS = 180.0  # of virtual time per replay of recorded sessions
+SESSIONS_FIRST_TOKEN = 60.0  # s, as a gateway has it by default: the callers of a closed loop wait for it
 SLOW, DEAD = "main/h1:8000", "main/h2:8000"
 FAULTS = (
     Fault(120.0, SLOW, "slow", 5.0),
@@ -27,16 +33,19 @@ FAULTS = (
     Fault(270.0, DEAD, "restart"),
 )
 TROUBLE = (120.0, 270.0)  # s, from the first to the last
+RATES = (0.4, 0.5, 0.6, 0.7)  # new sessions per second
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`base`: the trace's pace times `base` is a load of 1."""
+    """`base`: the trace's pace times `base` is a load of 1. `fleet`: file of the fleet, if another than `name`."""
 
     name: str
     title: str
     base: float
     scorers: tuple[str, ...] = (OURS, *BASELINES, REFERENCE)
+    loads: tuple[float, ...] = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
+    fleet: str = ""
 
 
 SCENARIOS = {
@@ -51,18 +60,27 @@ SCENARIOS = {
             (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), REFERENCE),
         ),
         Scenario("d", "agent sessions of many turns, nearly all of whose prompts were seen before", 0.83),
+        Scenario("e", "recorded coding-agent sessions, turns at their recorded times", 1.0, loads=RATES, fleet="d"),
+        Scenario("e-closed", "the same, each turn a think time after the last answer", 1.0, loads=RATES, fleet="d"),
     )
 }
 
 
 def setting(name: str) -> sim_fleet.Scenario:
-    found = replace(scenario_from(load([HERE / f"{name}.yaml"], {})), first_token=FIRST_TOKEN)
+    fleet = SCENARIOS[name].fleet or name
+    found = replace(scenario_from(load([HERE / f"{fleet}.yaml"], {})), first_token=FIRST_TOKEN)
+    if name in ("e", "e-closed"):
+        return replace(found, first_token=SESSIONS_FIRST_TOKEN, seconds=SESSIONS_SECONDS)
     return replace(found, faults=FAULTS) if name == "b" else found
 
 
 def arrivals(name: str, load: float, traces: Path, seed: int) -> list[Arrival]:
     """The first SECONDS of the scenario's requests at `load` times the base."""
     factor = SCENARIOS[name].base * load
+    if name in ("e", "e-closed"):
+        recorded = read_sessions(traces / "agent_sessions.jsonl")
+        started = recorded.started(factor, SESSIONS_SECONDS, seed, closed=name == "e-closed")
+        return [replace(arrival, route="agent") for arrival in started]
     if name == "d":
         return _sessions(factor, seed)
     mooncake = spread(read_trace(traces / "mooncake_conversation.jsonl"), seed)

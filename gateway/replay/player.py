@@ -30,6 +30,7 @@ from gateway.replay.sim_gateway import ATTEMPTS, SimGateway
 from gateway.replay.traces import Arrival, Traffic
 from gateway.workers.shared_memory import Memory
 from policies.fleet.peers import PeerLink
+from policies.types import FOREVER
 
 PROGRESS = 0.2  # s between two counts of generated tokens
 SCRAPE = 0.5  # s between two scrapes of an engine
@@ -44,12 +45,19 @@ class Player:
         self.arrivals = arrivals
         self.clock = Clock()
         self.servers = SimFleet(scenario.profiles, seed, 0.0 if scenario.clairvoyant else scenario.hung)
-        self.results = Results(scenario.scored_routes, max(arrivals[-1].at, 1e-9) if arrivals else 1.0, keep)
+        last = max(arrivals[-1].at, 1e-9) if arrivals else 1.0
+        self.results = Results(scenario.scored_routes, scenario.seconds or last, keep)
         links, random = self._peer_links(), Random(seed)
-        self.gateways = [SimGateway(scenario, self.clock, self.servers, self.results, arrivals, link) for link in links]
+        self.gateways = [
+            SimGateway(scenario, self.clock, self.servers, self.results, arrivals, self._on_ended, link)
+            for link in links
+        ]
         self._gateway_of = [self.gateways[random.randrange(len(links))] for _ in range(len(arrivals) + 1)]  # by number
         self._local = {endpoint.id for pool in scenario.pools if pool.local for endpoint in pool.endpoints}
-        self._next = 0  # index into `arrivals`
+        self._timed = [number for number, arrival in enumerate(arrivals, 1) if not arrival.follows]
+        self._next = 0  # index into `_timed`
+        self._followers = followers(arrivals)
+        self._thinking = 0  # sessions between two turns
 
     def _peer_links(self) -> list[PeerLink | None]:
         """One per gateway process."""
@@ -73,16 +81,17 @@ class Player:
             self.clock.at(SCRAPE * i / len(pairs), self._scrape, gateway, endpoint)
             self.clock.at(PROGRESS * i / len(pairs), self._progress, gateway, endpoint)
         end = self.results.seconds + DRAIN
-        while self.clock.now < end and (
-            self._next < len(self.arrivals) or any(gateway.active for gateway in self.gateways)
-        ):
+        while self.clock.now < end and self._unfinished():
             self._advance(min(self._next_decision(), end))
         return self.results
 
+    def _unfinished(self) -> bool:
+        waits = self._next < len(self._timed) or self._thinking > 0
+        return waits or any(gateway.active for gateway in self.gateways)
+
     def _next_decision(self) -> float:
         upcoming, now = self.clock.upcoming, self.clock.now
-        if self._next < len(self.arrivals):
-            upcoming = min(upcoming, self.arrivals[self._next].at)
+        upcoming = min(upcoming, self._next_arrival())
         upcoming = min(upcoming, max(min(gateway.queue.wake_at for gateway in self.gateways), now))
         busy = any(gateway.queue.held or gateway.racing for gateway in self.gateways)
         return min(upcoming, now + self.servers.overhead) if busy else upcoming
@@ -95,12 +104,34 @@ class Player:
             gateway.dispatch_queued()
         self.clock.now = until
         self.clock.run()
-        while self._next < len(self.arrivals) and self.arrivals[self._next].at <= until:
+        while self._next_arrival() <= until:
             self._next += 1
-            self._gateway_of[self._next].arrive(self._next, self.arrivals[self._next - 1])
+            self._arrive(self._timed[self._next - 1])
         for gateway in self.gateways:
             if gateway.queue.wake_at <= until:
                 gateway.dispatch_queued()
+
+    # ---------------------------------------------------------------- arrivals
+
+    def _next_arrival(self) -> float:
+        """Time of the next arrival that follows no answer."""
+        return self.arrivals[self._timed[self._next] - 1].at if self._next < len(self._timed) else FOREVER
+
+    def _arrive(self, number: int) -> None:
+        self._gateway_of[number].arrive(number, self.arrivals[number - 1])
+
+    def _on_ended(self, number: int) -> None:
+        """Answered, refused or lost: the session goes on after the think time of the next turn."""
+        if (follower := self._followers.get(number)) is None:
+            return
+        at = self.clock.now + self.arrivals[follower - 1].think
+        if at < self.results.seconds:
+            self._thinking += 1
+            self.clock.at(at, self._follow, follower)
+
+    def _follow(self, number: int) -> None:
+        self._thinking -= 1
+        self._arrive(number)
 
     # ---------------------------------------------------------------- timers
 
@@ -120,6 +151,16 @@ class Player:
     def _apply_fault(self, fault: Fault) -> None:
         for key in self.servers.apply_fault(fault, self.clock.now):
             self._gateway_of[int(key) // ATTEMPTS].on_engine_death(int(key))
+
+
+def followers(arrivals: Sequence[Arrival]) -> dict[int, int]:
+    """Number of the turn after each turn that has one to follow, by number."""
+    latest, found = dict[int, int](), dict[int, int]()
+    for number, arrival in enumerate(arrivals, 1):
+        if arrival.follows:
+            found[latest[arrival.session]] = number
+        latest[arrival.session] = number
+    return found
 
 
 def play(scenario: Scenario, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> Results:

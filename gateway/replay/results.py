@@ -39,13 +39,15 @@ class RequestResult:
     prompt_tokens: int
     output_tokens: int
     tenant: str = ""
+    session: int = 0  # 0: none
     end: ReplayOutcome = ReplayOutcome.UNFINISHED
     sent_at: float | None = None  # of the winning attempt
     first_at: float | None = None
-    ended_at: float | None = None
+    ended_at: float | None = None  # whatever the end
     attempts: int = 0
     hedges: int = 0
     tier: int = 0
+    external: bool = False  # answered by an external API
     endpoint: str = ""
     cached: int = 0  # tokens, as found by the engine
     p50: float = 0.0  # predicted, s after `sent_at`
@@ -65,10 +67,13 @@ class RequestResult:
         return (self.ended_at - self.first_at) / (self.output_tokens - 1)
 
     @property
+    def took(self) -> float:
+        """Seconds from the arrival to the end, whatever the end; NaN while unfinished."""
+        return NAN if self.ended_at is None else self.ended_at - self.arrived
+
+    @property
     def total(self) -> float | None:
-        if self.end is not ReplayOutcome.COMPLETED or self.ended_at is None:
-            return None
-        return self.ended_at - self.arrived
+        return self.took if self.end is ReplayOutcome.COMPLETED else None
 
     @property
     def upstream(self) -> float | None:
@@ -108,6 +113,8 @@ class ResultRow:
     regret: float  # mean, s
     completed: int
     output_rate: float  # tokens/s of completed requests
+    external: float  # share of the answered, by external APIs
+    refused_after: float  # median wait of the shed, s
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +249,8 @@ class Results:
             regret=sum(result.regret for result in predicted) / len(predicted) if predicted else NAN,
             completed=len(completed),
             output_rate=sum(result.output_tokens for result in completed) / self.seconds,
+            external=_share(answered, lambda result: result.external),
+            refused_after=quantile((result.took for result in requests if result.end is ReplayOutcome.SHED), 0.5),
         )
 
 

@@ -8,7 +8,7 @@ enters the queue again after a lost attempt, because the decision ranks a single
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.simulated.profiles import EngineFirstToken, EngineRequest, Event, Finished, Refused
@@ -68,7 +68,10 @@ class ActiveRequest:
 
 
 class SimGateway:
-    """`peers`: link to the other gateway processes, where there are several."""
+    """`on_ended` is called with the number of each request at its end, whatever the end.
+
+    `peers`: link to the other gateway processes, where there are several.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class SimGateway:
         servers: SimFleet,
         results: Results,
         arrivals: Sequence[Arrival],
+        on_ended: Callable[[int], None],
         peers: PeerLink | None = None,
     ) -> None:
+        self._on_ended = on_ended
         self.scenario = scenario
         self.clock = clock
         self.servers = servers
@@ -99,6 +104,7 @@ class SimGateway:
         route, now = self.scenario.routes[arrival.route], self.clock.now
         result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens, arrival.tenant)
         result.new_tokens = self.results.new_tokens(arrival)
+        result.session = arrival.session
         self.results.requests.append(result)
         estimate = self._estimate(arrival, route, result)
         request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result)
@@ -252,6 +258,7 @@ class SimGateway:
         result.sent_at = opened.sent_at
         result.endpoint = candidate.endpoint.id
         result.tier = candidate.tier
+        result.external = not self._pools[candidate.endpoint.pool].local
         result.cached = event.cached_tokens
         if self.clairvoyant is not None:
             self.clairvoyant.on_first_token(request.number, request.key(attempt), now)
@@ -267,7 +274,7 @@ class SimGateway:
     def _on_finished(self, request: ActiveRequest, attempt: int, event: Finished) -> None:
         result, arrival = request.result, request.arrival
         pool = self._pools[request.open.pop(attempt).candidate.endpoint.pool]
-        result.ended_at = self.clock.now
+        result.ended_at = self.clock.now  # for the TPOT of the report
         cached = result.cached if pool.local else None
         reported = AttemptReport(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
         self.fleet.on_ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
@@ -323,9 +330,11 @@ class SimGateway:
 
     def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
         request.result.end = end
+        request.result.ended_at = self.clock.now
         del self.active[request.number]
         if self.clairvoyant is not None:
             self.clairvoyant.on_ended(request.number)
+        self._on_ended(request.number)
 
 
 def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEstimate:

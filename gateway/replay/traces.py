@@ -39,7 +39,11 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of a trace. `hashes`: a hash per full block of `BLOCK` prompt tokens."""
+    """A request of a trace. `hashes`: a hash per full block of `BLOCK` prompt tokens.
+
+    `session`: number of the session, from 1; 0: none. `think`: s that the caller takes between the end of the
+    session's turn before and this turn. A turn that `follows` arrives then, whatever `at` says (closed loop).
+    """
 
     at: float  # s since the start of the trace
     prompt_tokens: int
@@ -47,6 +51,9 @@ class Arrival:
     hashes: Sequence[int] = ()
     route: str = ""  # "": the trace names no route
     tenant: str = ""
+    session: int = 0
+    think: float = 0.0
+    follows: bool = False
 
 
 # ---------------------------------------------------------------- recorded
