@@ -209,6 +209,11 @@ class Backend(Protocol):
         """Fields of policies.types.EngineLoad by name (the packages do not know each other)."""
         return {}
 
+    def read_adapters(self, body: bytes) -> tuple[tuple[str, ...], int | None]:
+        """Configured LoRA adapters of running requests, and number of adapters held at a time (None: not told), by the
+        page of `load`."""
+        return (), None
+
     def read_model(self, body: bytes) -> str:
         """The served model as named in the page of `load`; empty: not named."""
         return ""
@@ -235,6 +240,7 @@ class BackendConfig:
     drop: frozenset[str] = frozenset()  # parameters of the body
     dp_rank: int | None = None  # data-parallel rank of the server
     prompt_caching: bool = True  # mark what the provider's cache is to hold
+    adapters: frozenset[str] = frozenset()  # LoRA adapters, as the servers know them
 
     def target(self, path: str) -> str:
         """`path` with the configured query parameters."""

@@ -17,6 +17,7 @@ import msgspec
 
 NAME_BITS = (1 << 64) - 1
 GPU = "GPU"  # medium of hits without a transfer; the default of engines without names for media
+UNNAMED = "\0"  # adapter: vLLM until 0.11 and others tell a number, which the engine has given
 END = -1  # sequence number at the end of a replay
 _SEQUENCE_BYTES = 8
 
@@ -36,6 +37,7 @@ class Stored:
     group: int = 0  # of layers, in models with several kinds of attention
     kind: str | None = None  # of attention
     session: str = ""  # named by the request, where known
+    adapter: str = ""  # LoRA adapter of the request; UNNAMED: an engine without a name for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class _Fields(msgspec.Struct):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     session_id: str | None = None
+    lora_id: int | None = None
+    lora_name: str | None = None
 
 
 # Fields of an event by kind, in the order of an array after the kind.
@@ -152,6 +156,7 @@ def _event(raw: msgspec.Raw) -> Event | None:
         said.group_idx or 0,
         said.kv_cache_spec_kind,
         said.session_id or "",
+        said.lora_name or (UNNAMED if said.lora_id else ""),
     )
 
 

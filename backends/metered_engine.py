@@ -18,7 +18,10 @@ from backends.interface import HttpCall
 from backends.openai import OpenAI
 
 MAX_MODEL = 128  # characters of a model's name
+MAX_ADAPTERS = 16  # adapters of running requests to be read
 _MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
+
+_RUNNING_ADAPTERS = re.compile(rb'[{,]running_lora_adapters="([^"\\]*)"')
 
 EngineMetricNames = tuple[bytes, ...]  # names of the same meaning over versions: the first found counts
 
@@ -38,6 +41,7 @@ class LoadMetrics:
     blocks: bytes = b"num_gpu_blocks"  # its label
     block_size_gauge: EngineMetricNames = ()  # or a gauge each
     tokens_gauge: EngineMetricNames = ()
+    adapters: bytes = b""  # an info series with names and number of LoRA adapters in labels; the value is a time
 
     def read(self, page: bytes, rank: int | None = None) -> Mapping[str, float | None]:
         """`rank`: read the series of one engine; None: of all."""
@@ -61,6 +65,17 @@ class LoadMetrics:
         match = _MODEL_LABEL.search(found[0]) if found else None
         name = "" if match is None else match[1].decode("utf-8", "replace")
         return name[:MAX_MODEL] if name.isprintable() else ""
+
+    def running_adapters(self, page: bytes) -> tuple[list[str], int | None]:
+        """Adapters of running requests, and adapters held at a time; None: not told. Of several series, the last set
+        counts: vLLM keeps one for each set of names that it has ever seen."""
+        series = samples(b"\n" + page + b"\n", self.adapters) if self.adapters else []
+        if not series:
+            return [], None
+        labels, _ = max(series, key=lambda one: one[1])
+        names = _RUNNING_ADAPTERS.search(labels)
+        running = [] if names is None else names[1].decode("utf-8", "replace").split(",")
+        return running, _label(labels, b"max_lora") or None
 
     def _cache(self, page: bytes) -> tuple[int | None, int | None]:
         infos = [labels for labels, _ in samples(page, self.info)] if self.info else []
@@ -141,6 +156,12 @@ class MeteredEngine(OpenAI):
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
         return self.metrics.read(body, self.config.dp_rank)
+
+    def read_adapters(self, body: bytes) -> tuple[tuple[str, ...], int | None]:
+        if not (known := self.config.adapters):
+            return (), None
+        running, slots = self.metrics.running_adapters(body)
+        return tuple(name for name in running[:MAX_ADAPTERS] if name in known), slots
 
     def read_model(self, body: bytes) -> str:
         return self.metrics.model(body)

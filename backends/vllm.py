@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from backends.interface import BackendConfig, BackendRequest, HttpCall, Operation
+from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
 from backends.metered_engine import LoadMetrics, MeteredEngine
 from backends.openai import LIMITS
 
@@ -19,6 +20,10 @@ _encode = msgspec.json.Encoder().encode
 _NOT_CONTINUED = frozenset(
     {"structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "functions", "function_call", "logprobs"}
     | {"top_logprobs", "prompt_logprobs", "echo", "suffix", "return_token_ids", "use_beam_search", "prompt_embeds"}
+)
+_NO_ADAPTER = re.compile(  # SGLang 0.5.23
+    r"LoRA adapter '.{1,200}' was requested, but LoRA is not enabled|Got LoRA adapter that has never been loaded|"
+    r"The following requested LoRA adapters are not loaded"
 )
 _TOKENIZED = ("messages", "prompt", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens")
 
@@ -41,6 +46,7 @@ class Vllm(MeteredEngine):
         prefix_queries=(b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
         prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
         info=b"vllm:cache_config_info",
+        adapters=b"vllm:lora_requests_info",
     )
 
     def __init__(self, config: BackendConfig) -> None:
@@ -133,7 +139,8 @@ class SimulatedVllm(Vllm):
 
 class SGLang(Vllm):
     """SGLang's OpenAI server (load needs --enable-metrics). Knows `priority` and `cache_salt` too; the salt is joined
-    with the caller's `extra_key`, which can only divide the caller's own."""
+    with the caller's `extra_key`, which can only divide the caller's own. An adapter is asked for as MODEL:ADAPTER
+    (0.5.23), or by `lora_path`, which would let a caller choose."""
 
     native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
     reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
@@ -151,3 +158,18 @@ class SGLang(Vllm):
         block_size_gauge=(b"sglang:page_size",),
         tokens_gauge=(b"sglang:max_total_num_tokens",),
     )
+
+    def _body(self, forward: BackendRequest) -> dict[str, Any]:
+        body = super()._body(forward)
+        if self.config.adapters:
+            body.pop("lora_path", None)
+        if forward.model in self.config.adapters:
+            body["model"] = f"{self.config.model}:{forward.model}"
+        return body
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
+        """An adapter that is not loaded is a 400 here. Where the pool has no adapters, a caller may have named it."""
+        failure = super().failure(status, headers, body)
+        if self.config.adapters and status == 400 and _NO_ADAPTER.match(failure.message):
+            return replace(failure, kind=FailureKind.MISCONFIGURED, code="model_not_found")
+        return failure

@@ -105,7 +105,8 @@ class SavedPrompt:
         return {**rendered, "messages": messages[:low]}
 
     async def _estimate(self, body: Mapping[str, Any], estimator: Estimator) -> PoolEstimate:
-        found = await estimator.estimate(prompt_of(self.operation, body), [self.pool], self.cache_group, 1)
+        adapters = {self.pool: self.estimate.adapter} if self.estimate.adapter else {}
+        found = await estimator.estimate(prompt_of(self.operation, body), [self.pool], self.cache_group, 1, adapters)
         return found.pools[self.pool]
 
 
@@ -208,7 +209,7 @@ class CacheWarming:
         hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
         if hot is None or upstream is None or run.first_in is None or job.request.operation not in EVERYWHERE:
             return
-        model = job.request.model if job.passthrough else upstream.model
+        model = job.model_at(run.attempt.candidate.endpoint, upstream)
         prompt = SavedPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.first_in)
 

@@ -103,7 +103,7 @@ class RuntimeHolder:
 
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
-    routes = Routes(config.routes, config.passthrough_route, open=not config.keyed)
+    routes = Routes(config.named_routes, config.passthrough_route, open=not config.keyed)
     if any("invalid_json" in route.escalate for route in routes.all):
         load_validator()
     backends = _backends(config, {} if before is None else before.backends)

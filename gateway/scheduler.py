@@ -87,7 +87,9 @@ class Decider:
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
         expected = self.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
-        estimate = await self.estimator.estimate(request.prompt, route.pools, tenant.cache_group, expected)
+        estimate = await self.estimator.estimate(
+            request.prompt, route.pools, tenant.cache_group, expected, route.adapters
+        )
         if not route.budget_grows:
             return estimate
         fleet = self.fleet.snapshot(monotonic())

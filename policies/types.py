@@ -60,6 +60,15 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """LoRA adapters of a pool's engines."""
+
+    names: frozenset[str]
+    slots: int  # held by an engine at a time, until reported
+    load_s: float  # s to load one, until learned
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Interchangeable endpoints with the same model.
 
@@ -77,6 +86,7 @@ class Pool:
     block_size: int = 16
     kv_tokens: int = 400_000  # prefix cache capacity until reported by the engine
     concurrent_requests: int | None = None  # maximum at each endpoint
+    adapters: AdapterFacts | None = None
 
 
 class Health(Enum):
@@ -101,6 +111,8 @@ class EngineLoad:
     started_at: float | None = None  # engine's own wall clock, s; a change means a restart
     prefix_queries: float | None = None  # counters, tokens
     prefix_hits: float | None = None
+    adapters: tuple[str, ...] = ()  # LoRA adapters of running requests
+    adapter_slots: int | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +135,7 @@ class Load:
     scraped_at: float = NEVER
     blocked_until: float = NEVER  # a provider's refusal
     limits: tuple[RateLimit, ...] = ()  # a provider's rate limits
+    unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
     full: bool = False  # as many requests as the configuration allows
     held_requests: int = 0  # in the gateway's own queue for the endpoint, before a request
     held_tokens: float = 0.0  # of their prompts
@@ -200,6 +213,7 @@ class PoolEstimate:
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks)
     text_tokens: int = 0  # the raw count of text, before correction
     messages: int = 1
+    adapter: str = ""  # LoRA adapter that answers; empty: the model itself
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from math import exp, inf
 from random import Random
 
 from backends.simulated.kv_cache import PrefixCache
+from backends.simulated.lora_adapters import LoraAdapters
 from backends.simulated.profiles import (
     EngineFirstToken,
     EngineProfile,
@@ -123,8 +124,9 @@ class DecodeBatch:
 class Engine:
     """`step` plans the next batch and returns the end and the events."""
 
-    def __init__(self, profile: EngineProfile, seed: int = 0) -> None:
+    def __init__(self, profile: EngineProfile, seed: int = 0, adapters: LoraAdapters | None = None) -> None:
         self.profile = profile
+        self.adapters = adapters or LoraAdapters()
         self.alive = True
         self.slowness = 1.0  # factor on the duration of a step
         self.cache = PrefixCache(profile.num_blocks)
@@ -150,6 +152,14 @@ class Engine:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def running_adapters(self) -> frozenset[str]:
+        """LoRA adapters of the running requests."""
+        waiting = RequestState.ARRIVING, RequestState.WAITING
+        return frozenset(
+            live.request.adapter for live in self._live.values() if live.request.adapter and live.state not in waiting
+        )
 
     @property
     def unfinished(self) -> int:
@@ -216,6 +226,7 @@ class Engine:
         lost = tuple(self._live)
         self.alive = False
         self.cache.clear()
+        self.adapters.clear()
         self._reset()
         return lost
 
@@ -250,6 +261,7 @@ class Engine:
         pairs = sum(size * (live.computed - size / 2) for live, size in chunks)
         took = self.profile.duration_ms(len(decoding) + prefill, len(decoding) + len(chunks), pairs, context)
         ends_at = now + took * 1e-3 * self.slowness * exp(self._noise.gauss(0.0, self.profile.sigma))
+        ends_at += self.adapters.take_delay()
         begun = [live for live, _ in chunks if live.computed == live.target]
         first = tuple(
             EngineFirstToken(live.request.id, ends_at, live.queue_time, live.cached or 0)
@@ -311,9 +323,14 @@ class Engine:
         size = self.profile.block_size
         if self.running >= self.profile.max_num_seqs:
             return False
+        adapter, running = live.request.adapter, self.running_adapters if live.request.adapter else ()
+        if adapter and not self.adapters.admits(adapter, running):
+            return False
         hit = self.cache.match(live.chain, (live.target - 1) // size)
         if not self.cache.acquire(live.chain, hit, -(-live.target // size)):
             return False
+        if adapter:
+            self.adapters.use(adapter, running)
         live.committed = hit
         live.computed = hit * size
         if live.cached is None:

@@ -135,6 +135,7 @@ class EngineRequest:
     output_tokens: int
     block_hashes: Sequence[Hashable] = ()
     output_hashes: Sequence[Hashable] = ()
+    adapter: str = ""  # LoRA adapter that answers
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:

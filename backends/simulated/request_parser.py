@@ -9,7 +9,7 @@ cost of a conversation grows with new text. Tools are a message in front. A part
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Annotated, Any
@@ -163,15 +163,17 @@ class ParsedRequest:
 class RequestParser:
     """Parses requests to a model on a machine."""
 
-    def __init__(self, profile: Profile, model: str, encode: Encode) -> None:
+    def __init__(self, profile: Profile, model: str, encode: Encode, adapters: Collection[str] = ()) -> None:
         self._profile = profile
         self._model = model
+        self._adapters = adapters
         self.encoder = PromptEncoder(encode)
         self._vllm = not isinstance(profile, ApiProfile)
 
     def parse(self, request_id: RequestId, body: ChatBody | CompletionBody) -> ParsedRequest:
         """Raises Refused."""
-        if body.model not in (None, self._model):
+        adapter = body.model if body.model in self._adapters else ""
+        if not adapter and body.model not in (None, self._model):
             raise Refused(404, f"The model `{body.model}` does not exist.", "model")
         if body.n not in (None, 1):
             raise Refused(400, "n must be 1: the simulated engine gives one answer", "n")
@@ -179,7 +181,7 @@ class RequestParser:
         output = self._output(body, len(prompt.tokens))
         function = _forced_tool(body) if isinstance(body, ChatBody) else None
         reply = call_tool(function, output) if function is not None else write_text(prompt.seed, output, prompt.begun)
-        request = self._request(request_id, prompt, reply, body.cache_salt or "")
+        request = self._request(request_id, prompt, reply, body.cache_salt or "", adapter or "")
         usage = body.stream_options is not None and body.stream_options.include_usage
         return ParsedRequest(request, reply, bool(body.stream), usage)
 
@@ -205,7 +207,7 @@ class RequestParser:
         return Refused(400, message, "messages", "context_length_exceeded")
 
     def _request(
-        self, request_id: RequestId, prompt: SimulatedPrompt, reply: SimulatedReply, salt: str
+        self, request_id: RequestId, prompt: SimulatedPrompt, reply: SimulatedReply, salt: str, adapter: str
     ) -> EngineRequest:
         """With hashes through the answer, encoded as in the next turn of the conversation."""
         tokens, length = prompt.tokens, len(reply.pieces)
@@ -213,9 +215,10 @@ class RequestParser:
             return EngineRequest(request_id, len(tokens), length)
         begun = len(self.encoder.text(prompt.begun)) if prompt.begun else 0
         answer = self.encoder.text(prompt.begun + reply.text)[begun:]
+        salt = f"{salt}\0{adapter}" if adapter else salt
         hashes = hash_blocks([*tokens, *answer], self._profile.block_size, salt)
         whole = len(tokens) // self._profile.block_size
-        return EngineRequest(request_id, len(tokens), length, hashes[:whole], hashes[whole:])
+        return EngineRequest(request_id, len(tokens), length, hashes[:whole], hashes[whole:], adapter)
 
 
 def _forced_tool(body: ChatBody) -> Function | None:

@@ -24,6 +24,7 @@ from aiohttp import web
 
 from backends.simulated.drivers import AnswerWriter, Driver, EngineDriver, Faults, HostedDriver
 from backends.simulated.engine import Engine
+from backends.simulated.lora_adapters import LoraAdapters
 from backends.simulated.profiles import ApiProfile, Profile, Refused
 from backends.simulated.reply import ReplyWriter, error_body
 from backends.simulated.request_parser import ChatBody, CompletionBody, Encode, ParsedRequest, RequestParser
@@ -72,6 +73,11 @@ class VllmMetrics:
         config = f'block_size="{engine.profile.block_size}",enable_prefix_caching="True",engine="0"'
         yield "# TYPE vllm:cache_config_info gauge"
         yield f'vllm:cache_config_info{{{config},num_gpu_blocks="{engine.profile.num_blocks}"}} 1.0'
+        if engine.adapters.names:
+            running = ",".join(sorted(engine.running_adapters))
+            labels = f'max_lora="{engine.adapters.slots}",running_lora_adapters="{running}",waiting_lora_adapters=""'
+            yield "# TYPE vllm:lora_requests_info gauge"
+            yield f"vllm:lora_requests_info{{{labels}}} {time.time()}"
         yield "# TYPE process_start_time_seconds gauge"
         yield f"process_start_time_seconds {self._started_at}"
         yield f"# TYPE {_TTFT} histogram"
@@ -113,9 +119,11 @@ class SimulatedServer:
         port: int = 0,
         speed: float = 1.0,
         seed: int = 0,
+        adapters: LoraAdapters | None = None,
     ) -> None:
         self.profile = profile
         self.model = model
+        self.adapters = adapters or LoraAdapters()
         self.host = host
         self.port = port
         self.faults = Faults()
@@ -124,7 +132,7 @@ class SimulatedServer:
         self._speed = speed
         self._seed = seed
         self._random = Random(seed)
-        self._parser = RequestParser(profile, model, encode)
+        self._parser = RequestParser(profile, model, encode, self.adapters.names)
         self._ids = count(1)
         self._vllm = not isinstance(profile, ApiProfile)
         self.engine = self._new_engine()
@@ -171,7 +179,11 @@ class SimulatedServer:
 
     def _new_engine(self) -> Engine | HostedApi:
         profile = self.profile
-        return HostedApi(profile, self._seed) if isinstance(profile, ApiProfile) else Engine(profile, self._seed)
+        return (
+            HostedApi(profile, self._seed)
+            if isinstance(profile, ApiProfile)
+            else Engine(profile, self._seed, self.adapters)
+        )
 
     def _routes(self) -> list[web.RouteDef]:
         common = [
@@ -230,7 +242,7 @@ class SimulatedServer:
         return ReplyWriter(
             reply=parsed.reply,
             id=("chatcmpl-" if chat else "cmpl-") + suffix,
-            model=self.model,
+            model=parsed.request.adapter or self.model,
             created=int(time.time()),
             chat=chat,
             vllm=self._vllm,
@@ -243,7 +255,8 @@ class SimulatedServer:
         if self._vllm:
             model |= {"owned_by": "vllm", "root": self.model, "parent": None}
             model["max_model_len"] = self.profile.max_model_len
-        return _json({"object": "list", "data": [model]})
+        adapters = [{**model, "id": name, "root": name, "parent": self.model} for name in sorted(self.adapters.names)]
+        return _json({"object": "list", "data": [model, *adapters]})
 
     async def _health(self, http: web.Request) -> web.Response:
         return web.Response(status=200 if self.engine.alive else 503)

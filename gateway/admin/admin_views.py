@@ -25,6 +25,7 @@ from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, Pr
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
 OF_CANDIDATES = ("held_requests", "held_tokens", "send_at")  # parts of a Load that only a decision sets
+TOLD_BY_WHY = ("unknown_adapters",)
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",
@@ -104,7 +105,9 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     return {
         **view,
         "load": {
-            LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in OF_CANDIDATES
+            LOAD_NAMES.get(name, name): value
+            for name, value in view["load"].items()
+            if name not in (*OF_CANDIDATES, *TOLD_BY_WHY)
         },
         "why": _why(endpoint, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
@@ -123,6 +126,8 @@ def _why(endpoint: EndpointStatistics, now: float) -> str | None:
         reasons.append(f"its provider limits us for {endpoint.load.blocked_until - now:.1f} s more")
     if endpoint.load.warming:
         reasons.append("it is given its cache back")
+    if lacking := [name for name, until in (endpoint.load.unknown_adapters or {}).items() if until > now]:
+        reasons.append(f"it does not know the adapter {', '.join(lacking)}")
     return "; ".join(reasons) or None
 
 

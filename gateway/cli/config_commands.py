@@ -50,9 +50,9 @@ def check(args: argparse.Namespace) -> int:
 
 def report(config: Config) -> str:
     """Several lines, the verdict first."""
-    counts = {"pool": len(config.pools), "endpoint": len(config.urls()), "route": len(config.routes)}
+    counts = {"pool": len(config.pools), "endpoint": len(config.urls()), "route": len(config.named_routes)}
     verdict = "ok: " + ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
-    rows = [_route_row(name, route) for name, route in config.routes.items()]
+    rows = [_route_row(name, route) for name, route in config.named_routes.items()]
     if config.passthrough_route is not None:
         rows.append(_route_row("(any other)", config.passthrough_route))
     table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
@@ -102,10 +102,11 @@ def _ttft(ttft: Ttft) -> str:
 
 
 def _tier(tier: Tier) -> str:
+    pool = f"{tier.pool}:{tier.adapter}" if tier.adapter else tier.pool
     if tier.when is None:
-        return tier.pool
+        return pool
     conditions = (f"{name} {str(condition).lower()}" for name, condition in tier.when.model_dump().items())
-    return f"{tier.pool} ({', '.join(conditions)})"
+    return f"{pool} ({', '.join(conditions)})"
 
 
 def schema(args: argparse.Namespace) -> int:
@@ -150,7 +151,7 @@ def _key_row(key: Key) -> tuple[str, ...]:
 
 def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
     routes = None if args.routes is None else [name.strip() for name in args.routes.split(",")]
-    known = [*config.routes, *([PASSTHROUGH] if config.passthrough else [])]
+    known = [*config.named_routes, *([PASSTHROUGH] if config.passthrough else [])]
     for route in routes or ():
         if route not in known:
             raise ConfigError([f"--routes: no route '{route}'{did_you_mean(route, known)}"])

@@ -76,7 +76,7 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
     pools, fleet = config.fleet(), Fleet(config.fleet())
     estimator = Estimator(tokenizers(config), fleet.token_scale)
     try:
-        routes = Routes(config.routes, config.passthrough_route)
+        routes = Routes(config.named_routes, config.passthrough_route)
         decider = Decider(estimator, fleet)
         estimator.warm()  # the clock starts with a gateway that is ready
         request = ingress.parse(operation, raw, {}, monotonic(), "explain", routes.wanted_headers())

@@ -27,6 +27,7 @@ from gateway.config.config_errors import Path as KeyPath
 from gateway.config.models import PASSTHROUGH, Config
 from gateway.config.schema import messages
 from gateway.config.yaml_source import Document, merge, parse
+from policies.routes.route import Tier
 
 FIXED_AT_START = ("server", "state", "telemetry")
 COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
@@ -154,13 +155,14 @@ def routes(config: Config) -> Iterator[Problem]:
     """Names, pools and models of routes. Only a passthrough pool needs no model name."""
     if not config.pools:
         yield Problem((), "no pools: add pools:, or one more --config that has them")
-    if not config.routes and config.passthrough is None:
+    if not config.named_routes and config.passthrough is None:
         yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
     for name, route in config.routes.items():
         if route.name != name:
             yield Problem(("routes", name, "name"), "the key is the route's name; remove this")
         for i, tier in enumerate(route.tiers):
             yield from _known_pool(config, tier.pool, ("routes", name, "tiers", i))
+            yield from _known_adapter(config, tier, ("routes", name, "tiers", i))
     in_tiers = {tier.pool for route in config.routes.values() for tier in route.tiers}
     for name, pool in config.pools.items():
         if name in in_tiers and not pool.model:
@@ -170,7 +172,7 @@ def routes(config: Config) -> Iterator[Problem]:
 
 
 def keys(config: Config) -> Iterator[Problem]:
-    known = [*config.routes, *([PASSTHROUGH] if config.passthrough else [])]
+    known = [*config.named_routes, *([PASSTHROUGH] if config.passthrough else [])]
     seen: dict[tuple[str, str], int] = {}
     for i, key in enumerate(config.keys):
         for j, route in enumerate(key.routes or ()):
@@ -234,6 +236,16 @@ def _installed(path: KeyPath, extra: str, *modules: str) -> Iterator[Problem]:
     if missing:
         what = "a package that is" if len(modules) == 1 else "packages that are"
         yield Problem(path, f"requires {what} not installed: pip install 'firsttoken[{extra}]'")
+
+
+def _known_adapter(config: Config, tier: Tier, path: KeyPath) -> Iterator[Problem]:
+    section = config.pools.get(tier.pool)
+    if not tier.adapter or section is None:
+        return
+    known = () if section.adapters is None else section.adapters.names
+    if tier.adapter not in known:
+        hint = did_you_mean(tier.adapter, known) or "; add it to the pool's adapters"
+        yield Problem((*path, "adapter"), f"pool {tier.pool} has no adapter '{tier.adapter}'{hint}")
 
 
 def _known_pool(config: Config, name: str, path: KeyPath) -> Iterator[Problem]:

@@ -222,10 +222,24 @@ class Config(Section):
         raw = {"tiers": [self.passthrough]}
         return Route.model_validate(_completed(PASSTHROUGH, raw, self.defaults.max_attempts))
 
+    @cached_property
+    def named_routes(self) -> Mapping[str, Route]:
+        """Routes by name: those of the file, and one for each adapter without a route of its name."""
+        holders: dict[str, list[dict[str, str]]] = {}
+        for pool, section in self.pools.items():
+            for name in () if section.adapters is None else section.adapters.names:
+                holders.setdefault(name, []).append({"pool": pool, "adapter": name})
+        added = {
+            name: Route.model_validate(_completed(name, {"tiers": tiers}, self.defaults.max_attempts))
+            for name, tiers in holders.items()
+            if name not in self.routes
+        }
+        return {**self.routes, **added} if added else self.routes
+
     @property
     def all_routes(self) -> tuple[Route, ...]:
         """Every route, `passthrough_route` last."""
-        return (*self.routes.values(), *([self.passthrough_route] if self.passthrough_route else []))
+        return (*self.named_routes.values(), *([self.passthrough_route] if self.passthrough_route else []))
 
 
 def _completed(name: str, raw: Any, max_attempts: int) -> Any:

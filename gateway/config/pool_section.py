@@ -17,10 +17,11 @@ from backends.http.tunnel import ProxyAddress
 from backends.interface import BackendConfig
 from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
-from gateway.config.field_types import Positive, Section, authority, is_ip
+from gateway.config.field_types import Positive, Section, authority, is_ip, written
 from policies import types as facts
 
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
+WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
 Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
@@ -149,6 +150,27 @@ class TlsSection(Section):
         return self._files
 
 
+class AdaptersSection(Section):
+    """LoRA adapters that the servers hold beside the model."""
+
+    names: tuple[fields.Name, ...] = Field(min_length=1)
+    """As the servers know them; callers ask for them as models."""
+    slots: int = Field(default=1, gt=0, le=10_000)
+    """Adapters that a server holds ready at a time (vLLM: --max-loras), until learned from the server."""
+    load: Positive = written("300ms")
+    """Time that a server takes to load another one, until learned."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if twice := [name for i, name in enumerate(self.names) if name in self.names[:i]]:
+            raise ValueError(f"the adapter '{twice[0]}' is there twice")
+        return self
+
+    @property
+    def facts(self) -> facts.AdapterFacts:
+        return facts.AdapterFacts(frozenset(self.names), self.slots, self.load)
+
+
 class KeepWarm(Section):
     idle: Positive
     """Send a one-token request after this time without requests."""
@@ -182,6 +204,7 @@ class PoolSection(Section):
     tls: TlsSection | None = None
     proxy: fields.ProxyUrl | None = None
     """HTTP proxy through which the servers are reached (CONNECT): http://[USER:PASSWORD@]HOST:PORT."""
+    adapters: AdaptersSection | None = None
     concurrent_requests: int | None = Field(default=None, gt=0, le=1_000_000)
     """Maximum of requests in progress at each endpoint, or key; further requests go elsewhere or wait."""
     first_token: Positive | None = None
@@ -228,8 +251,18 @@ class PoolSection(Section):
             raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
         if any(endpoint.dp_rank is not None for endpoint in self.endpoints) and self.backend not in RANKS:
             raise ValueError(f"{self.backend} servers take no dp_rank; remove it")
+        if self.adapters is not None:
+            self._check_adapters(self.adapters)
         self._check_servers()
         return self
+
+    def _check_adapters(self, adapters: AdaptersSection) -> None:
+        if self.backend not in WITH_ADAPTERS:
+            raise ValueError(f"{self.backend} servers have no LoRA adapters here; remove adapters")
+        if not self.model:
+            raise ValueError("adapters requires model: add model, the name of the model that they belong to")
+        if self.model in adapters.names:
+            raise ValueError(f"'{self.model}' is the model itself, not an adapter")
 
     def _check_keys(self) -> None:
         if self.kind.needs_key and not any(self.keys) and not {"authorization", "api-key"} & self.headers.keys():
@@ -296,6 +329,7 @@ class PoolSection(Section):
             drop=self.drop,
             dp_rank=dp_rank,
             prompt_caching=self.prompt_caching == "on",
+            adapters=frozenset(() if self.adapters is None else self.adapters.names),
         )
 
     @property
@@ -317,4 +351,5 @@ class PoolSection(Section):
             price=self.price.value,
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
+            adapters=None if self.adapters is None else self.adapters.facts,
         )

@@ -220,7 +220,9 @@ class Listener:
             self.fleet.on_cache_cleared(self.endpoint)
         elif event.medium == GPU and (engine := self.cache.residency) is not None:
             if isinstance(event, Stored):
-                engine.on_stored(event.hashes, event.parent, event.block_size, event.group, event.kind, event.session)
+                engine.on_stored(
+                    event.hashes, event.parent, event.block_size, event.group, event.kind, event.session, event.adapter
+                )
             else:
                 engine.on_removed(event.hashes, event.group)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from time import monotonic
 from typing import Protocol, cast
 
@@ -105,6 +105,9 @@ class EndpointPoll:
         if reply.status != 200 or backend.load() is None:
             return PollResult(monotonic())
         at, load, model = monotonic(), engine_load(backend.read_load(reply.body)), backend.read_model(reply.body)
+        adapters, slots = backend.read_adapters(reply.body)
+        if adapters or slots:
+            load = replace(load, adapters=adapters, adapter_slots=slots)
         return PollResult(at, True, load, model, not await self._knows_model(model, load.started_at))
 
     async def _knows_model(self, named: str, started_at: float | None) -> bool:

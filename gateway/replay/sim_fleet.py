@@ -274,7 +274,7 @@ def scenario_from(config: Config) -> Scenario:
     apis = {name.partition("/")[0] for name, profile in profiles.items() if isinstance(profile, ApiProfile)}
     return Scenario(
         pools=tuple(replace(pool, local=pool.local and pool.name not in apis) for pool in config.fleet()),
-        routes=dict(config.routes),
+        routes=dict(config.named_routes),
         profiles=profiles,
         first_token=config.defaults.first_token,
         workers=config.server.workers,

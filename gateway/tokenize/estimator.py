@@ -12,8 +12,9 @@ recognise -> encode -> hash, once for all pools with equal tokenizer settings. R
 
 A block is `block_size` consecutive token ids; its hash covers the hash of the block before, as in vLLM's
 `hash_block_tokens`: equal hash, equal prompt up to there. The first block covers a hash of the cache group, so tenants
-of different groups share no block. Hashes depend on nothing else: replicas of the gateway agree on them. The hash is
-SipHash-1-3 under a fixed key, as CPython computes it for .pyc files (PEP 552): 0.12 us a block against 0.45 of blake2b.
+of different groups share no block, and of the LoRA adapter, which engines hash into their blocks too. Hashes depend on
+nothing else: replicas of the gateway agree on them. The hash is SipHash-1-3 under a fixed key, as CPython computes it
+for .pyc files (PEP 552): 0.12 us a block against 0.45 of blake2b.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ PIECE_EFFORT = 100  # bytes encoded in the time which a piece takes besides
 PREFIX_OVERHEAD = 300  # bytes of a cache entry besides hashes and tail (tracemalloc)
 IDS_OVERHEAD = 150  # bytes of a cache entry besides ids (tracemalloc)
 _KEY = 0x66697273_74746F6B  # "firsttok"
+NO_ADAPTERS: Mapping[str, str] = {}
 
 Value = TypeVar("Value")
 
@@ -118,9 +120,10 @@ class Prefix:
     text: int  # so far, without template tokens
 
 
-def start(cache_group: str) -> Prefix:
+def start(cache_group: str, adapter: str = "") -> Prefix:
     """The empty prefix."""
-    return Prefix(b"", source_hash(_KEY, cache_group.encode()), b"", 0, 0)
+    seed = f"{cache_group}\0{adapter}" if adapter else cache_group
+    return Prefix(b"", source_hash(_KEY, seed.encode()), b"", 0, 0)
 
 
 def extend(prefix: Prefix, template: bytes, ids: bytes, block_size: int) -> Prefix:
@@ -145,6 +148,7 @@ class TokenizerConfig:
     block_size: int = 16
     template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
     media: MediaFamily | None = None  # of the model; None for prompts without media, on which pools agree then
+    adapter: str = ""  # LoRA adapter
 
 
 @dataclass(slots=True)
@@ -207,7 +211,7 @@ class IncrementalTokenizer:
                 break
             digest, prefix = key, found
             blocks.append(found.blocks)
-        return Position(config, digest, blocks, prefix or start(cache_group))
+        return Position(config, digest, blocks, prefix or start(cache_group, config.adapter))
 
     def open(self, position: Position, prompt: Prompt, cache_group: str) -> Tail:
         """Split the unknown parts into pieces, and recognise those at the beginning of the first."""
@@ -332,11 +336,19 @@ class Estimator:
         return self._tokenizer.cached_bytes
 
     async def estimate(
-        self, prompt: Prompt, pools: Sequence[str], cache_group: str, output_tokens: int
+        self,
+        prompt: Prompt,
+        pools: Sequence[str],
+        cache_group: str,
+        output_tokens: int,
+        adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> PromptEstimate:
-        """The prompt as each of these pools sees it. Does not yield to the loop unless much of the prompt is new."""
+        """The prompt as each of these pools sees it. Does not yield to the loop unless much of the prompt is new.
+        `adapters`: LoRA adapter by pool."""
         names: dict[TokenizerConfig, list[str]] = {}
         configs = self._configs if prompt.media else self._text_configs
+        if adapters:
+            configs = {**configs, **{pool: replace(configs[pool], adapter=adapters[pool]) for pool in adapters}}
         for pool in pools:
             names.setdefault(configs[pool], []).append(pool)
         ends = [self._tokenizer.recognise(config, prompt, cache_group) for config in names]
@@ -350,7 +362,7 @@ class Estimator:
                 tokens = self._scale(pool).correct(text, prompt.messages)
                 scale = tokens / counted if counted else 1.0
                 blocks = PrefixBlocks(hashes, end.config.block_size, scale)
-                estimates[pool] = PoolEstimate(tokens, blocks, text, prompt.messages)
+                estimates[pool] = PoolEstimate(tokens, blocks, text, prompt.messages, end.config.adapter)
         return PromptEstimate(estimates, output_tokens)
 
     async def _read_rest(self, positions: list[Position], prompt: Prompt, cache_group: str) -> list[Position]:

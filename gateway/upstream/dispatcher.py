@@ -295,7 +295,7 @@ class AttemptRunner:
         kept, self.kept = self.kept, None
         if kept is not None and kept is not winner:
             self._record_lost(kept)
-        model = self.routed.model_at(winner.upstream)
+        model = self.routed.model_at(winner.attempt.candidate.endpoint, winner.upstream)
         self.routed.timeline.won(
             winner.attempt.candidate,
             header_safe(model) if self.routed.passthrough else model,

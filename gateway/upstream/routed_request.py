@@ -41,9 +41,11 @@ class RoutedRequest:
         """End of the time for the whole answer."""
         return self.timeline.record.arrival + self.route.total_limit
 
-    def model_at(self, upstream: Upstream) -> str:
+    def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
-        return self.request.model if self.passthrough else upstream.model
+        if self.passthrough:
+            return self.request.model
+        return self.route.adapters.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request = self.request
@@ -58,7 +60,7 @@ class RoutedRequest:
             operation=request.operation if translated is None else translated.operation,
             body=request.sent_to(upstream.backend) if translated is None else translated.body,
             headers=request.dialect_headers,
-            model=self.model_at(upstream),
+            model=self.model_at(attempt.candidate.endpoint, upstream),
             stream=request.stream,
             max_tokens=self.route.limits.output_tokens,
             request_id=request_id,

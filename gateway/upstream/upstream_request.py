@@ -136,6 +136,7 @@ class UpstreamRequest:
         self.last_token = self.opened
         self.last_byte = self.opened
         self.reached = True  # False: refused, or reset before any byte
+        self.unknown_model = False  # the server does not know the model's name
         self.over = False  # the upstream sends nothing more
         self.ending: AttemptOutcome | None = None
         self.ended_at = 0.0
@@ -318,6 +319,7 @@ class UpstreamRequest:
         if self.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
             failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
         elif failure.kind is FailureKind.MISCONFIGURED:
+            self.unknown_model = failure is not NOT_SERVED
             failure = self._blamed(failure)
         self.reached = self.status != 0 or failure.kind not in (FailureKind.CONNECT, FailureKind.RESET)
         self.stop(OUTCOMES.get(failure.kind, AttemptOutcome.FAILED), failure.retry_after)
@@ -406,6 +408,7 @@ class UpstreamRequest:
             engine_ttft=times.ttft,
             retry_after=retry_after,
             connected=self.reached,
+            unknown_model=self.unknown_model,
         )
 
     def billable(self) -> tuple[int, int]:

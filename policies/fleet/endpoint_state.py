@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
+from policies.fleet.adapter_slots import LOADED, AdapterSlots, AdapterWait
 from policies.fleet.circuit_breaker import (
     MAX_EJECTION,
     BreakerState,
@@ -68,6 +69,7 @@ class EndpointStatistics:
     prefix_blocks: int  # believed cached, in the estimator's blocks
     prefix_capacity: int  # of the index, in the estimator's blocks
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
+    adapters: tuple[str, ...]  # LoRA adapters believed loaded, least recently used first
 
 
 class EndpointState:
@@ -92,6 +94,7 @@ class EndpointState:
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
         self.cache = EndpointCache(self.blocks)
+        self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
         self.engine = EngineLoad()
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
@@ -101,6 +104,13 @@ class EndpointState:
         self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
         self.typical_prompt = DEFAULT_PROMPT  # uncached tokens, assumed for other traffic
         self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` which peers sent
+
+    def reload(self, endpoint: Endpoint, pool: Pool) -> None:
+        """Another configuration of an endpoint with the same model."""
+        if pool.adapters != self.pool.adapters:
+            self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
+        self.endpoint, self.pool = endpoint, pool
+        self.breaker.on_reload()
 
     @property
     def blocks(self) -> int:
@@ -189,6 +199,7 @@ class EndpointState:
             scraped_at=self.scraped_at,
             blocked_until=blocked_until,
             limits=self.limits.current,
+            unknown_adapters=None if self.adapters is None else self.adapters.unknown,
             full=cap is not None and in_flight >= cap,
             backlog_s=backlog_s,
             expected_tpot_misses=misses,
@@ -254,6 +265,7 @@ class EndpointState:
             prefix_blocks=len(self.cache.index),
             prefix_capacity=self.cache.index.capacity,
             resident=None if residency is None else residency.statistics(),
+            adapters=() if self.adapters is None else self.adapters.loaded,
         )
 
     def observe_block_size(self, tokens: float) -> None:
@@ -287,6 +299,8 @@ class EndpointState:
         if engine.kv_blocks:
             self.kv_tokens = engine.kv_blocks * self.block_size
             self.cache.index.resize(self.blocks)
+        if self.adapters is not None:
+            self.adapters.on_scrape(engine.adapters, engine.adapter_slots)
         # Only requests beyond ours in two scrapes in a row count: one scrape may be older than our last attempt.
         running, waiting = engine.running or 0, engine.waiting or 0
         prefilling = len(self.inflight.prefilling) + self.peer_load.prefilling
@@ -366,6 +380,7 @@ class AttemptReport:
     engine_ttft: float | None = None  # s
     retry_after: float | None = None  # s
     connected: bool = True  # False: refused, or reset before a byte came
+    unknown_model: bool = False  # the server does not know the name of the model or adapter
 
 
 @dataclass(slots=True)
@@ -383,6 +398,7 @@ class InFlightAttempt:
     queue: PrefillQueue
     prefill_rate: float  # tokens/s
     answer: DecodingAnswer
+    adapter_wait: AdapterWait = LOADED
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
     context: float = 0.0  # tokens of the prompts of these answers
@@ -397,6 +413,12 @@ class InFlightAttempt:
             pairs = work.pairs + more * queue.context_per_token
             work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
         return TtftSample(work, self.predicted_ttft, ttft)
+
+    def learn_adapter_load(self, ttft: float) -> None:
+        """The time of the first token beyond the forecast without a load was the load."""
+        wait, adapters = self.adapter_wait, self.state.adapters
+        if wait.load_s and adapters is not None:
+            adapters.learn(ttft - self.predicted_ttft - (wait.seconds - wait.load_s))
 
     def learn_tpot(self, itl: float, tokens: int) -> None:
         """Teaches the inter-token latency without the prefills which stalled the answer."""

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from policies.fleet.adapter_slots import LOADED
 from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import (
     EWMA_WEIGHT,
@@ -33,11 +34,13 @@ from policies.fleet.endpoint_state import (
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenScale
 from policies.latency.tpot import DecodingAnswer
+from policies.latency.ttft_predictor import MIN_TTFT
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.rate_limit import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
+    TRAINED_SAMPLES,
     AttemptOutcome,
     Candidate,
     Endpoint,
@@ -98,8 +101,7 @@ class Fleet:
 
     def _keep_or_create(self, known: EndpointState | None, endpoint: Endpoint, pool: Pool) -> EndpointState:
         if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
-            known.endpoint, known.pool = endpoint, pool
-            known.breaker.on_reload()
+            known.reload(endpoint, pool)
             return known
         return EndpointState(endpoint, pool)
 
@@ -127,11 +129,14 @@ class Fleet:
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates = []
+        candidates, adapter, waited, load_s = [], prompt.adapter, 0.0, 0.0
         for name, load in loads.items():
             state = self._states[name]
             hit = state.cache.hit(prompt, state.block_size)
-            forecast = state.predictor.predict(load, prompt.tokens, hit, now)
+            if adapter and state.adapters is not None:
+                adapter_wait = state.adapters.wait(adapter, now)
+                waited, load_s = adapter_wait.seconds, adapter_wait.engine_s
+            forecast = state.predictor.predict(load, prompt.tokens, hit, now, waited, load_s)
             candidates.append(
                 Candidate(
                     endpoint=state.endpoint,
@@ -219,6 +224,8 @@ class Fleet:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
         hit = candidate.hit
         work = state.work(candidate.prompt_tokens, hit, now)
+        adapters = state.adapters if prompt.adapter else None
+        adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
         self._attempts[key] = InFlightAttempt(
             state=state,
             candidate=candidate,
@@ -231,9 +238,10 @@ class Fleet:
             queue=state.queue,
             prefill_rate=state.predictor.drain_rate,
             answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
+            adapter_wait=adapter_wait,
         )
         prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
-        state.interference.on_prefill(prefill_s, now)
+        state.interference.on_prefill(prefill_s + adapter_wait.load_s, now)
         state.inflight.on_sent(key, work.uncached, now, hit, stream)
         state.last_used_at = now
         if state.rate_limit is not None:
@@ -260,6 +268,8 @@ class Fleet:
         state.inflight.on_first_token(key, now)
         state.breaker.on_answer(key, now)
         ttft = now - attempt.sent_at if attempt.stream else engine_ttft
+        if state.adapters is not None:
+            state.adapters.on_answer(attempt.prompt.adapter)
         if ttft is not None:
             self._learn_ttft(attempt, ttft, now)
         self._touch(state)
@@ -285,18 +295,27 @@ class Fleet:
         if attempt.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
         state.inflight.on_ended(key, now)
+        if attempt.prompt.adapter and state.adapters is not None:
+            state.adapters.on_ended(attempt.prompt.adapter, now - attempt.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
-        attempt.update_breaker(key, outcome, now, report, outlier=self._is_outlier(state, outcome))
+        if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
+            state.adapters.on_unknown(attempt.prompt.adapter, now)
+            state.breaker.on_ended(key, AttemptOutcome.CANCELLED, now)  # the engine's other models are served
+        else:
+            attempt.update_breaker(key, outcome, now, report, outlier=self._is_outlier(state, outcome))
         if state.breaker.server_gone:
             self._lose_cache(state)
         if attempt.first_at is None:
             if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
                 self._learn_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
-                state.predictor.observe_at_least(attempt.sample(now - attempt.sent_at), now)
+                waited = now - attempt.sent_at - attempt.adapter_wait.seconds
+                state.predictor.observe_at_least(attempt.sample(waited), now)
         computed = attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED
         if computed:
             state.newest_answered = max(state.newest_answered, attempt.sent_at)
+            if state.adapters is not None:
+                state.adapters.on_answer(attempt.prompt.adapter)
         self._learn_from_report(key, attempt, computed, report)
         self._touch(state)
 
@@ -457,6 +476,8 @@ class Fleet:
         """Engine restarted or gone: assumes an empty cache."""
         if self._is_member(state):
             state.cache.clear()
+            if state.adapters is not None:
+                state.adapters.clear()
             self.cache_lost.add(state.endpoint.id)
 
     def _record_prompt(
@@ -473,8 +494,13 @@ class Fleet:
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
         state, pool = attempt.state, self._pools.get(attempt.state.pool.name)
-        state.predictor.observe(attempt.sample(ttft), now)
         state.calibration.observe(ttft, attempt.candidate.forecast)
+        if attempt.adapter_wait.seconds:
+            if state.predictor.samples >= TRAINED_SAMPLES:
+                attempt.learn_adapter_load(ttft)
+                return
+            ttft = max(ttft - attempt.adapter_wait.seconds, MIN_TTFT)
+        state.predictor.observe(attempt.sample(ttft), now)
         if pool is not None and pool.learners:
             for learner in pool.teach(state, now):
                 self._touch(learner)

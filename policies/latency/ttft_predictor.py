@@ -88,8 +88,11 @@ class TtftPredictor(ABC):
         """Predicted seconds, before the spread."""
 
     @abstractmethod
-    def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
-        """TTFT and TPOT of a prompt sent now with `hit` of `tokens` cached, at an endpoint with the latest `load`."""
+    def predict(
+        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+    ) -> Forecast:
+        """TTFT and TPOT of a prompt sent now with `hit` of `tokens` cached, at an endpoint with the latest `load`.
+        `adapter_wait`: s until the engine has the LoRA adapter; `load_s`: s of engine time for its load."""
 
     @abstractmethod
     def warm_start_from(self, sibling: Self, now: float) -> None:
@@ -173,7 +176,9 @@ class EnginePredictor(TtftPredictor):
             + self._running_s * work.running
         )
 
-    def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
+    def predict(
+        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+    ) -> Forecast:
         uncached, queued = tokens - hit, 0.0
         pairs = uncached * (hit + 0.5 * uncached)
         prefill_s = self._token_s * uncached + self._pair_s * pairs
@@ -187,8 +192,8 @@ class EnginePredictor(TtftPredictor):
             + self._pair_s * pairs
             + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         )
-        wait = max(load.wait, load.blocked_until - now)
-        return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s)
+        wait = max(load.wait, load.blocked_until - now) + adapter_wait
+        return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s + load_s)
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
@@ -293,7 +298,9 @@ class ApiPredictor(TtftPredictor):
         mean = self._by_length.get(tokens.bit_length())
         return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
 
-    def predict(self, load: Load, tokens: int, hit: int, now: float) -> Forecast:
+    def predict(
+        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+    ) -> Forecast:
         wait = max(load.wait, load.blocked_until - now)
         return Forecast(wait + self._estimate(tokens, now), self._idle_errors.quantiles(now), load.tpot, self.samples)
 

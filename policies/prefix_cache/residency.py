@@ -4,7 +4,7 @@ An engine names a block by a hash of tokens from the engine's own tokenizer and 
 compute. So a prompt of ours is bound to the engine's chain by other evidence, when the prompt ends. Rules:
 - Events name the session under which the prompt was sent (vLLM 0.32). Without sessions, a chain is found by depth:
   the last event of a prompt ends with the last full block, and only a single chain may have ended at the reported
-  depth between sending and end.
+  depth between sending and end, computed by the same LoRA adapter.
 - The tokens before the first block stored for a prompt were cached, as many as reported: the depth of a chain with a
   start before the first event follows from the report.
 - Models with several kinds of attention report groups. The first group with whole prompts counts: windows and states
@@ -27,6 +27,7 @@ PARTIAL_ATTENTION = frozenset(
 )
 MAX_RECENT = 512  # stored events without a session which may still belong to a prompt of ours
 MAX_BLOCKS = 4_000_000  # of an engine: more means lost removals
+UNNAMED = "\0"  # adapter of an event whose engine has no name for it
 REUSE_WEIGHT = 1 / 16  # of the latest turn
 
 
@@ -88,6 +89,7 @@ class PendingChain:
 
     session: str
     since: int  # number of stored events when it was sent
+    adapter: str = ""  # LoRA adapter that answers
     first: Chain | None = None  # continued by the first event
     tip: Chain | None = None
 
@@ -112,7 +114,7 @@ class Residency:
         self._group: int | None = None
         self._pending: dict[Hashable, PendingChain] = {}
         self._by_session: dict[str, PendingChain] = {}
-        self._recent: deque[tuple[int, Chain]] = deque(maxlen=MAX_RECENT)  # number of the event, chain it ended
+        self._recent: deque[tuple[int, Chain, str]] = deque(maxlen=MAX_RECENT)  # event's number, chain, adapter
         self._stored = 0
 
     # ----------------------------------------------------------------- events of the engine
@@ -125,8 +127,10 @@ class Residency:
         group: int = 0,
         kind: str | None = None,
         session: str = "",
+        adapter: str = "",
     ) -> None:
-        """Blocks of `size` tokens, which follow `parent` and one another, are held. `kind`: of attention."""
+        """Blocks of `size` tokens, which follow `parent` and one another, are held. `kind`: of attention; `adapter`:
+        LoRA adapter that computed them."""
         if self._group is None and blocks and kind not in PARTIAL_ATTENTION:
             self._group = group
         if not blocks or group != self._group:
@@ -138,7 +142,7 @@ class Residency:
                 pending.first = pending.first or first
                 pending.tip = tip
         elif self._pending:
-            self._recent.append((self._stored, tip))
+            self._recent.append((self._stored, tip, adapter))
         if len(self.tree) > MAX_BLOCKS:
             self.clear()
 
@@ -156,9 +160,9 @@ class Residency:
 
     # ----------------------------------------------------------------- prompts of ours
 
-    def on_sent(self, key: Hashable, session: str, stamp: int) -> None:
+    def on_sent(self, key: Hashable, session: str, stamp: int, adapter: str = "") -> None:
         self.pending_stamps.add(stamp)
-        pending = self._pending[key] = PendingChain(session, self._stored)
+        pending = self._pending[key] = PendingChain(session, self._stored, adapter)
         if session:
             self._by_session[session] = pending
 
@@ -168,7 +172,7 @@ class Residency:
             return None
         tip = pending.tip
         if tip is None and not pending.session:
-            tip = self._by_depth(pending.since, tokens)
+            tip = self._by_depth(pending, tokens)
         if tip is None:
             return None
         root = tip.root
@@ -190,11 +194,13 @@ class Residency:
     def statistics(self) -> ResidencyStatistics:
         return ResidencyStatistics(len(self.tree), self.tree.runs, self.anchored, self.unanchored)
 
-    def _by_depth(self, since: int, tokens: int) -> Chain | None:
+    def _by_depth(self, pending: PendingChain, tokens: int) -> Chain | None:
         found: dict[int, Chain] = {}
-        for number, tip in reversed(self._recent):
-            if number <= since:
+        for number, tip, adapter in reversed(self._recent):
+            if number <= pending.since:
                 break
+            if bool(adapter) != bool(pending.adapter) or adapter not in (pending.adapter, UNNAMED):
+                continue
             size = tip.tip.size
             if tip.depth + (tip.base or 0) == tokens // size * size and (block := tip.last_block()) is not None:
                 found[block] = tip

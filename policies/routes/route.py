@@ -180,6 +180,8 @@ class Tier(Strict):
 
     pool: str
     when: When | None = None
+    adapter: str = ""
+    """LoRA adapter of the pool that answers; absent: the pool's model."""
 
     @model_validator(mode="before")
     @classmethod
@@ -217,7 +219,7 @@ class Route(Strict):
     total: Annotated[Total | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
-    """Pools, most wanted first: names, or {pool, when}."""
+    """Pools, most wanted first: names, or {pool, when, adapter}."""
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
     on_miss: Literal["best_effort", "queue", "shed"] = "best_effort"
     """If no tier can make the TTFT budget: queue for an idle endpoint, with or without a limit of 30 s; or refuse."""
@@ -269,6 +271,15 @@ class Route(Strict):
                 unconditional[tier.pool] = number
         return self
 
+    @model_validator(mode="after")
+    def _one_adapter_per_pool(self) -> Self:
+        asked: dict[str, str] = {}
+        for number, tier in enumerate(self.tiers, 1):
+            if (other := asked.setdefault(tier.pool, tier.adapter)) != tier.adapter:
+                names = " and ".join(name or "none" for name in (other, tier.adapter))
+                raise ValueError(f"tier {number}: pool {tier.pool} has two adapters in one route, {names}; keep one")
+        return self
+
     @cached_property
     def pools(self) -> tuple[str, ...]:
         return tuple(tier.pool for tier in self.tiers)
@@ -277,6 +288,11 @@ class Route(Strict):
     def budget_grows(self) -> bool:
         """The TTFT budget grows with the prompt."""
         return self.ttft is not None and self.ttft.per_1k_tokens is not None
+
+    @cached_property
+    def adapters(self) -> Mapping[str, str]:
+        """LoRA adapter by pool, for pools with one."""
+        return {tier.pool: tier.adapter for tier in self.tiers if tier.adapter}
 
     @cached_property
     def target(self) -> float:

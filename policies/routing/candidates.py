@@ -2,7 +2,8 @@
 
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
-- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap.
+- An endpoint is rejected while down, half-open with a trial request, limited by the provider, or at its cap, and for a
+  while after it has refused the name of the LoRA adapter.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - Where no endpoint of any tier is left, those that are down for failed replies alone are candidates after all.
@@ -149,7 +150,7 @@ class CandidateSet:
             self.unfit += 1
         elif pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
             self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
-        elif usable := self._usable(number, pool, prompt.tokens, last_resort):
+        elif usable := self._usable(number, pool, prompt, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
             left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
@@ -158,9 +159,9 @@ class CandidateSet:
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:
         self.rejected.append(Rejection(pool, endpoint, tier, reason))
 
-    def _usable(self, number: int, pool: Pool, tokens: int, last_resort: bool) -> Mapping[str, Load]:
+    def _usable(self, number: int, pool: Pool, prompt: PoolEstimate, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
-        ready, warming = {}, {}
+        ready, warming, tokens = {}, {}, prompt.tokens
         pinned = self.queued.request.pinned
         for endpoint in pool.endpoints:
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
@@ -168,6 +169,8 @@ class CandidateSet:
                 self._reject(pool.name, number, "the state of the request is at another endpoint", endpoint.id)
             elif load.health is _DOWN and not (last_resort and load.failing):
                 self._reject(pool.name, number, "down", endpoint.id)
+            elif load.unknown_adapters and load.unknown_adapters.get(prompt.adapter, NEVER) > self.now:
+                self._reject(pool.name, number, f"it does not know the adapter {prompt.adapter}", endpoint.id)
             elif load.full and not self.waiting:
                 self.waited_for = True
                 self._reject(pool.name, number, f"at its cap of {pool.concurrent_requests} requests", endpoint.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.kv_events import END, Cleared, MalformedKvEvents, Removed, Stored, decode, sequence_of
+from backends.kv_events import END, UNNAMED, Cleared, MalformedKvEvents, Removed, Stored, decode, sequence_of
 
 pack = msgspec.msgpack.Encoder().encode
 
@@ -41,6 +42,9 @@ FROM_VLLM = {
 }
 
 
+STORED = Stored([3, 4], 2, 32, "GPU", 0, "full_attention", "req_1")
+
+
 def test_a_batch_has_a_number_and_a_time() -> None:
     """The number is the publisher's, the time the engine's."""
     batch = decode(message(FROM_VLLM, sequence=7, at=12.5))
@@ -50,8 +54,11 @@ def test_a_batch_has_a_number_and_a_time() -> None:
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (FROM_VLLM, Stored([3, 4], 2, 32, "GPU", 0, "full_attention", "req_1")),
+        (FROM_VLLM, STORED),
         ({"type": "BlockRemoved", "block_hashes": [4], "medium": "CPU", "group_idx": 1}, Removed([4], "CPU", 1)),
+        (FROM_VLLM | {"lora_id": 1, "lora_name": "sql"}, replace(STORED, adapter="sql")),
+        (FROM_VLLM | {"lora_id": 1}, replace(STORED, adapter=UNNAMED)),
+        (["BlockStored", [3], None, [1] * 16, 16, 1, "GPU", "sql"], Stored([3], None, 16, adapter="sql")),
         ({"type": "AllBlocksCleared"}, Cleared()),
         (["BlockStored", [3], None, [1] * 16, 16, None], Stored([3], None, 16)),
         (["BlockStored", [3], 2, [1] * 16, 16, None, "CPU", None, None, 1], Stored([3], 2, 16, "CPU", 1)),

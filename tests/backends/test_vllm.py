@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.catalog import KINDS, build
-from backends.interface import BackendConfig, BackendRequest, HttpCall, Operation
+from backends.interface import BackendConfig, BackendRequest, FailureKind, HttpCall, Operation
 from backends.vllm import SGLang, Vllm
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -169,3 +169,44 @@ def test_a_page_of_sglang_is_read(capacity: tuple[str, ...]) -> None:
         "prefix_queries": 8.1e6,
         "prefix_hits": 4.0e6,
     }
+
+
+def adapted(kind: type[Vllm] = Vllm) -> Vllm:
+    return kind(BackendConfig(kind.__name__.lower(), "m", adapters=frozenset({"sql", "support"})))
+
+
+def test_an_adapter_is_named_as_the_engine_knows_it() -> None:
+    """vLLM takes its name as the model. SGLang would answer with the model itself, and takes `lora_path` too."""
+    body = {"messages": [], "lora_path": "support"}
+    assert sent(adapted(), model="sql")["model"] == "sql"
+    for model, expected in (("sql", "m:sql"), ("m", "m")):
+        call = sent(adapted(SGLang), model=model, body=body)
+        assert (call["model"], "lora_path" in call) == (expected, False)
+    assert sent(SGLANG, body=body)["lora_path"] == "support"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "LoRA adapter 'sql' was requested, but LoRA is not enabled. Please launch the server with --enable-lora flag",
+        "Got LoRA adapter that has never been loaded: sql\nAll loaded adapters: dict_keys([]).",
+        "The following requested LoRA adapters are not loaded: sql\nLoaded adapters: dict_keys([]).",
+    ],
+)
+def test_an_adapter_that_sglang_has_not_loaded_is_a_fault_of_the_configuration(message: str) -> None:
+    """Except where callers may name adapters: any of them could take the engine out of use."""
+    body = json.dumps(
+        {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
+    ).encode()
+    assert adapted(SGLang).failure(400, {}, body).kind is FailureKind.MISCONFIGURED
+    assert SGLANG.failure(400, {}, body).kind is FailureKind.CLIENT
+
+
+def test_the_latest_series_of_adapters_is_read() -> None:
+    """vLLM keeps a series for each set of adapters that it has ever run; the value is the time."""
+    series = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="%s",waiting_lora_adapters="%s"} %s'
+    lines = (series % ("support", "", 1.7e9), series % ("sql,other", "support", 1.8e9), series % ("", "", 1.6e9))
+    assert adapted().read_adapters(page(*lines)) == (("sql",), 4)
+    assert VLLM.read_adapters(page(*lines)) == ((), None)
+    assert adapted().read_adapters(page("vllm:num_requests_running 1.0")) == ((), None)
+    assert adapted().read_adapters(page(series % (",".join(["sql"] * 500), "", 1.0)))[0] == ("sql",) * 16

@@ -83,7 +83,7 @@ async def _watch(gateway: Gateway, stop: asyncio.Event, seconds: float | None) -
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     if live is None:
         console = Console(width=WIDTH)
-    hello = HELLO.format(url=gateway.url, admin=gateway.admin_url, models=", ".join(gateway.config.routes))
+    hello = HELLO.format(url=gateway.url, admin=gateway.admin_url, models=", ".join(gateway.config.named_routes))
     console.print(hello, highlight=False, soft_wrap=True)
     start = monotonic()
     end = float("inf") if seconds is None else start + seconds

@@ -219,6 +219,19 @@ def test_groups_share_neither_blocks_nor_tokenised_text() -> None:
     assert encoders.new() == ["secret " * 50] * 2
 
 
+async def test_adapters_share_no_block_and_all_tokenised_text() -> None:
+    """Engines hash the adapter into their blocks. One tenant's text is encoded once for all of its adapters."""
+    encoders = CountingEncoders()
+    shared, prompt = estimator(encoders=encoders), chat("secret " * 50)
+    found = [
+        await shared.estimate(prompt, ["small"], "a", 1, adapters) for adapters in ({}, {"small": "x"}, {"small": "y"})
+    ]
+    pools = [one.pools["small"] for one in found]
+    assert [pool.adapter for pool in pools] == ["", "x", "y"]
+    assert len({block for pool in pools for block in pool.blocks.hashes}) == 3 * len(pools[0].blocks.hashes)
+    assert encoders.new() == ["secret " * 50]
+
+
 def test_token_ids_are_not_the_text_that_their_bytes_spell() -> None:
     """Python hashes both alike."""
     text = "abcd" * 3000

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.prefix_cache.block_tree import Chain
-from policies.prefix_cache.residency import Residency
+from policies.prefix_cache.residency import UNNAMED, Residency
 
 B = 16  # tokens
 Prompt = tuple[int, ...]
@@ -123,6 +123,26 @@ def test_without_sessions_an_ambiguous_depth_binds_no_chain() -> None:
     residency.on_stored([3, 4], None, B)
     residency.on_stored([5, 6], None, B)
     assert residency.chain("a", 2 * B, 0) is None
+
+
+def test_a_chain_of_another_adapter_is_not_the_prompts() -> None:
+    """The same prompt for two adapters and the model, stored under three chains of one depth. An engine that names no
+    adapter tells no more than that there was one."""
+    residency = Residency()
+    for adapter in ("", "sql", "support"):
+        residency.on_sent(adapter or "model", "", 1, adapter)
+    for number, adapter in enumerate(("", "sql", "other")):
+        residency.on_stored([10 * number + 1, 10 * number + 2], None, B, adapter=adapter)
+    chains = {name: residency.chain(name, 2 * B, 0) for name in ("model", "sql", "support")}
+    assert {name: chain and chain.last_block() for name, chain in chains.items()} == {
+        "model": 2,
+        "sql": 12,
+        "support": None,
+    }
+    residency.on_stored([31, 32], None, B, adapter=UNNAMED)
+    found = residency.chain("support", 2 * B, 0)
+    assert found is not None
+    assert found.last_block() == 32
 
 
 def test_reported_cached_tokens_give_the_depth_of_unknown_parents() -> None:

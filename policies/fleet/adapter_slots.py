@@ -1,0 +1,115 @@
+"""LoRA adapters believed loaded in an engine, and the time to load another.
+
+Rules, as in vLLM (--max-loras) and SGLang (--max-loras-per-batch):
+- An engine holds as many adapters as it has slots; the least recently used one makes room for another.
+- While running requests use all slots for other adapters, a request waits for the end of one.
+- An adapter is believed loaded from the sending of a request for it. Requests sent during the load wait for its rest.
+- The adapters of running requests, as reported by the engine, are loaded: other gateways use the engine too.
+- A first token behind a load teaches the time of a load, once the engine's own speed is known.
+- An engine that does not know an adapter is not asked for it for UNKNOWN seconds; its other models are not affected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from policies.types import NEVER, AdapterFacts
+
+UNKNOWN = 10.0  # s: operators load adapters while the engine runs
+WEIGHT = 1 / 8  # of the latest load
+MAX_LOAD = 30.0  # s: a longer wait had other reasons
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWait:
+    """Wait of a request for its adapter."""
+
+    seconds: float = 0.0
+    load_s: float = 0.0  # of these, for a load that the request causes
+    evicts: bool = False  # another adapter makes room, and will have to be loaded again
+
+    @property
+    def engine_s(self) -> float:
+        """Seconds of engine time for loads that the request causes."""
+        return 2 * self.load_s if self.evicts else self.load_s
+
+
+LOADED = AdapterWait()
+
+
+class AdapterSlots:
+    """Of one engine."""
+
+    def __init__(self, facts: AdapterFacts) -> None:
+        self.facts = facts
+        self.load_s = facts.load_s
+        self.slots = facts.slots
+        self.unknown: dict[str, float] = {}  # adapters that the engine does not know: until when
+        self._running: Counter[str] = Counter()  # requests by adapter
+        self._answer_s = 0.0  # mean, from sending to end
+        self._ready_at: OrderedDict[str, float] = OrderedDict()  # end of the load by adapter, least recently used first
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """Least recently used first."""
+        return tuple(self._ready_at)
+
+    def wait(self, adapter: str, now: float) -> AdapterWait:
+        """For the adapter, of a request sent now."""
+        ready_at = self._ready_at.get(adapter)
+        if ready_at is not None:
+            return AdapterWait(ready_at - now) if ready_at > now else LOADED
+        full, busy = len(self._ready_at) >= self.slots, len(self._running) >= self.slots
+        ahead = self._answer_s / self.slots if busy and adapter not in self._running else 0.0
+        return AdapterWait(ahead + self.load_s, self.load_s, evicts=full)
+
+    def on_sent(self, adapter: str, now: float) -> AdapterWait:
+        """A request for the adapter is sent."""
+        wait = self.wait(adapter, now)
+        self._running[adapter] += 1
+        self._use(adapter, now + wait.seconds)
+        return wait
+
+    def on_ended(self, adapter: str, seconds: float) -> None:
+        """A request for the adapter has ended, so long after its sending."""
+        self._answer_s += (seconds - self._answer_s) * WEIGHT
+        self._running[adapter] -= 1
+        if self._running[adapter] <= 0:
+            del self._running[adapter]
+
+    def on_answer(self, adapter: str) -> None:
+        """The adapter answers."""
+        if adapter in self._ready_at:
+            self._ready_at[adapter] = NEVER
+        if adapter in self.unknown:
+            self.unknown = {name: until for name, until in self.unknown.items() if name != adapter}
+
+    def learn(self, load_s: float) -> None:
+        """A request waited for the load of its adapter for so long, s."""
+        self.load_s += (min(max(load_s, 0.0), MAX_LOAD) - self.load_s) * WEIGHT
+
+    def on_unknown(self, adapter: str, now: float) -> None:
+        """The engine has refused the adapter's name."""
+        self._ready_at.pop(adapter, None)
+        self.unknown = {name: until for name, until in self.unknown.items() if until > now}
+        self.unknown[adapter] = now + UNKNOWN
+
+    def on_scrape(self, running: Collection[str], slots: int | None) -> None:
+        """`running`: adapters of the engine's running requests."""
+        self.slots = slots or self.slots
+        for adapter in running:
+            if adapter in self.facts.names:
+                self._use(adapter, NEVER)
+
+    def clear(self) -> None:
+        """The engine has restarted."""
+        self._ready_at.clear()
+        self.unknown = {}
+
+    def _use(self, adapter: str, ready_at: float) -> None:
+        self._ready_at[adapter] = ready_at
+        self._ready_at.move_to_end(adapter)
+        while len(self._ready_at) > self.slots:
+            self._ready_at.popitem(last=False)
