@@ -89,7 +89,7 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         ),
         (route("ttft: {budget: 1s, target: 1}"), "routes.r.ttft.target: must be less than 1, got 1"),
         (route("ttft: {budget: 1s, target: 0}"), "routes.r.ttft.target: must be more than 0, got 0"),
-        (route("ttft: 1s"), "routes.r.ttft: expected {budget, target, of} or off, got '1s'"),
+        (route("ttft: 1s"), "routes.r.ttft: expected {budget, per_1k_tokens, target, of} or off, got '1s'"),
         (route("tpot: on"), "routes.r.tpot: expected {budget} or off, got 'on'"),
         (route("prefer: cheap"), "routes.r.prefer: expected quality, cost or latency, got 'cheap'"),
         (
