@@ -44,7 +44,8 @@ class Player:
         self.scenario = scenario
         self.arrivals = arrivals
         self.clock = Clock()
-        self.servers = SimFleet(scenario.profiles, seed, 0.0 if scenario.clairvoyant else scenario.hung)
+        adapters = {endpoint.id: pool.adapters for pool in scenario.pools for endpoint in pool.endpoints}
+        self.servers = SimFleet(scenario.profiles, seed, 0.0 if scenario.clairvoyant else scenario.hung, adapters)
         last = max(arrivals[-1].at, 1e-9) if arrivals else 1.0
         self.results = Results(scenario.scored_routes, scenario.seconds or last, keep)
         links, random = self._peer_links(), Random(seed)

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from backends.simulated.engine import Engine
+from backends.simulated.lora_adapters import LoraAdapters
 from backends.simulated.profiles import PROFILES, ApiProfile, EngineRequest, Event, Profile, RequestId
 from backends.simulated.virtual_engine import HostedApi, VirtualEngine
 from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates
@@ -25,7 +26,7 @@ from gateway.config.pool_section import PoolSection
 from gateway.replay.traces import BLOCK
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.routes.route import Route
-from policies.types import FOREVER, EngineLoad, Pool
+from policies.types import FOREVER, AdapterFacts, EngineLoad, Pool
 
 API_OVERHEAD = 0.015  # s, for a fleet of APIs only: far below their shortest TTFT
 
@@ -66,11 +67,20 @@ class Fault:
 
 
 class SimFleet:
-    """`profiles` by endpoint id. `hung`: share of requests that are never answered."""
+    """`profiles` by endpoint id. `hung`: share of requests that are never answered; `adapters`: LoRA adapters by
+    endpoint id."""
 
-    def __init__(self, profiles: Mapping[str, Profile], seed: int = 0, hung: float = 0.0) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[str, Profile],
+        seed: int = 0,
+        hung: float = 0.0,
+        adapters: Mapping[str, AdapterFacts | None] | None = None,
+    ) -> None:
+        held = adapters or {}
         self.servers = {
-            endpoint: _server(profile, seed * 1000 + i) for i, (endpoint, profile) in enumerate(profiles.items())
+            endpoint: _server(profile, seed * 1000 + i, held.get(endpoint))
+            for i, (endpoint, profile) in enumerate(profiles.items())
         }
         self._random = Random(seed)
         self._hung = hung
@@ -132,14 +142,16 @@ class SimFleet:
             started_at=self._started_at[endpoint],
             prefix_queries=float(engine.prefix_queries),
             prefix_hits=float(engine.prefix_hits),
+            adapters=tuple(sorted(engine.running_adapters)) if engine.adapters.names else (),
         )
 
 
-def _server(profile: Profile, seed: int) -> VirtualEngine | HostedApi:
+def _server(profile: Profile, seed: int, adapters: AdapterFacts | None) -> VirtualEngine | HostedApi:
     if isinstance(profile, ApiProfile):
         return HostedApi(profile, seed)
     longest = max(profile.max_model_len, profile.kv_tokens)
-    return VirtualEngine(Engine(replace(profile, block_size=BLOCK, max_model_len=longest), seed))
+    held = None if adapters is None else LoraAdapters(set(adapters.names), adapters.slots, adapters.load_s)
+    return VirtualEngine(Engine(replace(profile, block_size=BLOCK, max_model_len=longest), seed, held))
 
 
 # ---------------------------------------------------------------- messages between replicas

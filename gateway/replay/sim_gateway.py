@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 from backends.simulated.profiles import EngineFirstToken, EngineRequest, Event, Finished, Refused
 from gateway.replay.clairvoyant import Clairvoyant
@@ -201,7 +202,8 @@ class SimGateway:
         self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=tpot.budget if tpot else None, output=output)
         self.queue.on_dispatched(request.number)
         try:
-            sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, arrival.hashes)
+            hashes, adapter = prompt.blocks.hashes, prompt.adapter
+            sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, hashes, adapter=adapter)
             self.servers.submit(endpoint.id, sent, now)
         except Refused as refused:
             self.clock.at(now, self._on_refused, key, refused)
@@ -341,7 +343,12 @@ def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEst
     """The gateway's estimate, given an exact token count."""
     hashes = arrival.hashes if isinstance(arrival.hashes, array) else array("Q", arrival.hashes)
     pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, BLOCK), arrival.prompt_tokens)
-    return PromptEstimate({tier.pool: pool for tier in route.tiers}, output_tokens)
+    pools = {tier.pool: pool for tier in route.tiers}
+    for name, adapter in route.adapters.items():
+        seed = crc32(adapter.encode()) << 32  # adapters share no block
+        own = PrefixBlocks(array("Q", [block ^ seed for block in hashes]), BLOCK)
+        pools[name] = replace(pool, blocks=own, adapter=adapter)
+    return PromptEstimate(pools, output_tokens)
 
 
 def _without_tiers(decision: Decision, seed: int) -> Decision:
