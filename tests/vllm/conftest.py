@@ -62,3 +62,15 @@ def tiers(engines: list[Server]) -> Iterator[Gateway]:
     pools = {"large": of_model("large", 1), "small": engines[1:]}
     with fleet.serving(fleet.config(pools, routes)) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    """One engine, twice: as vLLM, and as a server that speaks chat alone."""
+    [engine] = of_model("small", 1)
+    config = fleet.config(
+        {"native": [engine], "chat": [engine]}, {"native": {"tiers": ["native"]}, "chat": {"tiers": ["chat"]}}
+    )
+    config["pools"]["chat"]["backend"] = "compatible"
+    with fleet.serving(config) as gateway:
+        yield gateway

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from tests.vllm import fleet
 from tests.vllm.conftest import of_model
 from tests.vllm.fleet import Gateway, Server
 
@@ -30,18 +29,6 @@ TOOLS: Any = [
         "input_schema": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
     }
 ]
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    """One engine, twice: as vLLM, and as a server that speaks chat alone."""
-    [engine] = of_model("small", 1)
-    config = fleet.config(
-        {"native": [engine], "chat": [engine]}, {"native": {"tiers": ["native"]}, "chat": {"tiers": ["chat"]}}
-    )
-    config["pools"]["chat"]["backend"] = "compatible"
-    with fleet.serving(config) as gateway:
-        yield gateway
 
 
 @pytest.fixture
@@ -109,14 +96,20 @@ async def test_the_record_has_the_engines_counts(gateway: Gateway, sdk: AsyncAnt
 
 
 async def test_vllm_counts_the_tokens_of_a_prompt(sdk: AsyncAnthropic, direct: AsyncAnthropic) -> None:
+    """The count is the engine's own, and equals the usage of the same request."""
     expected = await direct.messages.count_tokens(model="small", messages=TURNS, tools=TOOLS)
-    assert (await sdk.messages.count_tokens(model="native", messages=TURNS, tools=TOOLS)).input_tokens == (
-        expected.input_tokens
-    )
+    counted = await sdk.messages.count_tokens(model="native", messages=TURNS, tools=TOOLS)
+    answered = await sdk.messages.create(model="native", max_tokens=1, messages=TURNS, tools=TOOLS)
+    assert counted.input_tokens == expected.input_tokens == prompt_of(answered)
 
 
-async def test_an_error_of_vllm_is_anthropics(sdk: AsyncAnthropic) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [{"extra_body": {"temperature": -1}}, {"messages": [{"role": "user", "content": "word " * 50_000}]}],
+    ids=["temperature out of range", "longer than the context"],
+)
+async def test_an_error_of_vllm_is_anthropics(sdk: AsyncAnthropic, wrong: Any) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
-        await sdk.messages.create(model="native", max_tokens=16, messages=ASKED, extra_body={"temperature": -1})
+        await sdk.messages.create(**{"model": "native", "max_tokens": 16, "messages": ASKED, **wrong})
     assert isinstance(caught.value.body, dict)
     assert caught.value.body["error"]["type"] == "invalid_request_error"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.vllm import fleet
-from tests.vllm.conftest import of_model
-from tests.vllm.fleet import Gateway
+from tests.vllm.fleet import Gateway, Server
 
 COLD: dict[str, Any] = {"temperature": 0, "max_output_tokens": 16}
 TURNS: Any = [
@@ -21,28 +19,28 @@ TURNS: Any = [
 ]
 
 
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    """One engine, twice: as vLLM, and as a server that speaks chat alone."""
-    [engine] = of_model("small", 1)
-    config = fleet.config(
-        {"native": [engine], "chat": [engine]}, {"native": {"tiers": ["native"]}, "chat": {"tiers": ["chat"]}}
-    )
-    config["pools"]["chat"]["backend"] = "compatible"
-    with fleet.serving(config) as gateway:
-        yield gateway
-
-
 @pytest.fixture
 async def sdk(gateway: Gateway) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=gateway.base_url, api_key="none", max_retries=0, timeout=120) as sdk:
         yield sdk
 
 
+@pytest.fixture
+async def direct(engines: list[Server]) -> AsyncIterator[AsyncOpenAI]:
+    """The same SDK, without the gateway."""
+    async with AsyncOpenAI(base_url=f"{engines[0].url}/v1", api_key="none", max_retries=0, timeout=120) as sdk:
+        yield sdk
+
+
 @pytest.mark.parametrize("asked", ["Say hello to the world.", TURNS], ids=["text", "turns"])
-async def test_native_and_translated_answers_are_the_same(sdk: AsyncOpenAI, asked: Any) -> None:
+async def test_native_and_translated_answers_equal_the_engines(
+    sdk: AsyncOpenAI, direct: AsyncOpenAI, asked: Any
+) -> None:
     """The same words, prompts and counts, streamed and whole."""
-    found = []
+    own = await direct.responses.create(model="small", input=asked, instructions="be brief", **COLD)
+    assert own.output_text
+    assert own.usage is not None
+    expected = (own.output_text, own.usage.input_tokens, own.usage.output_tokens)
     for route in ("native", "chat"):
         whole = await sdk.responses.create(model=route, input=asked, instructions="be brief", **COLD)
         events = [
@@ -51,13 +49,13 @@ async def test_native_and_translated_answers_are_the_same(sdk: AsyncOpenAI, aske
                 model=route, input=asked, instructions="be brief", stream=True, **COLD
             )
         ]
+        deltas: list[str] = [event.delta for event in events if event.type == "response.output_text.delta"]
         final: Any = events[-1]
         assert final.type in ("response.completed", "response.incomplete")
-        assert final.response.output_text == whole.output_text
+        assert "".join(deltas) == final.response.output_text == whole.output_text
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert whole.usage is not None
-        found.append((whole.output_text, whole.usage.input_tokens, whole.usage.output_tokens))
-    assert found[0] == found[1]
+        assert (whole.output_text, whole.usage.input_tokens, whole.usage.output_tokens) == expected
 
 
 async def test_the_names_of_the_events_are_vllm_s(sdk: AsyncOpenAI) -> None:
