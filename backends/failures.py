@@ -107,7 +107,13 @@ def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str =
 def of_event(error: Any, secret: str = "") -> Failure:
     """Failure for an error object inside a 200 stream: the code of the object is the only status."""
     said = complaint({"error": error})
+    if wrapped := _WRAPPED.match(said.message):
+        said = ErrorBody(code=int(wrapped[1]))
     return _of_complaint(_status_in(said), {}, said, secret)
+
+
+# vLLM 0.32, `/v1/messages` streamed: a refusal of its own chat, read as a chunk; the repr keeps the end of the error.
+_WRAPPED = re.compile(r"\d+ validation errors? for ChatCompletionStreamResponse\b.{0,500}?'code': (\d{3})}}", re.DOTALL)
 
 
 def of_body(body: bytes, secret: str = "") -> Failure | None:

@@ -269,6 +269,21 @@ def test_an_error_inside_a_stream_is_classified_by_its_code(said: Any, kind: Fai
     assert of_event(said).kind is kind
 
 
+WRAPPED = (  # vLLM 0.32, `/v1/messages` streamed: a refusal of its own chat, taken for a chunk
+    "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, "
+    "input_value={'error': {'message': 'th...am': None, 'code': %d}}, input_type=dict]\n    For further information "
+    "visit https://errors.pydantic.dev/2.14/v/missing\nchoices\n  Field required [type=missing]"
+)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(400, FailureKind.CLIENT), (500, FailureKind.SERVER)])
+def test_a_refusal_that_vllm_wraps_keeps_its_status(code: int, kind: FailureKind) -> None:
+    """The words are those of a library, for nobody: not shown."""
+    failure = of_event({"type": "internal_error", "message": WRAPPED % code})
+    assert failure.kind is kind
+    assert "validation" not in failure.message
+
+
 @pytest.mark.parametrize(
     ("raised", "message"),
     [

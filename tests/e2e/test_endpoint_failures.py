@@ -8,12 +8,14 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
+import anthropic
 import openai
 import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
+from tests.backends.test_failures import WRAPPED
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
@@ -104,6 +106,26 @@ async def test_a_400_of_an_engine_is_not_retried() -> None:
             await stream(gateway)
         assert len(one.requests) + len(two.requests) == 1
         assert [r.end for r in gateway.recorder.recent] == [RequestOutcome.REFUSED]
+        assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
+
+
+async def test_a_refusal_inside_a_stream_of_messages_is_the_callers_and_the_engine_stays_up() -> None:
+    """vLLM 0.32 answers 200 and `internal_error` to streamed Messages that its chat refuses, such as a budget for
+    thinking where none is configured: as a failure of the engine it would shut all callers out."""
+    event = {"type": "error", "error": {"type": "internal_error", "message": WRAPPED % 400}}
+    refusal = b"event: error\ndata: " + json.dumps(event).encode() + b"\n\n"
+    async with (
+        Upstream([STREAM_HEAD + chunk(refusal) + LAST_CHUNK]) as engine,
+        running({"only": {**pool(engine.url), "backend": "vllm"}}) as gateway,
+        anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as sdk,
+    ):
+        for _ in range(8):
+            with pytest.raises(anthropic.BadRequestError):
+                async with sdk.messages.stream(
+                    model="chat", max_tokens=5, messages=[{"role": "user", "content": "hello"}]
+                ) as events:
+                    await events.get_final_message()
+        assert {record.end for record in gateway.recorder.recent} == {RequestOutcome.REFUSED}
         assert {load.health.value for load in gateway.monitor.loads().values()} == {"up"}
 
 
