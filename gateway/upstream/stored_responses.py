@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote
 
-from backends.failures import TransportError
+from backends.failures import NOT_SERVED, TransportError
 from backends.interface import Failure, FailureKind, HttpCall
 from backends.stream.redaction import CachedCountMasker, mask_secret
 from backends.translation.answer import ReplyShapeError
@@ -50,7 +50,10 @@ class StoredResponses:
         except TransportError as error:
             raise _unreachable(error.failure) from None
         if not 200 <= reply.status < 300:
-            raise self._refusal(http.model, holder, upstream.backend.failure(reply.status, reply.headers, reply.body))
+            failure = upstream.backend.failure(reply.status, reply.headers, reply.body)
+            raise (
+                _unsupported() if _is_unsupported(reply.status, failure) else self._refusal(http.model, holder, failure)
+            )
         given = reply.body, holder.endpoint, upstream
         large = len(reply.body) > LARGE
         return reply.status, await asyncio.to_thread(self._rewritten, *given) if large else self._rewritten(*given)
@@ -71,6 +74,11 @@ class StoredResponses:
         return ApiError(failure.status, failure.message, type=failure.type, code=failure.code, logged="refused")
 
 
+def _is_unsupported(status: int, failure: Failure) -> bool:
+    """True for an operation that the backend does not have: vLLM deletes no response."""
+    return status in (405, 501) or failure is NOT_SERVED
+
+
 def _call(http: HttpRequest, holder: StateHolder, upstream: Upstream) -> HttpCall:
     action = http.path.removeprefix("/v1/responses/{id}")
     query = f"?{http.query}" if http.query and _QUERY.fullmatch(http.query) else ""
@@ -81,6 +89,11 @@ def _call(http: HttpRequest, holder: StateHolder, upstream: Upstream) -> HttpCal
 def _not_found(sealed: str) -> ApiError:
     message = f"Response with id '{sealed[:100]}' not found."
     return ApiError(404, message, code="response_not_found", param="response_id", logged="response_not_found")
+
+
+def _unsupported() -> ApiError:
+    code = "unsupported_operation"
+    return ApiError(404, NOT_SERVED.message, type="invalid_request_error", code=code, logged=code)
 
 
 def _unreachable(failure: Failure) -> ApiError:

@@ -4,6 +4,7 @@ state that stays at the endpoint that holds it."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
@@ -21,7 +22,7 @@ from tests.gateway.builders import get
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ENCRYPTED, ResponsesServer
 from tests.support.simulated import engine_pool, engines
-from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
 
 TOOL: Any = {
     "type": "function",
@@ -248,6 +249,26 @@ async def test_stored_responses_are_retrieved_listed_cancelled_and_deleted(
             assert response in str(gone.value)
         assert all(server.stored == {} for server in three)
         assert sum(len(server.cancelled) for server in three) == len(given)
+
+
+@pytest.mark.parametrize(("status", "detail"), [(405, "Method Not Allowed"), (404, "Not Found"), (501, "Unsupported")])
+async def test_what_an_engine_cannot_do_with_a_stored_response_is_refused_for_good(status: int, detail: str) -> None:
+    """vLLM 0.32 deletes none: a 503 would be tried again."""
+
+    class Undeletable(ResponsesServer):
+        def script(self, received: Received) -> Script:
+            refusal = reply(
+                json.dumps({"detail": detail}).encode(), f"{status} {detail}", "content-type: application/json"
+            )
+            return [refusal] if received.method == "DELETE" else super().script(received)
+
+    async with Undeletable("s") as server, running({"only": native(server)}) as gateway:
+        client = sdk(gateway)
+        given = (await client.responses.create(model="chat", input="hi")).id
+        with pytest.raises(openai.NotFoundError, match="does not serve this operation") as refused:
+            await client.responses.delete(given)
+        assert refused.value.code == "unsupported_operation"
+        assert (await client.responses.retrieve(given)).id == given
 
 
 async def test_a_stored_response_is_not_for_strangers() -> None:
