@@ -55,8 +55,9 @@ clients: $(DEV) ## test released clients against a gateway, write docs/clients.m
 browser: $(DEV) ## test the dashboard in a real browser (needs chromium: apt install chromium)
 	@$(BIN)/python -m pytest tests/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)
 
-vllm: $(DEV) ## run the tests with real vLLM servers, on CPU (installs 3.5 GB once)
+vllm: $(DEV) ## run the tests with real vLLM servers, on CPU, and released clients (installs 5.5 GB once)
 	@$(BIN)/python scripts/vllm_setup.py
+	-@$(BIN)/python -m scripts.clients_setup
 	@$(VLLM)/bin/python scripts/vllm_models.py
 	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
 

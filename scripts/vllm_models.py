@@ -1,10 +1,11 @@
-"""Make two tiny models for vLLM: real tokenizer, real chat template, no trained weights.
+"""Make tiny models for vLLM: real tokenizer, real chat template, no trained weights.
 
     $FIRSTTOKEN_VLLM_VENV/bin/python scripts/vllm_models.py
 
 Runs inside vLLM's environment, which has `tokenizers` and `transformers`. Writes `.cache/vllm-models/small` and
-`.../large` (or under FIRSTTOKEN_VLLM_MODELS), of different size and so time to first token. vLLM loads both with
-`--load-format dummy`, seeded random weights: the text is noise, while tokens, cache, queue and times are real.
+`.../large` (or under FIRSTTOKEN_VLLM_MODELS), of different size and so time to first token, and `.../rehearsed`, which
+can think and call tools (tests/clients). vLLM loads them with `--load-format dummy`, seeded random weights: the text is
+noise, while tokens, cache, queue and times are real.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = Path(os.environ.get("FIRSTTOKEN_VLLM_MODELS") or ROOT / ".cache" / "vllm-models")
-SIZES = {"small": (256, 4), "large": (512, 8)}  # hidden size, layers
+SIZES = {"small": (256, 4), "large": (512, 8), "rehearsed": (64, 1)}  # hidden size, layers
+CONTEXT = {"rehearsed": 131_072}  # tokens; a coding agent asks for 32,000 after a prompt of 20,000
 VOCABULARY = 8192
 HEAD = 64
 CORPUS_BYTES = 6_000_000
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+THINKING = ["<think>", "</think>"]  # tokens of the rehearsed model
 
 # ChatML, with the tools in the first system message, as in Qwen and Hermes.
 CHAT_TEMPLATE = """\
@@ -35,7 +38,9 @@ CHAT_TEMPLATE = """\
 {%- elif message.content %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}
 {%- if message.tool_calls %}{% for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}{% endif %}
 {{- '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+{%- if enable_thinking is true %}{{ '<|im_start|>system\\nThink first.<|im_end|>\\n' }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"""
 
 
 def corpus() -> Iterator[str]:
@@ -49,7 +54,7 @@ def corpus() -> Iterator[str]:
             return
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -66,19 +71,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=bpe, bos_token=SPECIAL[0], eos_token=SPECIAL[2], pad_token=SPECIAL[0]
     )
     wrapped.chat_template = CHAT_TEMPLATE
+    if name == "rehearsed":
+        wrapped.add_tokens([AddedToken(token, normalized=False) for token in THINKING])
     return wrapped
 
 
-def config(hidden: int, layers: int) -> LlamaConfig:
+def config(vocabulary: int, context: int, hidden: int, layers: int) -> LlamaConfig:
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=4 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=hidden // HEAD,
         num_key_value_heads=hidden // HEAD,
-        max_position_embeddings=32768,
+        max_position_embeddings=context,
         bos_token_id=0,
         eos_token_id=2,
         dtype="float32",
@@ -87,11 +94,11 @@ def config(hidden: int, layers: int) -> LlamaConfig:
 
 def main() -> int:
     wanted = {name: size for name, size in SIZES.items() if not (MODELS / name / "config.json").exists()}
-    made = tokenizer() if wanted else None
     for name, (hidden, layers) in wanted.items():
-        assert made is not None
+        made = tokenizer(name)
         made.save_pretrained(MODELS / name)
-        config(hidden, layers).save_pretrained(MODELS / name)  # last: marks the model as complete
+        described = config(len(made), CONTEXT.get(name, 32_768), hidden, layers)
+        described.save_pretrained(MODELS / name)  # last: marks the model as complete
     print(f"models are ready in {MODELS}: {', '.join(SIZES)}")
     return 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,10 +58,12 @@ def ready(models: list[str]) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the ephemeral ports (Linux: from 32768): clients take those in the minute before a server binds."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def command(model: str, name: str, port: int, events: int, replay: int) -> list[str]:
@@ -97,8 +100,10 @@ def command(model: str, name: str, port: int, events: int, replay: int) -> list[
     return [*module, *(f"--{k}={v}" for k, v in flags.items()), *(f"--{s}" for s in switches)]
 
 
-def start(model: str, name: str, core: int, *more: str) -> tuple[subprocess.Popen[bytes], Server]:
-    """`more`: flags."""
+def start(
+    model: str, name: str, core: int, *more: str, settings: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], Server]:
+    """`more`: flags; `settings`: of the server's environment."""
     port, events, replay = free_port(), free_port(), free_port()
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
@@ -106,6 +111,7 @@ def start(model: str, name: str, core: int, *more: str) -> tuple[subprocess.Pope
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
         "VLLM_CPU_OMP_THREADS_BIND": str(core),
         "VLLM_NO_USAGE_STATS": "1",
+        **(settings or {}),
     }
     with (LOGS / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(

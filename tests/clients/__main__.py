@@ -13,9 +13,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.clients import page
+from tests.clients import page, vllm_engines
 from tests.clients.manifest import Client, clients
-from tests.clients.run import ENGINES, ClientRun, gateway, prepare, run
+from tests.clients.run import ENGINES, VLLM, ClientRun, gateway, prepare, run
 
 
 async def run_all(engine: str, chosen: list[Client], checks: tuple[str, ...]) -> dict[str, ClientRun]:
@@ -26,7 +26,8 @@ async def run_all(engine: str, chosen: list[Client], checks: tuple[str, ...]) ->
             if not client.installed:
                 print(f"{client.name}: not installed (python -m scripts.clients_setup {client.name})", file=sys.stderr)
                 continue
-            runs[client.name] = await run([*prepare(client), *checks], settings)
+            more = vllm_engines.left_out(client.name) if engine == VLLM else {}
+            runs[client.name] = await run([*prepare(client), *checks], settings | more)
             report(client.name, runs[client.name])
     return runs
 
@@ -43,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description="Run real clients against a gateway.")
     parser.add_argument("--only", default="", metavar="NAMES", help="such as openai-python,codex")
     parser.add_argument("--check", action="append", default=[], metavar="NAME", help="a check, may be repeated")
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="dialect of the engine; both if absent")
+    parser.add_argument("--engine", action="append", choices=(*ENGINES, VLLM), help="both dialects if absent")
     parser.add_argument("--page", type=Path, help="write the results to this file")
     args = parser.parse_args()
     names = args.only.split(",") if args.only else [client.name for client in clients()]

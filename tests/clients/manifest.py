@@ -38,8 +38,13 @@ class Client:
         return self.folder / "installed.txt"
 
     @property
-    def installed(self) -> bool:
+    def stamped(self) -> bool:
+        """True if its packages are the pinned ones."""
         return self.stamp.is_file() and self.stamp.read_text() == stamped(self)
+
+    @property
+    def installed(self) -> bool:
+        return self.stamped and (self.language == "python" or node().exists())
 
     @property
     def source(self) -> Path:

@@ -10,18 +10,22 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from scripts.vllm_setup import VLLM
 from tests.clients.manifest import FOLDER, Client, clients
 from tests.clients.run import DROPPED, ClientRun
 
 RESULTS = FOLDER / "results.json"
 REFUSAL = re.compile(r"No tier of this route can take the request: .*?\.(?=['\"]|$)")
-TITLES = {"chat": "chat engine", "messages": "Messages engine"}
+TITLES = {"chat": "chat engine", "messages": "Messages engine", "vllm": "real vLLM"}
 HEAD = """# Clients
 
 Released clients, run unmodified against a gateway. `make clients` installs each into an environment of its own, starts
 a gateway process, runs the checks of tests/clients, and writes this page: once in front of a simulated engine that
 speaks OpenAI's chat, completions and embeddings alone, and once in front of one that speaks Anthropic's Messages alone,
 which have no completions, no embeddings and no JSON without a schema: those requests are refused by name.
+`make vllm` runs the same checks in front of two real engines (ENGINE), with vLLM's own chat, Responses and
+Messages, tool calls, reasoning, grammars, prefix caches and stored responses. A logits processor in each engine chooses
+the tokens of the answers, because a tiny model on a CPU calls no tool of its own will.
 `make clients ARGS="--only openai-python,codex"` runs some and keeps the others' results. Versions are pinned in
 `tests/clients/versions.toml`.
 
@@ -66,8 +70,8 @@ def load() -> dict[str, Any]:
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The page of docs."""
-    head = HEAD.replace("DROPPED", ", ".join(DROPPED))
-    parts = (head, *_summary(results), "", *_shortfalls(results), *_checks(results))
+    head = HEAD.replace("DROPPED", ", ".join(DROPPED)).replace("ENGINE", VLLM.replace("==", " "))
+    parts = (head, *_summary(results), "", *_shortfalls(results), *_left_out(results), *_checks(results))
     return "\n".join(parts) + "\n"
 
 
@@ -102,6 +106,23 @@ def _shortfalls(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield ""
 
 
+def _left_out(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Checks that an engine cannot serve, by reason."""
+    grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for engine, found in results.items():
+        for client in _listed({engine: found}):
+            for check, reason in found[client.name].get("left_out", {}).items():
+                grouped.setdefault((TITLES[engine], reason), {}).setdefault(check, []).append(client.name)
+    if not grouped:
+        return
+    yield "## What is not asked\n"
+    yield "| engine | reason | checks | clients |\n|---|---|---|---|"
+    for (title, reason), checks in grouped.items():
+        clients = dict.fromkeys(name for names in checks.values() for name in names)
+        yield f"| {title} | {reason} | {'; '.join(checks)} | {', '.join(clients)} |"
+    yield ""
+
+
 def _failed(engine: str, found: Mapping[str, Any]) -> Iterator[str]:
     for client in _listed({engine: found}):
         run = found[client.name]
@@ -123,4 +144,5 @@ def _checks(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "| client | checks |\n|---|---|"
     for client in _listed(results):
         run = next(found[client.name] for found in results.values() if client.name in found)
-        yield f"| {client.name} | {'; '.join([*run['passed'], *run['failed']])} |"
+        checks = [*run["passed"], *run["failed"], *run.get("left_out", ())]
+        yield f"| {client.name} | {'; '.join(checks)} |"

@@ -1,4 +1,4 @@
-"""Runs the checks of clients against a gateway process in front of a rehearsed engine."""
+"""Runs the checks of clients against a gateway process, in front of a rehearsed engine or of real vLLM engines."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.clients import vllm_engines
 from tests.clients.manifest import FOLDER, Client, node
 from tests.clients.rehearsed_model import REASONING, TEXT
 from tests.clients.rehearsed_server import RehearsedServer
@@ -23,6 +24,8 @@ from tests.support.responses_server import ResponsesServer
 from tests.support.served import serving
 
 KEY = "sk-clients-0123456789"
+MODEL = "chat"
+VLLM = "vllm"  # real engines
 KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
 FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
 # Tools always offered by Codex, unknown to a chat engine: search by the provider, tools in groups
@@ -38,11 +41,12 @@ IMAGE = b64encode(
 
 @dataclass(slots=True)
 class ClientRun:
-    """Results of a client. `failed`: the reason by check; `ended`: the reason of an early end of the script."""
+    """Results of a client. `failed`, `left_out`: the reason by check; `ended`: the reason of the script's early end."""
 
     versions: dict[str, str] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     ended: str = ""
 
     def green(self, engine: str) -> bool:
@@ -58,7 +62,9 @@ class ClientRun:
         if not isinstance(found, dict):
             return
         self.versions.update(found.get("versions", {}))
-        if found.get("passed"):
+        if "left_out" in found:
+            self.left_out[found["check"]] = found["left_out"]
+        elif found.get("passed"):
             self.passed.append(found["check"])
         elif "check" in found:
             self.failed[found["check"]] = found["reason"]
@@ -69,44 +75,76 @@ ENGINES: Mapping[str, dict[str, Any]] = {  # dialects to which the engine can be
     "messages": {"backend": "anthropic", "api_key": "sk-engine"},
 }
 LACKING: Mapping[str, frozenset[str]] = {  # checks of features absent from the dialect: refused by name
+    VLLM: frozenset(),
     "chat": frozenset(),
     "messages": frozenset(
-        {"completions", "embeddings", "azure: chat and embeddings", "chat: JSON", "compatible: structured output"}
+        {"completions", "embeddings", "azure: embeddings", "chat: JSON", "compatible: structured output"}
     ),
 }
 
 
-def configuration(engine: str, url: str, stateful: Sequence[str]) -> dict[str, Any]:
-    """A pool and a route for the engine, for each fault, and for the stateful engines. JSON is valid YAML."""
-    served = {**ENGINES[engine], "endpoints": [url], "capabilities": ["tools", "json_schema", "images"]}
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Engines of a gateway: a pool for each route, and what they add to the environment of the scripts."""
+
+    pools: Mapping[str, dict[str, Any]]
+    settings: Mapping[str, str]
+
+
+def configuration(pools: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A route for each pool. JSON is valid YAML."""
     usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
-    names = {"chat": "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
-    pools: dict[str, Any] = {f"{route}-pool": {**served, "model": model} for route, model in names.items()}
-    pools["stateful-pool"] = {"backend": "vllm", "model": "stateful", "endpoints": list(stateful)}
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-        "pools": pools,
-        "routes": {name.removesuffix("-pool"): {"tiers": [name], **usual} for name in pools},
+        "pools": {f"{route}-pool": pool for route, pool in pools.items()},
+        "routes": {route: {"tiers": [f"{route}-pool"], **usual} for route in pools},
         "keys": [{"name": "clients", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
         "telemetry": {"access_log": "off"},
     }
 
 
 @asynccontextmanager
-async def gateway(engine_dialect: str = "chat") -> AsyncIterator[dict[str, str]]:
-    """Run a gateway before a rehearsed engine and two stateful engines. Yields the environment of the scripts."""
+async def rehearsed(engine_dialect: str) -> AsyncIterator[Behind]:
+    """A rehearsed engine, with a pool for each fault, and two stateful engines."""
     async with AsyncExitStack() as stack:
         engine = RehearsedServer()
         await engine.start()
         stack.push_async_callback(engine.stop)
         stateful = [(await stack.enter_async_context(ResponsesServer(name))).url for name in "ab"]
+        served = {
+            **ENGINES[engine_dialect],
+            "endpoints": [engine.url],
+            "capabilities": ["tools", "json_schema", "images"],
+        }
+        names = {MODEL: "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
+        pools: dict[str, dict[str, Any]] = {route: {**served, "model": model} for route, model in names.items()}
+        pools["stateful"] = {"backend": "vllm", "model": "stateful", "endpoints": stateful}
+        words = {"TEXT_TOKENS": TEXT, "REASONING_TOKENS": REASONING}
+        counts = {name: str(len(text.split())) for name, text in words.items()}
+        yield Behind(pools, {"ENGINE": engine.url, **counts})
+
+
+@asynccontextmanager
+async def real() -> AsyncIterator[Behind]:
+    """Two vLLM engines, of all routes."""
+    async with vllm_engines.engines() as servers, vllm_engines.watching(servers) as url:
+        pool = vllm_engines.pool(servers)
+        pools = dict.fromkeys((MODEL, *KNOWN, "stateful"), pool)
+        yield Behind(pools, {"ENGINE": url, **vllm_engines.settings(servers)})
+
+
+@asynccontextmanager
+async def gateway(engine: str = "chat") -> AsyncIterator[dict[str, str]]:
+    """Run a gateway in front of these engines. Yields the environment of the scripts."""
+    async with AsyncExitStack() as stack:
+        behind = await stack.enter_async_context(real() if engine == VLLM else rehearsed(engine))
         config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gateway.yaml"
-        config.write_text(json.dumps(configuration(engine_dialect, engine.url, stateful)), "utf-8")
+        config.write_text(json.dumps(configuration(behind.pools)), "utf-8")
         served = await stack.enter_async_context(serving(config))
         assert served.url, served.first_line
         for pipe in (served.process.stdout, served.process.stderr):
             stack.callback(asyncio.create_task(_drain(pipe)).cancel)
-        yield environment(served.url, engine.url)
+        yield environment(served.url) | behind.settings
 
 
 async def _drain(pipe: asyncio.StreamReader | None) -> None:
@@ -116,12 +154,11 @@ async def _drain(pipe: asyncio.StreamReader | None) -> None:
         pass
 
 
-def environment(gateway_url: str, engine_url: str) -> dict[str, str]:
+def environment(gateway_url: str) -> dict[str, str]:
     return {
         "BASE_URL": f"{gateway_url}/v1",
         "API_KEY": KEY,
-        "MODEL": "chat",
-        "ENGINE": engine_url,
+        "MODEL": MODEL,
         "IMAGE": IMAGE,
         "IMAGE_SEEN": f"I see data:image/png, {len(IMAGE) * 3 // 4 - IMAGE.count('=')} bytes",
         "TEXT": TEXT,

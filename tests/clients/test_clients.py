@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.clients import page
@@ -45,6 +46,18 @@ async def test_a_check_that_does_not_hold_is_reported_with_its_reason(tmp_path: 
         found = await run([sys.executable, str(script)], settings)
     assert (found.passed, found.failed) == (["good"], {"wrong": "AssertionError: one is not two"})
     assert not found.green("chat")
+
+
+async def test_a_check_that_the_engine_cannot_serve_is_named_with_the_reason() -> None:
+    """Not run, no failure, and no pass. The reason is kept by the end of a check's name."""
+    told = {"LEFT_OUT": '{"images": "no vision"}'}
+    async with gateway() as settings:
+        script = str(FOLDER / "python" / "openai_checks.py")
+        found = await run([sys.executable, script, "chat", "chat: images", "responses: images"], settings | told)
+    assert (found.passed, found.failed) == (["chat"], {})
+    assert found.left_out == {"chat: images": "no vision", "responses: images": "no vision"}
+    written = page.page({"vllm": {"openai-python": {**asdict(found), "date": "2026-11-22"}}})
+    assert "| real vLLM | no vision | chat: images; responses: images | openai-python |" in written
 
 
 async def test_a_script_that_dies_is_reported_with_its_last_words(tmp_path: Path) -> None:

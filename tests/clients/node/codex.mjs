@@ -1,7 +1,7 @@
 // Codex's command line, without a terminal: `codex exec`.
 import { spawn } from "node:child_process";
 import { mkdirSync, writeFileSync } from "node:fs";
-import { baseURL, apiKey, check, equal, expect, main, model, text } from "./harness.mjs";
+import { apiKey, baseURL, check, equal, expect, main, model, text, textTokens } from "./harness.mjs";
 
 const program = new URL("node_modules/.bin/codex", import.meta.url).pathname;
 const provider = (more) => `model_provider = "gateway"
@@ -54,7 +54,7 @@ check("responses: stream", async () => {
 check("responses: usage", async () => {
   const { events, failed } = await exec("hello");
   const { usage } = events.find((event) => event.type === "turn.completed") ?? { usage: failed };
-  expect(usage.input_tokens > 100 && usage.output_tokens === text.split(" ").length, usage);
+  expect(usage.input_tokens > 100 && usage.output_tokens === textTokens, usage);
 });
 
 check("responses: a command and its result", async () => {

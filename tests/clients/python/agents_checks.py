@@ -5,7 +5,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from harness import API_KEY, BASE_URL, CITIES, MODEL, REASONING, STATEFUL_TURNS, TEXT, check, expect, main
+from harness import (
+    API_KEY,
+    BASE_URL,
+    CITIES,
+    MODEL,
+    REASONING,
+    STATEFUL_TURNS,
+    TEXT,
+    TEXT_TOKENS,
+    TURN,
+    check,
+    expect,
+    main,
+)
 
 os.environ |= {"OPENAI_BASE_URL": BASE_URL, "OPENAI_API_KEY": API_KEY, "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 
@@ -37,7 +50,7 @@ async def plain(model: Any) -> None:
     result = await run(model)
     expect(result.final_output == TEXT, result)
     usage = result.context_wrapper.usage
-    expect(usage.requests == 1 and usage.output_tokens == len(TEXT.split()), usage)
+    expect(usage.requests == 1 and usage.output_tokens == TEXT_TOKENS, usage)
 
 
 async def streamed(model: Any) -> None:
@@ -96,8 +109,8 @@ register("chat", completions)
 @check("responses: previous response")
 async def _() -> None:
     agent = Agent(name="agent", model="stateful")
-    first = await Runner.run(agent, "hello")
-    second = await Runner.run(agent, "and now?", previous_response_id=first.last_response_id)
+    first = await Runner.run(agent, TURN)
+    second = await Runner.run(agent, TURN, previous_response_id=first.last_response_id)
     turns = (first.final_output, second.final_output)
     expect(turns in STATEFUL_TURNS, turns)
 

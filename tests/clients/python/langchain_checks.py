@@ -11,9 +11,11 @@ from harness import (
     IMAGE_SEEN,
     LONG,
     MODEL,
-    REASONING,
+    REASONING_TOKENS,
     STATEFUL_TURNS,
     TEXT,
+    TEXT_TOKENS,
+    TURN,
     aborted,
     check,
     expect,
@@ -67,7 +69,7 @@ def _() -> None:
 @check("chat: usage")
 def _() -> None:
     usage = llm.invoke("hello").usage_metadata
-    expect(usage and usage["output_tokens"] == len(TEXT.split()) and usage["input_tokens"] > 0, usage)
+    expect(usage and usage["output_tokens"] == TEXT_TOKENS and usage["input_tokens"] > 0, usage)
 
 
 @check("chat: stream with usage")
@@ -165,14 +167,14 @@ def _() -> None:
     answer = thinking.invoke("hello")
     expect(answer.text == TEXT, answer)
     usage = answer.usage_metadata
-    expect(usage and usage["output_token_details"]["reasoning"] == len(REASONING.split()), usage)
+    expect(usage and usage["output_token_details"]["reasoning"] == REASONING_TOKENS, usage)
 
 
 @check("responses: previous response")
 def _() -> None:
     chained = ChatOpenAI(base_url=BASE_URL, api_key=API_KEY, model="stateful", use_previous_response_id=True)
-    first = chained.invoke("hello")
-    second = chained.invoke([HumanMessage("hello"), first, HumanMessage("and now?")])
+    first = chained.invoke(TURN)
+    second = chained.invoke([HumanMessage(TURN), first, HumanMessage(TURN)])
     expect((first.text, second.text) in STATEFUL_TURNS, (first.text, second.text))
 
 

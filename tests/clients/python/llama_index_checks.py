@@ -15,6 +15,7 @@ from harness import (
     MODEL,
     REASONING,
     TEXT,
+    TEXT_TOKENS,
     aborted,
     check,
     expect,
@@ -85,7 +86,7 @@ def _() -> None:
 @check("chat: usage")
 def _() -> None:
     usage = llm.chat(ASK).raw.usage
-    expect(usage.completion_tokens == len(TEXT.split()), usage)
+    expect(usage.completion_tokens == TEXT_TOKENS, usage)
 
 
 @check("chat: stream")
