@@ -19,6 +19,7 @@ from backends.openai import OpenAI
 
 MAX_MODEL = 128  # characters of a model's name
 MAX_ADAPTERS = 16  # adapters of running requests to be read
+MAX_ADAPTER_TEXT = 400  # characters of their names: a report that workers share has 1 KB for everything
 _MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
 
 _RUNNING_ADAPTERS = re.compile(rb'[{,]running_lora_adapters="([^"\\]*)"')
@@ -161,7 +162,10 @@ class MeteredEngine(OpenAI):
         if not (known := self.config.adapters):
             return (), None
         running, slots = self.metrics.running_adapters(body)
-        return tuple(name for name in running[:MAX_ADAPTERS] if name in known), slots
+        found = [name for name in running[:MAX_ADAPTERS] if name in known]
+        while sum(map(len, found)) > MAX_ADAPTER_TEXT:
+            found.pop()
+        return tuple(found), slots
 
     def read_model(self, body: bytes) -> str:
         return self.metrics.model(body)
