@@ -1,6 +1,6 @@
 """Ablation of the policies: the scenarios with every idea on, and with one idea off at a time.
 
-    python -m benchmarks.ablation --traces DIR                    # all scenarios, at LOADS, and the page
+    python -m benchmarks.ablation --traces DIR                    # all scenarios, two loads each, and the page
     python -m benchmarks.ablation --traces DIR a d --loads 1.1 --ideas "late binding,hedging"
     python -m benchmarks.ablation --page                          # the page again, from the stored results
 
@@ -29,6 +29,7 @@ from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.replay.player import play
 from gateway.replay.results import Results
+from gateway.replay.session_results import session_row
 from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
@@ -40,6 +41,7 @@ from policies.scorers import scorers
 from policies.types import FOREVER, Decision
 
 LOADS = (0.9, 1.25)
+LAST = 2  # loads of a scenario that has others than LOADS, the highest
 SEEDS = 4
 RESULTS, PAGE = Path(".cache/ablation.jsonl"), Path(__file__).parent / "ABLATION.md"
 ANY = 1e-9  # a probability which every endpoint offers
@@ -202,19 +204,29 @@ def replay_one(task: Task) -> Ablated:
     idea, played = BY_NAME[off], setting(name)
     if idea.change is not None:
         played = idea.change(played)
+    offered = arrivals(name, load, traces, seed)
     with without(idea) as calls:
-        results = play(played, arrivals(name, load, traces, seed), seed)
-    row = results.rows()[-1]
+        results = play(played, offered, seed)
+    row, sessions = results.rows()[-1], session_row(results, offered, played)
+    whole = sessions and sessions.good
     uncalled = tuple(function for function, count in calls.items() if not count)
-    return Ablated(name, load, off, seed, row.good, row.attainment, row.ttft[2], placements(results), uncalled)
+    return Ablated(name, load, off, seed, row.good, row.attainment, row.ttft[2], placements(results), uncalled, whole)
 
 
 def tasks(
     names: Sequence[str], loads: Sequence[float], ideas: Sequence[str], seeds: int, traces: Path
 ) -> Iterator[Task]:
-    for name, load, idea, seed in product(names, loads, ideas, range(seeds)):
-        if BY_NAME[idea].plays_in(setting(name)):
+    """`loads`: empty for those of each scenario."""
+    for name in names:
+        played = setting(name)
+        playing = [idea for idea in ideas if BY_NAME[idea].plays_in(played)]
+        for load, idea, seed in product(loads or usual_loads(name), playing, range(seeds)):
             yield name, load, idea, seed, traces
+
+
+def usual_loads(name: str) -> Sequence[float]:
+    known = SCENARIOS[name].loads
+    return LOADS if set(LOADS) <= set(known) else known[-LAST:]
 
 
 def sweep(todo: list[Task], results: Path, jobs: int | None) -> Iterator[Ablated]:
@@ -244,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; all, if absent")
     parser.add_argument("--traces", type=Path, help="where the public traces are")
-    parser.add_argument("--loads", type=floats, default=list(LOADS))
+    parser.add_argument("--loads", type=floats, default=[], help="if absent, two of each scenario's")
     parser.add_argument("--ideas", type=named, default=list(BY_NAME), help="names, separated by commas; all, if absent")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, help="replays at a time")

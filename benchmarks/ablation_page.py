@@ -14,15 +14,16 @@ HEADING = """\
 What `python -m benchmarks.ablation --traces DIR` found: replays of the scenarios of [ROUTING.md](ROUTING.md) with one
 idea of the routing off at a time. A cell is the share of good requests (TTFT and TPOT within budget, of all offered),
 the difference from the first row in points with its standard error over {seeds} seeds, the share that met the TTFT, and
-the p99 of the TTFT. *no change*: not one request was placed or answered otherwise. *not called*: the replay never asked
-the function that is switched off, so the row says nothing. A dash: the scenario has no use for the idea.
+the p99 of the TTFT; of recorded sessions also the share of whole sessions with all turns good.
+*no change*: not one request was placed or answered otherwise. *not called*: the replay never asked the function that is
+switched off, so the row says nothing. A dash: the scenario has no use for the idea.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Ablated:
     """One replay without an idea. `placements`: checksum of where and when every request was sent and answered.
-    `uncalled`: patched functions that the replay never called."""
+    `uncalled`: patched functions that the replay never called. `whole`: share of sessions with all turns good."""
 
     scenario: str
     load: float
@@ -33,6 +34,7 @@ class Ablated:
     p99: float
     placements: int
     uncalled: tuple[str, ...] = ()
+    whole: float | None = None
 
 
 Seeds = Mapping[int, Ablated]  # by seed
@@ -74,7 +76,9 @@ def cell(without: Seeds, whole: Seeds) -> str:
     values = without.values()
     difference = _difference([(without[seed].good - whole[seed].good) * 100 for seed in common])
     figures = fmean(one.met for one in values), fmean(one.p99 for one in values)
-    return f"{fmean(one.good for one in values):.3f}{difference}, {figures[0]:.3f}, {figures[1]:.1f} s"
+    sessions = [one.whole for one in values if one.whole is not None]
+    whole = f", {fmean(sessions):.3f} whole" if sessions else ""
+    return f"{fmean(one.good for one in values):.3f}{difference}, {figures[0]:.3f}, {figures[1]:.1f} s{whole}"
 
 
 def _difference(points: Sequence[float]) -> str:

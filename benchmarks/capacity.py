@@ -32,6 +32,7 @@ HEADING = """\
 
 What `python -m benchmarks.capacity` found: the load, and the requests per second, up to which {goal:.0%} of all offered
 requests are good (TTFT and TPOT within budget). Beside it the shares at a load of 1, as in [ROUTING.md](ROUTING.md).
+Of recorded sessions the load is new sessions per second.
 """
 MANNER = {"good": "", "attainment": ", by TTFT alone"}
 

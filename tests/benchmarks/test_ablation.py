@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -123,3 +124,28 @@ def test_an_idea_is_tried_where_it_plays_a_part() -> None:
         ("d", ON, 1),
     ]
     assert ablation.named("hedging") == [ON, "hedging"]
+
+
+def test_each_scenario_has_its_own_loads() -> None:
+    """The usual two, or the two highest of a scenario that counts in sessions per second."""
+    planned = list(tasks(["d", "e-closed"], [], [ON], 1, Path()))
+    assert [(name, load) for name, load, *_ in planned] == [
+        ("d", 0.9),
+        ("d", 1.25),
+        ("e-closed", 0.6),
+        ("e-closed", 0.7),
+    ]
+
+
+def test_recorded_sessions_are_judged_as_a_whole_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The share with all turns good, beside the requests."""
+    turns = [
+        {"session_id": "s", "turn": turn, "timestamp": 4000 * turn, "think_time": 1.0, "api_time": 2.0,
+         "input_length": 1100 + 600 * turn, "output_length": 20, "hash_ids": list(range(2 + turn))}
+        for turn in range(3)
+    ]  # fmt: skip
+    (tmp_path / "agent_sessions.jsonl").write_text("\n".join(map(json.dumps, turns)))
+    monkeypatch.setattr(scenarios, "SESSIONS_SECONDS", 20.0)
+    one = replay_one(("e-closed", 0.5, ON, 0, tmp_path))
+    assert one.whole == 1.0
+    assert any(row.endswith("1.000 whole |") for row in page({ON: ""}, ON, [one]).splitlines())
