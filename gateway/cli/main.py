@@ -126,7 +126,7 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:
     add = replay.add_argument
-    formats = "Mooncake JSON lines, an Azure CSV, our own access log, or synthetic:agents"
+    formats = "Mooncake JSON lines, an Azure CSV, our own access log, recorded sessions, or synthetic:agents"
     add("traces", metavar="[ROUTE=]TRACE", nargs="+", help=formats)
     add("--config", dest="files", help="the policy to try", required=True, **FILES)
     add("--config-b", dest="files_b", help="another one", **FILES)
@@ -135,6 +135,8 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     add("--seeds", type=COUNT, default=1, metavar="K", help="number of seeds, from --seed on")
     add("--limit", type=COUNT, metavar="N", help="only the first requests of each trace")
     add("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay")
+    add("--closed", action="store_true", help="a turn of a session comes its think time after the answer before")
+    add("--sessions", type=_positive, default=0.1, metavar="RATE", help="new sessions/s of recorded sessions")
     scoring = "score by TTFT budgets with this much per 1,000 new prompt tokens, whatever the routes say; 0ms: fixed"
     add("--score-per-1k", metavar="TIME", help=scoring)
     add("--scorers", default="all", help="baselines, separated by commas; all, or none")

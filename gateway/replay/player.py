@@ -16,24 +16,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from random import Random
 from statistics import fmean
 from time import process_time
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.admin.admin_views import explain
 from gateway.replay.results import CalibrationResult, RegrettedDecision, ResultRow, Results
+from gateway.replay.session_results import SessionRow, session_row
 from gateway.replay.sim_fleet import Clock, Fault, Node, Scenario, SimFleet
 from gateway.replay.sim_gateway import ATTEMPTS, SimGateway
-from gateway.replay.traces import Arrival, Traffic
+from gateway.replay.traces import Arrival
+from gateway.replay.traffic import Traffic
 from gateway.workers.shared_memory import Memory
 from policies.fleet.peers import PeerLink
 from policies.types import FOREVER
 
 PROGRESS = 0.2  # s between two counts of generated tokens
 SCRAPE = 0.5  # s between two scrapes of an engine
+Row = TypeVar("Row", ResultRow, SessionRow)
 DRAIN = 300.0  # s after the last arrival at which the replay ends
 
 
@@ -191,6 +194,7 @@ class ReplayResult:
     seconds: float  # of offered traffic
     played: float  # virtual seconds until the last answer
     took: float  # CPU seconds, reading the trace included
+    sessions: SessionRow | None = None  # None: the trace holds no sessions
     worst: tuple[dict[str, Any], ...] = ()
 
 
@@ -207,7 +211,8 @@ def run(tasks: Sequence[ReplayTask], traffic: Traffic) -> Iterator[ReplayResult]
 def _run(traffic: Traffic, task: ReplayTask) -> ReplayResult:
     began = process_time()
     arrivals = traffic.arrivals(task.scenario.routes, task.load, task.seed)
-    results = play(task.scenario, arrivals, task.seed, task.keep)
+    scenario = replace(task.scenario, seconds=traffic.window)
+    results = play(scenario, arrivals, task.seed, task.keep)
     return ReplayResult(
         name=task.name,
         load=task.load,
@@ -217,6 +222,7 @@ def _run(traffic: Traffic, task: ReplayTask) -> ReplayResult:
         seconds=results.seconds,
         played=max((result.ended_at or result.arrived for result in results.requests), default=0.0),
         took=process_time() - began,
+        sessions=session_row(results, arrivals, scenario),
         worst=tuple(_described(rank, decision) for rank, decision in enumerate(results.worst(), 1)),
     )
 
@@ -240,10 +246,18 @@ def _described(rank: int, regretted: RegrettedDecision) -> dict[str, Any]:
 
 def mean_rows(results: Iterable[ReplayResult]) -> list[ResultRow]:
     """Row by row, over the seeds."""
-    return [
-        ResultRow(**{field.name: _mean([getattr(row, field.name) for row in rows]) for field in fields(ResultRow)})
-        for rows in zip(*(result.rows for result in results), strict=True)
-    ]
+    return [_mean_row(rows) for rows in zip(*(result.rows for result in results), strict=True)]
+
+
+def mean_sessions(results: Iterable[ReplayResult]) -> SessionRow | None:
+    """Over the seeds; None where the traces hold no sessions."""
+    found = [result.sessions for result in results if result.sessions is not None]
+    return _mean_row(found) if found else None
+
+
+def _mean_row(rows: Sequence[Row]) -> Row:
+    names = [field.name for field in fields(rows[0])]
+    return type(rows[0])(**{name: _mean([getattr(row, name) for row in rows]) for name in names})
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -25,7 +25,8 @@ from gateway.replay.sim_fleet import (
     assumed_profiles,
     scenario_from,
 )
-from gateway.replay.traces import TraceError, Traffic, TrafficSource
+from gateway.replay.traces import TraceError
+from gateway.replay.traffic import Traffic, TrafficSource
 from policies.routes.route import seconds
 
 RANGE_LOADS = 5  # loads in `LOW..HIGH`
@@ -36,7 +37,8 @@ def replay(args: argparse.Namespace) -> int:
     """Returns exit code 0; raises ConfigError if the configuration, a trace or an argument is wrong."""
     if args.seeds < 1:
         raise _error("--seeds 0: must be at least 1")
-    traffic = Traffic(tuple(map(TrafficSource.parse, args.traces)), args.limit, args.seconds)
+    sources = tuple(map(TrafficSource.parse, args.traces))
+    traffic = Traffic(sources, args.limit, args.seconds, args.sessions, args.closed)
     policies = {OURS: _scenario(args.files, args)}
     if args.files_b:
         policies[OTHER] = _scenario(args.files_b, args)

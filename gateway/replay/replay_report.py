@@ -9,8 +9,9 @@ from typing import Any
 
 from gateway.cli.config_commands import aligned
 from gateway.cli.explain import decision_table
-from gateway.replay.player import ReplayResult, mean_rows
+from gateway.replay.player import ReplayResult, mean_rows, mean_sessions
 from gateway.replay.results import ResultRow, has_budget
+from gateway.replay.session_results import SessionRow
 from gateway.replay.sim_fleet import OURS, REFERENCE
 from policies.routes.route import Route
 
@@ -57,10 +58,23 @@ PER_ROUTE: tuple[Column, ...] = (
     ("regret", lambda row: _seconds(row.regret)),
 )
 UNINFORMATIVE = {"-", "0", "0.00", "0/0/0", "100%"}  # a column with only one of these values is omitted
+PER_SESSION: tuple[tuple[str, Callable[[SessionRow], str]], ...] = (
+    ("sessions", lambda row: _number(row.sessions)),
+    ("turns", lambda row: f"{row.turns:.1f}"),
+    ("good", lambda row: _percent(row.good)),
+    ("answered", lambda row: _percent(row.answered)),
+    ("time p50", lambda row: f"{row.slowdown[0]:.2f}x"),
+    ("p90", lambda row: f"{row.slowdown[1]:.2f}x"),
+)
 LEGEND = """\
 good: requests with TTFT and TPOT within budget / offered; of ref: good relative to the reference; met: TTFT alone;
 p50, p90, p99: TTFT; TPOT: p90; hit: share of prompt tokens cached; tiers: shares of the answered requests;
 failed: shed/lost before the first token/broken after it; regret: mean excess of TTFT over the best alternative"""
+
+
+SESSIONS_LEGEND = """
+by session: turns offered, mean; good, answered: sessions with all offered turns good, or answered to the end; time:
+of the answered sessions, answers and thoughts, relative to an idle fleet"""
 
 
 def report(results: Sequence[ReplayResult], routes: Mapping[str, Route], others: Mapping[str, Route]) -> str:
@@ -72,7 +86,8 @@ def report(results: Sequence[ReplayResult], routes: Mapping[str, Route], others:
             if result.load == load:
                 by_name.setdefault(result.name, []).append(result)
         blocks.append("\n".join(_block(load, by_name, {OURS: routes, OTHER: others})))
-    return "\n\n".join([*blocks, LEGEND])
+    legend = LEGEND + (SESSIONS_LEGEND if any(result.sessions for result in results) else "")
+    return "\n\n".join([*blocks, legend])
 
 
 def _block(
@@ -81,6 +96,10 @@ def _block(
     rows = {name: mean_rows(found) for name, found in by_name.items()}
     yield _heading(load, by_name)
     yield from _table([("", "good", "of ref", *(name for name, _ in COMPARED)), *_comparison(rows)])
+    sessions = {name: row for name, found in by_name.items() if (row := mean_sessions(found)) is not None}
+    if sessions:
+        yield ""
+        yield from _table([("by session", *(name for name, _ in PER_SESSION)), *_per_session(sessions)])
     for name in (OURS, OTHER):
         if name in rows:
             heading = (LABELS.get(name, name), "requests", "good", "met", "total", *(name for name, _ in PER_ROUTE))
@@ -112,6 +131,11 @@ def _comparison(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, 
         row = found[-1]
         of_reference = row.good / best if best else float("nan")
         yield (LABELS.get(name, name), _percent(row.good), _percent(of_reference), *(text(row) for _, text in COMPARED))
+
+
+def _per_session(rows: Mapping[str, SessionRow]) -> Iterable[tuple[str, ...]]:
+    for name, row in rows.items():
+        yield (LABELS.get(name, name), *(text(row) for _, text in PER_SESSION))
 
 
 def _route(row: ResultRow, route: Route) -> tuple[str, ...]:

@@ -54,56 +54,65 @@ class Sessions:
     recorded: Sequence[Session]
     common: frozenset[int]
 
-    def started(self, rate: float, seconds: float, seed: int, closed: bool = False) -> list[Arrival]:
+    def started(self, rate: float, seconds: float, seed: int, closed: bool = False, before: int = 0) -> list[Arrival]:
         """Turns of sessions started at `rate` per second for `seconds`, in order of their recorded times.
 
-        Open loop: without turns recorded after `seconds`. Closed loop: without turns that an endpoint of infinite
-        speed would receive after `seconds`.
+        Open loop: without turns recorded after `seconds`. Closed loop: without turns that come after `seconds` even
+        if all answers take no time. Sessions are numbered from `before` + 1.
         """
-        random, at, number, arrivals = Random(seed), 0.0, 0, list[Arrival]()
+        random, at, number, arrivals = Random(seed), 0.0, before, list[Arrival]()
         while (at := at + random.expovariate(rate)) < seconds:
             number += 1
-            turns = self._own(random.choice(self.recorded), number)
-            arrivals += _closed(turns, at, number, seconds) if closed else _open(turns, at, number, seconds)
-        return sorted(arrivals, key=lambda arrival: arrival.at)
+            turns = self._own(random.choice(self.recorded), at, number)
+            arrivals += _at_rest(turns, at, seconds) if closed else (turn for turn in turns if turn.at < seconds)
+        arrivals.sort(key=lambda arrival: arrival.at)
+        return closed_loop(arrivals, seconds) if closed else arrivals
 
-    def _own(self, session: Session, number: int) -> Iterator[SessionTurn]:
-        """The session with blocks that no other session has."""
+    def _own(self, session: Session, start: float, number: int) -> Iterator[Arrival]:
+        """The turns of a session, with blocks that no other session has."""
         for turn in session:
-            own = (block if block in self.common else number << 32 | block for block in turn.hashes)
-            yield replace(turn, hashes=array("Q", own))
+            blocks = (block if block in self.common else _own_block(number, block) for block in turn.hashes)
+            lengths = turn.prompt_tokens, turn.output_tokens
+            yield Arrival(start + turn.at, *lengths, array("Q", blocks), turn.route, session=number, think=turn.think)
 
 
-def _open(turns: Iterable[SessionTurn], start: float, session: int, seconds: float) -> Iterator[Arrival]:
+def _own_block(session: int, block: int) -> int:
+    """Equal in every process: Python's hash of integers has no seed."""
+    return hash((session, block)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _at_rest(turns: Iterable[Arrival], start: float, seconds: float) -> Iterator[Arrival]:
+    """Turns that would come before `seconds` if all answers took no time."""
     for turn in turns:
-        if start + turn.at < seconds:
-            yield _arrival(turn, start, session)
-
-
-def _closed(turns: Iterable[SessionTurn], start: float, session: int, seconds: float) -> Iterator[Arrival]:
-    earliest, first = start, True
-    for turn in turns:
-        earliest += 0.0 if first else turn.think
-        if earliest >= seconds:
+        start += turn.think
+        if start >= seconds:
             return
-        arrival = _arrival(turn, start, session)
-        yield arrival if first else replace(arrival, follows=True)
-        first = False
+        yield turn
 
 
-def _arrival(turn: SessionTurn, start: float, session: int) -> Arrival:
-    return Arrival(
-        start + turn.at,
-        turn.prompt_tokens,
-        turn.output_tokens,
-        turn.hashes,
-        turn.route,
-        session=session,
-        think=turn.think,
-    )
+def closed_loop(arrivals: Iterable[Arrival], seconds: float) -> list[Arrival]:
+    """Each turn but the first of a session waits for the turn before it; without sessions that begin after `seconds`.
+
+    `arrivals` in order of time.
+    """
+    begun, found = set[int](), list[Arrival]()
+    for arrival in arrivals:
+        if arrival.at < seconds or arrival.session in begun:
+            found.append(replace(arrival, follows=arrival.session in begun))
+            begun.add(arrival.session)
+    return found
 
 
 # ---------------------------------------------------------------- files
+
+
+def is_sessions(path: Path) -> bool:
+    """True if the first line has a `session_id`; false for a file that cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return isinstance(row := json.loads(lines.readline()), dict) and "session_id" in row
+    except (OSError, ValueError):
+        return False
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Arrivals of a replay: recorded traces, or synthetic agent sessions, on the routes of a scenario.
+"""Arrivals of a replay: recorded traces, or synthetic agent sessions.
 
 Trace formats, detected by content:
 - Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per 512 tokens, chained).
@@ -18,10 +18,9 @@ from __future__ import annotations
 import json
 from array import array
 from base64 import b64decode
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
 from random import Random
@@ -167,7 +166,7 @@ class Agents:
     turns: float = 16.0  # mean, geometric
     tool: int = 700
     answer: int = 220
-    pause: float = 6.0  # s between two requests of a session, mean: answer, tool, thought
+    pause: float = 6.0  # s between an answer and the next request of the session, mean: tool, thought
     longest: int = 38_000  # tokens of prompt at which a session ends
 
 
@@ -184,77 +183,15 @@ def agents(shape: Agents = Agents(), seed: int = 0) -> list[Arrival]:
 
 def _session(shape: Agents, random: Random, at: float, number: int, application: int, system: int) -> list[Arrival]:
     shared = [(application + 1) << 32 | block for block in range(system // BLOCK)]
-    prompt, turns = system + int(shape.task * random.lognormvariate(0.0, 0.6)), list[Arrival]()
+    prompt, turns, pause = system + int(shape.task * random.lognormvariate(0.0, 0.6)), list[Arrival](), 0.0
     while prompt < shape.longest and at < shape.seconds:
         own = range(len(shared), prompt // BLOCK)
         hashes = array("Q", [*shared, *((number << 40) | block for block in own)])
         answer = max(int(shape.answer * random.lognormvariate(0.0, 0.7)), 2)
-        turns.append(Arrival(at, prompt, answer, hashes))
+        turns.append(Arrival(at, prompt, answer, hashes, session=number, think=pause))
         prompt += answer + int(shape.tool * random.lognormvariate(0.0, 0.9))
-        at += 1.0 + answer * 0.02 + random.expovariate(1 / shape.pause)
+        pause = random.expovariate(1 / shape.pause)
+        at += 1.0 + answer * 0.02 + pause
         if random.random() < 1 / shape.turns:
             break
     return turns
-
-
-# ---------------------------------------------------------------- on the routes of a scenario
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficSource:
-    """`[ROUTE=]TRACE` of the command line. `route` None: the trace's own, or the only route."""
-
-    trace: str
-    route: str | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> TrafficSource:
-        route, named, trace = text.partition("=")
-        return cls(trace, route) if named and "/" not in route else cls(text)
-
-    def arrivals(self, load: float, seed: int, limit: int | None) -> list[Arrival]:
-        """At `load` times the trace's rate. Synthetic sessions keep the pace, and grow in number instead."""
-        if self.trace == AGENTS:
-            default = Agents()
-            return agents(replace(default, sessions=default.sessions * load), seed)[:limit]
-        if self.trace.startswith("synthetic:"):
-            raise TraceError(f"{self.trace}: unknown synthetic trace; known: {AGENTS}")
-        return at_load(spread(_read_cached(self.trace, limit), seed), load)
-
-
-@lru_cache(maxsize=8)
-def _read_cached(trace: str, limit: int | None) -> list[Arrival]:
-    return read_trace(Path(trace), limit)
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """All sources of a replay. `limit`: requests of each source; `seconds`: cut-off in replay time."""
-
-    sources: tuple[TrafficSource, ...]
-    limit: int | None = None
-    seconds: float | None = None
-
-    def arrivals(self, routes: Collection[str], load: float, seed: int) -> list[Arrival]:
-        """Arrivals in time order, each on one of `routes`. Raises TraceError."""
-        chosen = [
-            arrival
-            for source in self.sources
-            for arrival in on_routes(source.arrivals(load, seed, self.limit), routes, source.route)
-            if self.seconds is None or arrival.at < self.seconds
-        ]
-        return sorted(chosen, key=lambda arrival: arrival.at)
-
-
-def on_routes(arrivals: Iterable[Arrival], routes: Collection[str], route: str | None) -> list[Arrival]:
-    """Assigns every arrival to `route`, to the route named by the trace, or to the only route."""
-    names = ", ".join(routes)
-    if route is not None and route not in routes:
-        raise TraceError(f"no route '{route}'; known: {names}")
-    if route is None and len(routes) == 1:
-        (route,) = routes
-    chosen = [arrival if route is None else replace(arrival, route=route) for arrival in arrivals]
-    known = [arrival for arrival in chosen if arrival.route in routes]
-    if not known:
-        raise TraceError(f"no request of the trace names one of the routes {names}; write ROUTE=TRACE")
-    return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,4 +63,16 @@ def mooncake(path: Path, count: int = 40, gap: int = 250) -> Path:
     """A trace of short prompts, one every `gap` ms."""
     line = '{{"timestamp": {}, "input_length": 2000, "output_length": 40, "hash_ids": [1, 2, {}]}}\n'
     path.write_text("".join(line.format(number * gap, 100 + number) for number in range(count)))
+    return path
+
+
+def agent_sessions(path: Path, sessions: int = 3, turns: int = 4) -> Path:
+    """Recorded sessions: a turn every 5 s, 2 s of thought, prompts that grow by two blocks; one block is common."""
+    rows = []
+    for session in range(1, sessions + 1):
+        for turn in range(turns):
+            blocks = [0, *(session * 1000 + block for block in range(1, 8 + 2 * turn))]
+            row = {"session_id": session, "turn": turn, "timestamp": 5000 * turn, "think_time": 2.0 if turn else 0.0}
+            rows.append({**row, "input_length": 512 * len(blocks), "output_length": 40, "hash_ids": blocks})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

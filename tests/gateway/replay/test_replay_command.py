@@ -13,7 +13,7 @@ import pytest
 
 from gateway.cli.main import main
 from tests.gateway.builders import calling, post
-from tests.gateway.replay.builders import CONFIG, mooncake
+from tests.gateway.replay.builders import CONFIG, agent_sessions, mooncake
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
@@ -159,6 +159,11 @@ def test_guessed_machines_are_named(capsys: pytest.CaptureFixture[str]) -> None:
             ["trace.jsonl", "--load", "1.."],
             f"firsttoken: --load 1..: {NUMBERS}",
         ),
+        (["trace.jsonl", "--closed"], "firsttoken: --closed: no trace holds sessions"),
+        (
+            ["trace.jsonl", "--sessions", "0"],
+            "firsttoken: argument --sessions: '0' is not a number above 0 (see firsttoken replay --help)",
+        ),
         (["trace.jsonl", "--seeds", "0"], "firsttoken: --seeds 0: must be at least 1"),
         (
             ["trace.jsonl", "--score-per-1k", "40"],
@@ -201,6 +206,31 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
     assert (code, err) == (2, "a.yaml:9: servr: unknown key; did you mean 'server'?\n")
     code, _, err = run(capsys, "trace.jsonl")
     assert (code, err[:69]) == (2, "firsttoken: the following arguments are required: --config (see first")
+
+
+def test_sessions_are_scored_by_request_and_by_session(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a closed loop a slow fleet is offered fewer turns, and its sessions take longer than on an idle fleet."""
+    agent_sessions(Path("sessions.jsonl"))
+    lean = ("--scorers", "none", "--no-reference", "--sessions", "1.5", "--seconds", "60", "--closed")
+    arguments = ("sessions.jsonl", "--config", "a.yaml", "--config-b", "b.yaml", *lean)
+    code, out, _ = run(capsys, *arguments)
+    table = out[out.index("by session") :].splitlines()
+    assert (code, table[0].split()[2:4]) == (0, ["sessions", "turns"])
+    assert [line.split("  ")[0] for line in table[1:3]] == ["this config", "config b"]
+    assert max(map(len, out.splitlines())) <= 120
+    _, out, _ = run(capsys, *arguments, "--json")
+    ours, other = json.loads(out)
+    assert ours["sessions"]["good"] > other["sessions"]["good"]
+    assert ours["sessions"]["sessions"] == other["sessions"]["sessions"]
+    assert other["rows"][-1]["offered"] < 0.9 * ours["rows"][-1]["offered"]
+
+
+def test_other_traces_have_no_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in the tables nor in the legend; null in JSON."""
+    lean = ("--scorers", "none", "--no-reference")
+    _, out, _ = run(capsys, "trace.jsonl", "--config", "a.yaml", *lean)
+    assert "session" not in out
+    assert played(capsys, *lean)[0]["sessions"] is None
 
 
 async def test_an_access_log_can_be_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

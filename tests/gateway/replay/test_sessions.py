@@ -16,16 +16,9 @@ from gateway.replay.results import ReplayOutcome, RequestResult
 from gateway.replay.session_results import idle_seconds, session_row
 from gateway.replay.sessions import Sessions, read_sessions
 from gateway.replay.traces import Arrival, TraceError
-from tests.gateway.replay.builders import route, scenario
+from tests.gateway.replay.builders import agent_sessions, route, scenario
 
 ROW = {"session_id": 1, "timestamp": 0, "think_time": 0.0, "input_length": 1024, "output_length": 9, "hash_ids": [1, 2]}
-
-
-def turn(session: int, at: float, prompt: int = 4096, **more: Any) -> dict[str, Any]:
-    """The first block is a system prompt of all sessions; the others are the session's."""
-    blocks = [0, *(session * 1000 + block for block in range(1, prompt // 512))]
-    row = {"session_id": session, "timestamp": at * 1e3, "input_length": prompt, "hash_ids": blocks}
-    return {**row, "think_time": 2.0, "output_length": 40, **more}
 
 
 def written(tmp_path: Path, *rows: Mapping[str, Any]) -> Path:
@@ -37,8 +30,7 @@ def written(tmp_path: Path, *rows: Mapping[str, Any]) -> Path:
 @pytest.fixture
 def sessions(tmp_path: Path) -> Sessions:
     """Three sessions of four turns, 5 s apart, each prompt 2 blocks longer."""
-    rows = [turn(session, 5.0 * i, 4096 + 1024 * i) for session in (1, 2, 3) for i in range(4)]
-    return read_sessions(written(tmp_path, *rows))
+    return read_sessions(agent_sessions(tmp_path / "sessions.jsonl"))
 
 
 def started(sessions: Sessions, rate: float, seconds: float, seed: int = 1, closed: bool = False) -> list[Arrival]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.replay.traces import AGENTS, TraceError, Traffic, TrafficSource, agents, at_load, read_trace, spread
+from gateway.replay.traces import TraceError, agents, at_load, read_trace, spread
 from tests.gateway.builders import record
 from tests.gateway.replay.builders import mooncake
 
@@ -122,38 +122,7 @@ def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
     assert len(read_trace(path, limit=5)) == 5
 
 
-# ---------------------------------------------------------------- on the command line
-
-
-def test_a_source_may_name_its_route() -> None:
-    """ROUTE=TRACE; a path with an equals sign is no route."""
-    assert TrafficSource.parse("chat=a.csv") == TrafficSource("a.csv", "chat")
-    assert TrafficSource.parse("dir/x=1.csv") == TrafficSource("dir/x=1.csv")
-
-
-def test_a_single_route_needs_no_name(tmp_path: Path) -> None:
-    """With several routes, the trace or the command line names the route."""
-    traffic = Traffic((TrafficSource(str(mooncake(tmp_path / "trace", 3))),))
-    assert {a.route for a in traffic.arrivals({"agent"}, 1.0, 0)} == {"agent"}
-    with pytest.raises(TraceError, match="names one of the routes agent, chat; write ROUTE=TRACE"):
-        traffic.arrivals(["agent", "chat"], 1.0, 0)
-    unknown = Traffic((TrafficSource(str(tmp_path / "trace"), "agnet"),))
-    with pytest.raises(TraceError, match="no route 'agnet'; known: agent"):
-        unknown.arrivals({"agent"}, 1.0, 0)
-
-
-def test_several_sources_are_one_stream(tmp_path: Path) -> None:
-    """All sources are merged in order of time and cut at --seconds."""
-    one, two = mooncake(tmp_path / "one", 10, gap=1000), mooncake(tmp_path / "two", 10, gap=700)
-    found = Traffic((TrafficSource(str(one)), TrafficSource(str(two))), seconds=2.0).arrivals({"agent"}, 1.0, 0)
-    assert [a.at for a in found] == [0.0, 0.0, 0.7, 1.0, 1.4]
-
-
-def test_made_up_sessions_become_more_not_faster() -> None:
-    """Load multiplies the number of sessions; pauses within a session stay equal."""
-    once, twice = (TrafficSource(AGENTS).arrivals(load, 3, None) for load in (1.0, 2.0))
-    assert 1.5 < len(twice) / len(once) < 2.5
-    assert twice[-1].at > 800
+# ---------------------------------------------------------------- synthetic
 
 
 def test_turns_of_a_session_share_their_beginning() -> None:
