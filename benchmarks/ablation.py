@@ -7,6 +7,8 @@
 An idea is patched out of the worker process for one replay: production code has no switches. A patch of what nobody
 calls any more would show that the idea is worth nothing. So a patch of a missing name fails, calls of patched functions
 are counted, and the page says where a patched function was not called, or not a single placement has changed.
+
+Results are appended to RESULTS. Remove it after a change of the policies: a row is compared with the first row.
 """
 
 from __future__ import annotations

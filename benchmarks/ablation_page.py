@@ -16,7 +16,7 @@ idea of the routing off at a time. A cell is the share of good requests (TTFT an
 the difference from the first row in points with its standard error over {seeds} seeds, the share that met the TTFT, and
 the p99 of the TTFT; of recorded sessions also the share of whole sessions with all turns good.
 *no change*: not one request was placed or answered otherwise. *not called*: the replay never asked the function that is
-switched off, so the row says nothing. A dash: the scenario has no use for the idea.
+switched off, so the row says nothing. A dash: not tried, or the scenario has no use for the idea.
 """
 
 
