@@ -33,6 +33,7 @@ from gateway.config.models import Config
 from gateway.downstream.http_server import HttpServer
 from gateway.downstream.intake import Intake
 from gateway.fleet.dns_discovery import DnsDiscovery
+from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
 from gateway.fleet.monitor import Monitor, PollTarget, SharedPolls
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
@@ -167,11 +168,24 @@ class Gateway:
                 self.keyring = Keyring(self.redis, self._swap_keys)
             group = new_group() if worker is None else worker.group
             self.replicas = Replicas(self.redis, config.state.namespace, group, self.fleet.knows)
+        self.learned_keeper = self._build_learned_keeper(config)
         self.fleet.peers = None if worker is None else worker.peers
         if self.replicas is not None:
             self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.peers, self.replicas)
         if self.fleet.peers is not None:
             self.fleet.request_publish = self.monitor.publish_soon
+
+    def _build_learned_keeper(self, config: Config) -> LearnedKeeper | None:
+        store: StateStore
+        if config.state.dir is not None:
+            store = StateFile(config.state.dir)
+        elif self.redis is not None:
+            store = StateKey(self.redis, config.state.namespace)
+        else:
+            return None
+        keeper = LearnedKeeper(store, self.fleet, self.runtime, self.worker is None or self.worker.is_leader)
+        self.registry.register(keeper)
+        return keeper
 
     def _build_servers(self, config: Config) -> None:
         quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)
@@ -249,6 +263,8 @@ class Gateway:
                 component.start()
         if self.config.resolved_hosts():
             await self.apply_config(self.config)
+        if self.learned_keeper is not None:
+            await self.learned_keeper.start()
         self._following_names = asyncio.create_task(self._follow_names())
 
     async def open(self, data: socket) -> None:
@@ -370,6 +386,7 @@ class Gateway:
         for component in (self.dns, self.cache_warming, self.monitor):
             await component.close()
         for optional_component in (
+            self.learned_keeper,
             self.certificate,
             self.kv_events,
             self.replicas,

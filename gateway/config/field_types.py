@@ -292,6 +292,9 @@ CacheSecret = Annotated[
 ]
 BackendName = Annotated[str, _one_of("backend", KINDS), WithJsonSchema({"type": "string", "enum": sorted(KINDS)})]
 ProfileName = Annotated[str, _one_of("profile", PROFILES)]
+Directory = Annotated[
+    str, _matching(r"(?s).*[/.].*", "'{value}' is not a path such as ./state or /var/lib/firsttoken"), _text(r"[/.]")
+]
 AccessLog = Annotated[
     str,
     _matching(

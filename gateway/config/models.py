@@ -86,6 +86,8 @@ class Defaults(Section):
 class StateSection(Section):
     redis: fields.RedisSetting | None = None
     """Redis that replicas share; absent: all state is kept in this process."""
+    dir: fields.Directory | None = None
+    """Directory for what was learned of engines, kept over a restart; absent: in Redis, if configured."""
     cache_secret: fields.CacheSecret | None = None
     """Secret from which cache names are derived, the same for all replicas. Absent: the digests of `keys`."""
     keys: Literal["config", "redis"] = "config"

@@ -16,9 +16,17 @@ from policies.fleet.circuit_breaker import (
 )
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.fleet.rate_limits import ReportedLimits
+from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue, TokenScale
-from policies.latency.tpot import DecodeInterference, DecodingAnswer, TpotPredictor, reopens_in
+from policies.latency.tpot import (
+    MAX_SHARE,
+    MIN_SHARE,
+    DecodeInterference,
+    DecodingAnswer,
+    TpotPredictor,
+    reopens_in,
+)
 from policies.latency.ttft_predictor import (
     CONTEXT_WEIGHT,
     MATURE_SAMPLES,
@@ -289,6 +297,37 @@ class EndpointState:
             del self._times[next(iter(self._times))]
         self.teacher_samples = 0
         return before
+
+    def learned(self, now: float) -> LearnedEndpoint:
+        """What survives a restart."""
+        predictor = self.predictor
+        return LearnedEndpoint(
+            tpot=self.tpot_predictor.learned(),
+            tpot_share=self.interference.tpot_share,
+            tokens_per_event=self.interference.tokens_per_event,
+            served=self.model,
+            engine=predictor.learned(now) if isinstance(predictor, EnginePredictor) else None,
+            api=predictor.learned(now) if isinstance(predictor, ApiPredictor) else None,
+        )
+
+    def restore(self, saved: LearnedEndpoint, age: float, now: float) -> None:
+        """Brings back what was saved `age` seconds ago. Raises ValueError, with no change, where it does not fit."""
+        predictor: TtftPredictor
+        if self.pool.local and saved.engine is not None:
+            predictor = EnginePredictor()
+            predictor.restore(saved.engine, age, now)
+        elif not self.pool.local and saved.api is not None:
+            predictor = ApiPredictor()
+            predictor.restore(saved.api, age, now)
+        else:
+            raise ValueError("an engine that was an API, or the reverse")
+        tpot = TpotPredictor()
+        tpot.restore(saved.tpot, age)
+        self.predictor = predictor
+        self.tpot_predictor = tpot
+        self.interference.tpot_share = min(max(saved.tpot_share, MIN_SHARE), MAX_SHARE)
+        self.interference.tokens_per_event = saved.tokens_per_event
+        self.model = self.model or saved.served
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has restarted since the last scrape."""

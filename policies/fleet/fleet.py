@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from policies.fleet.adapter_slots import LOADED
@@ -32,6 +33,7 @@ from policies.fleet.endpoint_state import (
     share_predictors,
 )
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
+from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, kept_share
 from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT
@@ -202,6 +204,39 @@ class Fleet:
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         return self._states[endpoint_id].statistics(now)
+
+    # ----------------------------------------------------------------- over a restart
+
+    def learned(self, endpoint_id: str, now: float) -> LearnedEndpoint | None:
+        """What survives a restart; None: nothing yet. Raises ValueError for what must not be kept."""
+        state = self._states.get(endpoint_id)
+        return None if state is None or not state.predictor.samples else state.learned(now)
+
+    def learned_lengths(self) -> Mapping[str, LearnedLengths]:
+        """Of answers, by route."""
+        return {route: lengths.learned() for route, lengths in self._output_lengths.items()}
+
+    def restore(self, endpoints: Mapping[str, LearnedEndpoint], age: float, now: float) -> list[str]:
+        """Brings back what was learned, up to a time `age` seconds ago, of endpoints of which less is known now.
+        Returns their ids."""
+        restored = []
+        for name, saved in endpoints.items():
+            state = self._states.get(name)
+            if state is None or saved.samples * kept_share(age) < state.predictor.samples + 1:
+                continue
+            with suppress(ValueError):  # a pool that became another kind
+                state.restore(saved, age, now)
+                restored.append(name)
+                self._touch(state)
+        for pool in self._pools.values():
+            share_predictors(pool.members)
+        return restored
+
+    def restore_lengths(self, lengths: Mapping[str, LearnedLengths], age: float) -> None:
+        for route, saved in lengths.items():
+            if route not in self._output_lengths:
+                self._output_lengths[route] = OutputLengths()
+                self._output_lengths[route].restore(saved, age)
 
     # ----------------------------------------------------------------- events of attempts
 

@@ -23,6 +23,16 @@ from math import exp, log
 from operator import mul
 from statistics import NormalDist, median
 
+from policies.latency.learned_state import (
+    MAX_LOG_RATIO,
+    OTHER_COMMON,
+    OTHER_OWN,
+    WINDOW,
+    LearnedChanges,
+    LearnedErrors,
+    LearnedRegression,
+    kept_share,
+)
 from policies.types import FOREVER, MEDIAN, NEVER, NINETIETH, QUANTILES, TINY, Forecast, Quantiles
 
 COMMON_VARIANCE = 9.0  # (times the reference) squared
@@ -32,12 +42,10 @@ OWN_DRIFT = 5e-5
 HUBER = 1.0  # standard deviations of the error beyond which a sample's weight falls: medians are learned
 MIN_RESULT = 1e-6  # least prediction, in the unit of the result
 
-WINDOW = 128  # samples
 PRIOR_SIGMA = 0.6  # of the ratio's logarithm, before any sample: nine of ten under 2.2 times the prediction
 PRIOR_WEIGHT = 6.0  # samples at which the prior counts as much as they do; at ten times as many, a hundredth
 HALF_LIFE = 1800.0  # s after which old samples count half
 REFRESH = 60.0  # s after which the age of samples is taken into account again
-MAX_LOG_RATIO = 6.0  # a factor of 400
 MIN_RATIO = 1e-9
 PRIOR: tuple[float, ...] = tuple(PRIOR_SIGMA * NormalDist().inv_cdf(q) for q in QUANTILES)
 
@@ -116,7 +124,19 @@ class Regression:
         """Starts from the state of `other`, with larger variances."""
         self.coefficients = list(other.coefficients)
         self.covariance = [list(row) for row in other.covariance]
-        self.inflate(0.25, 0.05)
+        self.inflate(OTHER_COMMON, OTHER_OWN)
+
+    def learned(self) -> LearnedRegression:
+        return LearnedRegression(list(self.coefficients), [list(row) for row in self.covariance])
+
+    def restore(self, saved: LearnedRegression, age: float) -> None:
+        """Raises ValueError where other terms were saved."""
+        if len(saved.coefficients) != len(self.coefficients):
+            raise ValueError("coefficients of other terms")
+        self.coefficients = [max(value, self._floor) for value in saved.coefficients]
+        self.covariance = [list(row) for row in saved.covariance]
+        lost = 1 - kept_share(age)
+        self.inflate(OTHER_COMMON * lost, OTHER_OWN * lost)
 
     def _projected(self, values: list[float], gains: list[float], sensitivity: list[float]) -> list[float]:
         """Raises coefficients to the floor, one at a time, lowest first."""
@@ -176,6 +196,18 @@ class ErrorQuantiles:
         self._prior = tuple(map(log, other.quantiles(now)))
         self._mixed_at = NEVER
 
+    def learned(self, now: float) -> LearnedErrors:
+        age = max(now - self._latest_at, 0.0) if self._recent else 0.0
+        prior = [min(max(value, -MAX_LOG_RATIO), MAX_LOG_RATIO) for value in self._prior]
+        return LearnedErrors([round(error, 4) for error in self._recent], prior, age)
+
+    def restore(self, saved: LearnedErrors, age: float, now: float) -> None:
+        self._prior = tuple(saved.prior)
+        self._recent = deque(saved.recent)
+        self._sorted = sorted(saved.recent)
+        self._latest_at = now - saved.age - age
+        self._mixed_at = NEVER
+
     def quantiles(self, now: float) -> Quantiles:
         """At QUANTILES, ascending."""
         if now - self._mixed_at > REFRESH:
@@ -218,6 +250,13 @@ class ChangeDetector:
     def clip(self) -> float:
         """Largest relative error for a single update."""
         return exp(max(OUTLIER * self._mean_error, MIN_OUTLIER)) - 1
+
+    def learned(self) -> LearnedChanges:
+        return LearnedChanges(self._mean_error, self._samples)
+
+    def restore(self, saved: LearnedChanges) -> None:
+        self._mean_error = saved.mean_error
+        self._samples = saved.samples
 
     def observe(self, deviation: float) -> float:
         """Returns the factor by which the series has changed: 1 without a change, else the median outlier's."""

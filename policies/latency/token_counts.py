@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from policies.latency.learned_state import LearnedLengths, LearnedRegression, kept_share
 from policies.latency.online_learning import Regression
 from policies.types import NEVER
 
@@ -164,6 +165,13 @@ class TokenScale:
     def correct(self, text_tokens: int, messages: int) -> int:
         return max(1, round(self._regression.predict((text_tokens, PER_MESSAGE * messages, PER_PROMPT))))
 
+    def learned(self) -> LearnedRegression:
+        return self._regression.learned()
+
+    def restore(self, saved: LearnedRegression, age: float) -> None:
+        """Raises ValueError where other terms were saved."""
+        self._regression.restore(saved, age)
+
     def observe(self, text_tokens: int, messages: int, reported: int) -> None:
         if reported > 0:
             self._regression.update((text_tokens, PER_MESSAGE * messages, PER_PROMPT), reported, CLIP)
@@ -198,6 +206,13 @@ class OutputLengths:
     def observe(self, tokens: int) -> None:
         self._answers += 1
         self._mean += (tokens - self._mean) * max(1 / self._answers, LENGTH_WEIGHT)
+
+    def learned(self) -> LearnedLengths:
+        return LearnedLengths(self._mean, self._answers)
+
+    def restore(self, saved: LearnedLengths, age: float) -> None:
+        self._mean = saved.mean
+        self._answers = max(int(saved.answers * kept_share(age)), PRIOR_ANSWERS)
 
     def expected(self, max_tokens: int | None = None) -> int:
         """Expected tokens of an answer which may have at most `max_tokens`."""

@@ -17,6 +17,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp, log
 
+from policies.latency.learned_state import LearnedTpot
 from policies.latency.online_learning import ChangeDetector, Regression
 from policies.types import FOREVER, Load
 
@@ -62,6 +63,14 @@ class TpotPredictor:
     def warm_start_from(self, sibling: TpotPredictor) -> None:
         self._regression.warm_start_from(sibling._regression)
 
+    def learned(self) -> LearnedTpot:
+        return LearnedTpot(self._regression.learned(), self._changes.learned())
+
+    def restore(self, saved: LearnedTpot, age: float) -> None:
+        """Raises ValueError where this predictor learns other terms."""
+        self._regression.restore(saved.regression, age)
+        self._changes.restore(saved.changes)
+
 
 @dataclass(slots=True)
 class DecodingAnswer:
@@ -88,14 +97,14 @@ class DecodeInterference:
         self.unaccounted_s = 0.0  # of `prefill_s`, sent since the last `update`
         self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
         self._prefill_at = self._updated_at = 0.0
-        self._tokens_per_event = 1.0  # servers may send several tokens at once
+        self.tokens_per_event = 1.0  # servers may send several tokens at once
         self._decode_events = 0.0  # exponential average
         self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
 
     @property
     def decode_tokens(self) -> float:
         """Tokens written in `decode_s`."""
-        return self._decode_events * self._tokens_per_event
+        return self._decode_events * self.tokens_per_event
 
     @property
     def tpot_budget(self) -> float:
@@ -126,7 +135,7 @@ class DecodeInterference:
         self.context -= answer.context
         if tokens is not None and answer.tokens >= COUNTED:
             reported = max(tokens / answer.tokens, 1.0)
-            self._tokens_per_event += (reported - self._tokens_per_event) * TOKENS_PER_EVENT_WEIGHT
+            self.tokens_per_event += (reported - self.tokens_per_event) * TOKENS_PER_EVENT_WEIGHT
         if not self.answers:
             self.expected_tpot_misses = NO_MISSES
         if (budget := answer.tpot_budget) is not None:
@@ -151,7 +160,7 @@ class DecodeInterference:
             budget = answer.tpot_budget
             if budget is None:
                 continue
-            credit = budget * answer.tokens * self._tokens_per_event - (now - answer.first_at)
+            credit = budget * answer.tokens * self.tokens_per_event - (now - answer.first_at)
             if credit >= STALL_GRID[-1]:
                 continue
             slack = max(budget - undisturbed_tpot, MIN_SLACK * budget)

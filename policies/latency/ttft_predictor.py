@@ -19,12 +19,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from math import exp, log
 from statistics import median
 from typing import Self
 
+from policies.latency.learned_state import LearnedApi, LearnedEngine, LearnedMean, kept_share
 from policies.latency.online_learning import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles, Regression
 from policies.latency.token_counts import REMAINDER
 from policies.types import NEVER, Forecast, Load, Quantiles
@@ -234,6 +235,27 @@ class EnginePredictor(TtftPredictor):
             self._regression.scale(ttft / predicted)
         self._fit(sample.work, ttft)
 
+    def learned(self, now: float) -> LearnedEngine:
+        return LearnedEngine(
+            samples=self.samples,
+            regression=self._regression.learned(),
+            changes=self._changes.learned(),
+            idle_errors=self._idle_errors.learned(now),
+            queued_errors=self._queued_errors.learned(now),
+            own=[(*astuple(sample.work), sample.predicted, sample.ttft) for sample in self._own_samples],
+        )
+
+    def restore(self, saved: LearnedEngine, age: float, now: float) -> None:
+        """Raises ValueError where this predictor learns other terms."""
+        self._regression.restore(saved.regression, age)
+        self._changes.restore(saved.changes)
+        self._idle_errors.restore(saved.idle_errors, age, now)
+        self._queued_errors.restore(saved.queued_errors, age, now)
+        self._own_samples = deque(TtftSample(PrefillWork(*one[:5]), *one[5:]) for one in saved.own)  # type: ignore[arg-type]
+        self.samples = round(saved.samples * kept_share(age))
+        self._update_costs()
+        self.drain_rate = self.max_prefill_rate
+
     def _fit(self, work: PrefillWork, ttft: float) -> None:
         tokens = work.uncached + work.queued_tokens
         terms = (BASE, work.prompt_tokens * LENGTH, tokens * TOKEN, work.pairs * PAIR, work.running * RUNNING)
@@ -277,6 +299,14 @@ class _DecayedMean:
         self._mean += log_factor
         self._weight = min(self._weight, CHANGE_SAMPLES)
 
+    def learned(self, now: float) -> LearnedMean:
+        return LearnedMean(self._mean, self._weight, max(now - self._at, 0.0) if self._weight else 0.0)
+
+    def restore(self, saved: LearnedMean, age: float, now: float) -> None:
+        self._mean = saved.mean
+        self._weight = saved.weight
+        self._at = now - saved.age - age
+
     def _weight_at(self, now: float) -> float:
         return self._weight * 0.5 ** (max(now - self._at, 0.0) / API_HALF_LIFE) if self._weight else 0.0
 
@@ -313,6 +343,23 @@ class ApiPredictor(TtftPredictor):
         log_ratio = log(ttft / _api_reference(tokens))
         self._overall.add(log_ratio, now)
         self._by_length.setdefault(tokens.bit_length(), _DecayedMean()).add(log_ratio, now)
+
+    def learned(self, now: float) -> LearnedApi:
+        return LearnedApi(
+            samples=self.samples,
+            changes=self._changes.learned(),
+            errors=self._idle_errors.learned(now),
+            overall=self._overall.learned(now),
+            by_length={bits: mean.learned(now) for bits, mean in self._by_length.items()},
+        )
+
+    def restore(self, saved: LearnedApi, age: float, now: float) -> None:
+        self._changes.restore(saved.changes)
+        self._idle_errors.restore(saved.errors, age, now)
+        self._overall.restore(saved.overall, age, now)
+        for bits, mean in saved.by_length.items():
+            self._by_length.setdefault(bits, _DecayedMean()).restore(mean, age, now)
+        self.samples = round(saved.samples * kept_share(age))
 
     def _start_regime(self, factor: float) -> None:
         for mean in (self._overall, *self._by_length.values()):

@@ -358,6 +358,20 @@ SHARED = (
         moves="Redis, or the network to it.",
         act="A few an hour: the network. Many with `firsttoken_redis_up` 1: the latency of Redis.",
     ),
+    counter(
+        "firsttoken_learned_state_saves_total{result} saves",
+        help="Saves of what was learned of engines, which a restart begins with",
+        more="Only with `state: {dir: ...}` or Redis. `result`: saved or failed.",
+        moves="Every 30 s with traffic, and at a stop.",
+        act="`failed`: the log has the reason. The next restart begins with what was saved last.",
+    ),
+    gauge(
+        "firsttoken_learned_state_restored_endpoints endpoints",
+        help="Endpoints that began with what an earlier process had learned",
+        more="Only with `state: {dir: ...}` or Redis.",
+        moves="A start.",
+        act="0 after a restart: the log says why the saved state was ignored.",
+    ),
     gauge(
         "firsttoken_replicas",
         help="Gateways that share this state, this one included",

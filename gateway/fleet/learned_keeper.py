@@ -1,0 +1,296 @@
+"""Keeps what was learned of engines over a restart: in a file, or in Redis.
+
+Rules:
+- Every process reads at its start, one writes: the only worker, or the leader. Every SAVE_INTERVAL if anything was
+  learned, and at the stop.
+- Nothing is written before a read was answered: a gateway that started without Redis does not replace what is there.
+- A file is replaced as a whole, by a rename. It is read only if regular and at most MAX_BYTES long.
+- What is read is decoded and checked in a thread, whole or not at all (`policies.latency.learned_state`). What is
+  broken, of another version, too old or from the future is ignored, with one line in the log.
+- What was learned belongs to a pool, a model and a URL: another server gets none of it.
+- The loop collects a few endpoints at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, time
+from typing import Protocol
+
+import msgspec
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.cluster.redis_client import PREFIX, RedisClient, Unavailable
+from gateway.observe.metrics.series import counter, gauge
+from gateway.runtime import RuntimeHolder
+from policies.fleet.fleet import Fleet
+from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, LearnedRegression
+
+log = logging.getLogger("firsttoken")
+
+VERSION = 1  # of the format, and of the meaning of the coefficients
+FILE = "learned.json"
+KEY = PREFIX + "learned:{namespace}"
+MAX_BYTES = 64 << 20
+MAX_AGE = 7 * 86_400.0  # s: what is older is ignored, and expires in Redis
+MAX_AHEAD = 300.0  # s by which the clock of the writer may have been ahead of ours
+SAVE_INTERVAL = 30.0  # s
+START_WAIT = 1.0  # s at the start to connect to Redis; later, what is read is restored while requests are served
+READ_LIMIT, WRITE_LIMIT = 2.0, 2.0  # s
+AT_ONCE = 16  # endpoints collected in one turn of the loop
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The document. `servers`: by endpoint, `tokenizers`: by pool: what the learned values belong to."""
+
+    version: int
+    saved_at: float  # Unix time, s
+    servers: dict[str, str] = field(default_factory=dict)
+    endpoints: dict[str, LearnedEndpoint] = field(default_factory=dict)
+    tokenizers: dict[str, str] = field(default_factory=dict)
+    scales: dict[str, LearnedRegression] = field(default_factory=dict)
+    lengths: dict[str, LearnedLengths] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    version: int
+    saved_at: float
+
+
+class UnusableState(Exception):
+    """The reason not to use what was read."""
+
+
+_head = msgspec.json.Decoder(_Head).decode
+_document = msgspec.json.Decoder(SavedState).decode
+
+
+def decode_state(raw: bytes, now: float) -> SavedState:
+    """`now`: Unix time. Raises UnusableState."""
+    if len(raw) > MAX_BYTES:
+        raise UnusableState(f"larger than {MAX_BYTES >> 20} MiB")
+    try:
+        head = _head(raw)
+        if head.version != VERSION:
+            raise UnusableState(f"of version {head.version}; this gateway reads version {VERSION}")
+        if not -MAX_AHEAD <= now - head.saved_at <= MAX_AGE:
+            raise UnusableState("saved more than 7 days ago" if head.saved_at < now else "saved in the future")
+        return _document(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise UnusableState(f"broken: {' '.join(str(error).split())[:200]}") from None
+
+
+class StateStore(Protocol):
+    """A place for the document. OSError and Unavailable: it cannot be asked now."""
+
+    name: str
+
+    async def read(self) -> bytes | None:
+        """None: nothing was saved. Raises UnusableState."""
+        ...
+
+    async def write(self, raw: bytes) -> None: ...
+
+
+class StateFile:
+    def __init__(self, directory: str) -> None:
+        self._path = Path(directory) / FILE
+        self.name = str(self._path)
+
+    async def read(self) -> bytes | None:
+        return await asyncio.to_thread(self._read)
+
+    async def write(self, raw: bytes) -> None:
+        await asyncio.to_thread(self._write, raw)
+
+    def _read(self) -> bytes | None:
+        try:
+            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+        except FileNotFoundError:
+            return None
+        with open(file, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise UnusableState("not a regular file")
+            return opened.read(MAX_BYTES + 1)
+
+    def _write(self, raw: bytes) -> None:
+        """Leaves the old file or the new one, whatever happens."""
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(temporary, flags, 0o600), "wb") as opened:
+                opened.write(raw)
+                opened.flush()
+                os.fsync(opened.fileno())
+            temporary.replace(self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class StateKey:
+    """A key of Redis, common to all replicas: they learn of the same engines, and the last one to write wins."""
+
+    def __init__(self, redis: RedisClient, namespace: str) -> None:
+        self._redis = redis
+        self._key = KEY.format(namespace=namespace)
+        self.name = f"key {self._key} in Redis"
+
+    async def read(self) -> bytes | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_WAIT):
+                while not self._redis.up:  # noqa: ASYNC110 - the probe has no notification for one more reader
+                    await asyncio.sleep(0.02)
+        size = await self._redis.call(lambda redis: redis.strlen(self._key), READ_LIMIT)
+        if size > MAX_BYTES:
+            raise UnusableState(f"larger than {MAX_BYTES >> 20} MiB")
+        found = await self._redis.call(lambda redis: redis.get(self._key), READ_LIMIT)
+        return found if isinstance(found, bytes) else None
+
+    async def write(self, raw: bytes) -> None:
+        await self._redis.call(lambda redis: redis.set(self._key, raw, ex=int(MAX_AGE)), WRITE_LIMIT)
+
+
+class LearnedKeeper(Collector):
+    """`writes`: of the workers, the one that saves. Between `start` and `close` the state is saved at intervals."""
+
+    def __init__(self, store: StateStore, fleet: Fleet, runtime: RuntimeHolder, writes: bool = True) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._runtime = runtime
+        self._writes = writes
+        self._read = False  # the store has answered
+        self._restored = 0  # endpoints
+        self._saves = counter("firsttoken_learned_state_saves_total")
+        self._failing = False  # logged
+        self._closed = False  # before 3.12, `wait_for` in redis-py may lose a cancellation (python/cpython#86296)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Restores before the first request, where the store answers."""
+        await self._restore()
+        self._task = asyncio.get_running_loop().create_task(self._save_forever())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._closed = True
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if self._writes and self._read:
+                await self._save()
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._saves.collect()
+        yield gauge("firsttoken_learned_state_restored_endpoints", [((), self._restored)])
+
+    async def _save_forever(self) -> None:
+        saved = self._experience()
+        while not self._closed and (self._writes or not self._read):
+            await asyncio.sleep(SAVE_INTERVAL)
+            if not self._read:
+                await self._restore()
+            elif (experience := self._experience()) != saved and await self._save():
+                saved = experience
+
+    def _experience(self) -> list[int]:
+        """First tokens seen of each endpoint."""
+        now = monotonic()
+        return [self._fleet.statistics(name, now).samples for name in self._runtime.current.upstreams]
+
+    # -- save -------------------------------------------------------------------------------
+
+    async def _save(self) -> bool:
+        try:
+            state = await self._state()
+            await self._store.write(await asyncio.to_thread(msgspec.json.encode, state))
+        except (OSError, Unavailable) as error:
+            self._saves.of[("failed",)].value += 1
+            if not self._failing:
+                log.warning("learned state cannot be saved to %s: %s", self._store.name, error)
+            self._failing = True
+            return False
+        except Exception:
+            log.exception("learned state could not be collected")
+            return False
+        if self._failing:
+            log.info("learned state is saved to %s again", self._store.name)
+        self._failing = False
+        self._saves.of[("saved",)].value += 1
+        return True
+
+    async def _state(self) -> SavedState:
+        servers, endpoints = self._servers(), dict[str, LearnedEndpoint]()
+        for number, name in enumerate(servers, 1):
+            with suppress(ValueError):
+                if (learned := self._fleet.learned(name, monotonic())) is not None:
+                    endpoints[name] = learned
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        tokenizers, scales = self._tokenizers(), dict[str, LearnedRegression]()
+        for pool in tokenizers:
+            with suppress(ValueError):
+                scales[pool] = self._fleet.token_scale(pool).learned()
+        lengths = dict(self._fleet.learned_lengths())
+        return SavedState(VERSION, time(), servers, endpoints, tokenizers, scales, lengths)
+
+    def _servers(self) -> dict[str, str]:
+        """Model and URL, by endpoint."""
+        runtime = self._runtime.current
+        models = {endpoint.id: pool.model for pool in runtime.pools.values() for endpoint in pool.endpoints}
+        return {name: f"{models[name]} at {url}" for name, url in runtime.config.urls().items() if name in models}
+
+    def _tokenizers(self) -> dict[str, str]:
+        """Model and tokenizer, by pool."""
+        pools = self._runtime.current.config.pools
+        return {name: f"{pool.model} by {pool.tokenizer}" for name, pool in pools.items()}
+
+    # -- restore ----------------------------------------------------------------------------
+
+    async def _restore(self) -> None:
+        name = self._store.name
+        try:
+            raw = await self._store.read()
+            self._read = True
+            if raw is not None:
+                self._apply(await asyncio.to_thread(decode_state, raw, time()))
+        except UnusableState as reason:
+            self._read = True
+            log.warning("learned state in %s is ignored: %s", name, reason)
+        except (OSError, Unavailable) as error:
+            log.warning("learned state in %s cannot be read: %s", name, error)
+            self._read = isinstance(error, OSError)
+        except Exception:
+            log.exception("learned state in %s is ignored", name)
+            self._read = True
+
+    def _apply(self, state: SavedState) -> None:
+        """Restores what belongs to the present servers."""
+        age = max(time() - state.saved_at, 0.0)
+        servers, tokenizers = self._servers(), self._tokenizers()
+        known = {name: learned for name, learned in state.endpoints.items() if _same(name, servers, state.servers)}
+        restored = self._fleet.restore(known, age, monotonic())
+        learned_pools = {name.partition("/")[0] for name in restored}
+        for pool, scale in state.scales.items():
+            if pool in learned_pools and _same(pool, tokenizers, state.tokenizers):
+                with suppress(ValueError):
+                    self._fleet.token_scale(pool).restore(scale, age)
+        routes = {route.name for route in self._runtime.current.routes.all}
+        self._fleet.restore_lengths({name: found for name, found in state.lengths.items() if name in routes}, age)
+        self._restored = len(restored)
+        text = "learned state of %d of %d endpoints restored from %s, saved %.0f s ago"
+        log.info(text, len(restored), len(servers), self._store.name, age)
+
+
+def _same(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:
+    return name in now and now[name] == before.get(name)

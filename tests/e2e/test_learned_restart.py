@@ -1,0 +1,121 @@
+"""A gateway restarted in front of engines that it knows, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from gateway.observe.record import Record
+from tests.gateway.builders import CHAT, calling, get, post
+from tests.support.gateways import running
+from tests.support.redis import redis_server
+from tests.support.served import serving, write_config
+from tests.support.simulated import engine_pool, engines, eventually
+
+LESSONS, FIRST, STARTS = 40, 8, 5  # requests before the restart, and of the restarted gateway; restarts
+SHORT = {"stream": True, "max_tokens": 2}
+ROUTES = {"chat": {"tiers": ["only"], "ttft": {"budget": "20s"}}}
+
+
+async def ask(gateway: Gateway, random: Random, count: int) -> list[float]:
+    """Relative errors of the predicted p50 for new prompts of 100 to 1,500 tokens, one after the other."""
+    errors = []
+    for _ in range(count):
+        words = " ".join(str(random.randrange(1000)) for _ in range(random.randrange(100, 1500)))
+        async with calling(gateway.url) as caller:
+            await caller.ask(
+                post({**CHAT, "messages": [{"role": "user", "content": words}], **SHORT}, "connection: close")
+            )
+            await caller.rest()
+        record: Record = gateway.recorder.recent[-1]
+        assert record.ttft is not None
+        assert record.ttft_predicted_p50 is not None
+        errors.append(abs(record.ttft_predicted_p50 / record.ttft - 1))
+    return errors
+
+
+async def first_errors(pools: dict[str, Any], random: Random, **state: Any) -> tuple[float, float]:
+    """Median error of the very first request of STARTS gateways; median of its predicted p90 / p50."""
+    errors, widths = [], []
+    for _ in range(STARTS):
+        async with running(pools, ROUTES, **state) as gateway:
+            errors += await ask(gateway, random, 1)
+            record = gateway.recorder.recent[-1]
+            assert record.ttft_predicted_p50 is not None
+            assert record.ttft_predicted_p90 is not None
+            widths.append(record.ttft_predicted_p90 / record.ttft_predicted_p50)
+    return median(errors), median(widths)
+
+
+async def test_the_first_predictions_after_a_restart_are_as_good_as_the_last_before(tmp_path: Path) -> None:
+    """Of an engine about ten times slower than the one that a cold gateway assumes."""
+    state: dict[str, Any] = {"state": {"dir": str(tmp_path)}}
+    random = Random(5)
+    async with engines(2, "8b-l4") as only:
+        pools = {"only": engine_pool(*only)}
+        async with running(pools, ROUTES, **state) as gateway:
+            before = median((await ask(gateway, random, LESSONS))[LESSONS // 2 :])
+        async with running(pools, ROUTES, **state) as gateway:
+            [restored] = [f for f in gateway.registry.collect() if f.name.endswith("restored_endpoints")]
+            assert [sample.value for sample in restored.samples] == [2.0]
+        after, width = await first_errors(pools, random, **state)
+        cold, cold_width = await first_errors(pools, random)
+    print(f"error of the p50: before {before:.3f}, first after a restart {after:.3f}, first of a cold start {cold:.3f}")
+    print(f"p90 / p50: first after a restart {width:.2f}, first of a cold start {cold_width:.2f}")
+    assert after < max(1.5 * before, 0.1)
+    assert cold > 4 * after
+    assert cold_width > 1.5 * width
+
+
+async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: pytest.LogCaptureFixture) -> None:
+    """For the next process, on whatever machine; a Redis that is absent at the start delays nothing for long."""
+    random = Random(6)
+    async with redis_server() as redis, engines(1, "8b-l4") as only:
+        pools, state = {"only": engine_pool(*only)}, {"state": {"redis": redis.url, "namespace": "one"}}
+        other = {"state": {"redis": redis.url, "namespace": "two"}}
+        async with running(pools, ROUTES, **state) as gateway:
+            await ask(gateway, random, LESSONS)
+        async with redis.client() as client:
+            assert 0 < await client.ttl("firsttoken:learned:one") <= 7 * 86_400
+        async with running(pools, ROUTES, **other) as gateway:
+            assert gateway.fleet.statistics(next(iter(gateway.runtime.current.upstreams)), 0.0).samples == 0
+        async with running(pools, ROUTES, **state) as gateway:
+            assert median(await ask(gateway, random, FIRST)) < 0.15
+        async with redis.client() as client:
+            await client.set("firsttoken:learned:one", b"\x00garbage")
+        async with running(pools, ROUTES, **state) as gateway:
+            await ask(gateway, random, 1)
+    assert "learned state in key firsttoken:learned:one in Redis is ignored: broken" in caplog.text
+    async with engines(1) as only, running({"only": engine_pool(*only)}, ROUTES, **state) as gateway:
+        await ask(gateway, random, 1)
+    assert "learned state in key firsttoken:learned:one in Redis cannot be read" in caplog.text
+
+
+async def test_one_worker_saves_and_all_restore(tmp_path: Path) -> None:
+    """At a stop of the service, into a directory with one file."""
+    async with engines(1, "8b-l4") as only:
+        home = tmp_path / "state"
+        config = write_config(tmp_path / "fleet.yaml", only[0].url, "simulated")
+        config.write_text(f"{config.read_text()}state: {{dir: {home}}}\n")
+        for life in range(2):
+            async with serving(config, "--workers", "2") as served:
+                for _ in range(20):
+                    async with calling(served.url) as caller:
+                        await caller.ask(post({**CHAT, **SHORT}, "connection: close"))
+                        await caller.rest()
+                page = (await get(served.admin, "/metrics"))[2].decode()
+                assert f"firsttoken_learned_state_restored_endpoints {float(life)}" in page
+                served.process.send_signal(signal.SIGTERM)
+                await asyncio.wait_for(served.process.wait(), 20)
+            await eventually((home / "learned.json").exists)
+            saved = json.loads((home / "learned.json").read_bytes())
+            assert [found["engine"]["samples"] for found in saved["endpoints"].values()] > [0]
+            assert [entry.name for entry in home.iterdir()] == ["learned.json"]
