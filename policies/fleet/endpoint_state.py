@@ -299,7 +299,7 @@ class EndpointState:
         return before
 
     def learned(self, now: float) -> LearnedEndpoint:
-        """What survives a restart."""
+        """The state that survives a restart."""
         predictor = self.predictor
         return LearnedEndpoint(
             tpot=self.tpot_predictor.learned(),
@@ -308,6 +308,7 @@ class EndpointState:
             served=self.model,
             engine=predictor.learned(now) if isinstance(predictor, EnginePredictor) else None,
             api=predictor.learned(now) if isinstance(predictor, ApiPredictor) else None,
+            adapter_load_s=None if self.adapters is None else self.adapters.load_s,
         )
 
     def restore(self, saved: LearnedEndpoint, age: float, now: float) -> None:
@@ -328,6 +329,8 @@ class EndpointState:
         self.interference.tpot_share = min(max(saved.tpot_share, MIN_SHARE), MAX_SHARE)
         self.interference.tokens_per_event = saved.tokens_per_event
         self.model = self.model or saved.served
+        if self.adapters is not None and saved.adapter_load_s is not None:
+            self.adapters.load_s = saved.adapter_load_s
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has restarted since the last scrape."""

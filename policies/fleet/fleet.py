@@ -208,7 +208,7 @@ class Fleet:
     # ----------------------------------------------------------------- over a restart
 
     def learned(self, endpoint_id: str, now: float) -> LearnedEndpoint | None:
-        """What survives a restart; None: nothing yet. Raises ValueError for what must not be kept."""
+        """The state that survives a restart; None: none yet. Raises ValueError for values that must not be kept."""
         state = self._states.get(endpoint_id)
         return None if state is None or not state.predictor.samples else state.learned(now)
 

@@ -26,6 +26,8 @@ ELSEWHERE = {
     "firsttoken_redis_up",
     "firsttoken_redis_errors_total",
     "firsttoken_replicas",
+    "firsttoken_learned_state_saves_total",
+    "firsttoken_learned_state_restored_endpoints",
     "firsttoken_workers",
     "firsttoken_worker_starts_total",
     "firsttoken_spans_exported_total",
