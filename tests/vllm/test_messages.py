@@ -113,3 +113,16 @@ async def test_an_error_of_vllm_is_anthropics(sdk: AsyncAnthropic, wrong: Any) -
         await sdk.messages.create(**{"model": "native", "max_tokens": 16, "messages": ASKED, **wrong})
     assert isinstance(caught.value.body, dict)
     assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_streamed_message_that_vllm_refuses_is_a_bad_request(sdk: AsyncAnthropic) -> None:
+    """vLLM 0.32 answers 200 and wraps the refusal of its chat, which has no budget for thinking, into an event of
+    type `internal_error`. The engine serves on."""
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    for _ in range(8):
+        with pytest.raises(anthropic.BadRequestError):
+            async with sdk.messages.stream(
+                model="native", max_tokens=2000, messages=ASKED, thinking=thinking
+            ) as stream:
+                await stream.get_final_message()
+    assert text_of(await streamed(sdk, "native", ASKED))
