@@ -173,7 +173,7 @@ class LearnedKeeper(Collector):
         self._read = False  # the store has answered
         self._restored = 0  # endpoints
         self._saves = counter("firsttoken_learned_state_saves_total")
-        self._failing = False  # logged
+        self._unread = self._failing = False  # and logged
         self._closed = False  # before 3.12, `wait_for` in redis-py may lose a cancellation (python/cpython#86296)
         self._task: asyncio.Task[None] | None = None
 
@@ -268,7 +268,9 @@ class LearnedKeeper(Collector):
             self._read = True
             log.warning("learned state in %s is ignored: %s", name, reason)
         except (OSError, Unavailable) as error:
-            log.warning("learned state in %s cannot be read: %s", name, error)
+            if not self._unread:
+                log.warning("learned state in %s cannot be read: %s", name, error)
+            self._unread = True
             self._read = isinstance(error, OSError)
         except Exception:
             log.exception("learned state in %s is ignored", name)

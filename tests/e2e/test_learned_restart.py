@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from random import Random
 from statistics import median
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: 
         async with redis.client() as client:
             assert 0 < await client.ttl("firsttoken:learned:one") <= 7 * 86_400
         async with running(pools, ROUTES, **other) as gateway:
-            assert gateway.fleet.statistics(next(iter(gateway.runtime.current.upstreams)), 0.0).samples == 0
+            assert gateway.fleet.statistics(next(iter(gateway.runtime.current.upstreams)), monotonic()).samples == 0
         async with running(pools, ROUTES, **state) as gateway:
             assert median(await ask(gateway, random, FIRST)) < 0.15
         async with redis.client() as client:
@@ -97,6 +98,31 @@ async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: 
     async with engines(1) as only, running({"only": engine_pool(*only)}, ROUTES, **state) as gateway:
         await ask(gateway, random, 1)
     assert "learned state in key firsttoken:learned:one in Redis cannot be read" in caplog.text
+
+
+async def test_a_redis_that_comes_later_is_read_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gateway that began cold takes over what is saved, while it serves, in place of saving less."""
+    random = Random(7)
+    async with redis_server() as redis, engines(1, "8b-l4") as only:
+        pools, state = {"only": engine_pool(*only)}, {"state": {"redis": redis.url}}
+        async with running(pools, ROUTES, **state) as gateway:
+            await ask(gateway, random, LESSONS)
+        monkeypatch.setattr("gateway.fleet.learned_keeper.SAVE_INTERVAL", 0.05)
+        monkeypatch.setattr("gateway.fleet.learned_keeper.START_WAIT", 0.1)
+        redis.freeze()
+        async with running(pools, ROUTES, **state) as gateway:
+            [endpoint] = gateway.runtime.current.upstreams
+            assert gateway.fleet.statistics(endpoint, monotonic()).samples == 0
+            await ask(gateway, random, 1)
+            redis.thaw()
+            await eventually(lambda: gateway.fleet.statistics(endpoint, monotonic()).samples >= LESSONS, within=10)
+            await ask(gateway, random, 1)
+        async with redis.client() as client:
+            saved = json.loads(await client.get("firsttoken:learned:firsttoken"))
+    assert saved["endpoints"][endpoint]["engine"]["samples"] > LESSONS
+    assert sum("cannot be read" in line for line in caplog.messages) == 1
 
 
 async def test_one_worker_saves_and_all_restore(tmp_path: Path) -> None:

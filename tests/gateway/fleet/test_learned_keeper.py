@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ from gateway.runtime import RuntimeHolder, build_runtime
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, PoolEstimate
 from tests.support.gateways import document, pool
+from tests.support.simulated import eventually
 
 ENGINE = "http://10.0.0.1:8000"
 ID = "small/10.0.0.1:8000"
@@ -226,6 +228,21 @@ async def test_a_save_that_fails_leaves_the_file_and_is_logged_once(
     blocked.rmdir()
     assert await process.keeper._save()
     msgspec.json.decode((tmp_path / FILE).read_bytes())
+
+
+async def test_a_process_that_is_killed_has_saved_at_intervals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And nothing while nothing is learned."""
+    monkeypatch.setattr("gateway.fleet.learned_keeper.SAVE_INTERVAL", 0.02)
+    process = await started(tmp_path)
+    await asyncio.sleep(0.1)
+    assert not (tmp_path / FILE).exists()
+    process.learn()
+    await eventually((tmp_path / FILE).exists)
+    first = (tmp_path / FILE).stat().st_mtime_ns
+    await asyncio.sleep(0.1)
+    assert (tmp_path / FILE).stat().st_mtime_ns == first
+    assert (await started(tmp_path)).samples > 30
+    await process.keeper.close()
 
 
 async def test_a_process_that_does_not_write_reads(tmp_path: Path) -> None:
