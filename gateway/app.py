@@ -36,7 +36,12 @@ from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
 from gateway.fleet.monitor import Monitor, PollTarget, SharedPolls
 from gateway.observe.logs import AccessLog
-from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
+from gateway.observe.metrics.scrape_collectors import (
+    EndpointCollector,
+    GatewayCollector,
+    LostPromiseCollector,
+    Registry,
+)
 from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
 from gateway.observe.timeline import Recorder
 from gateway.observe.trace_context import Tracer
@@ -115,7 +120,9 @@ class Gateway:
         self.fleet = Fleet(self.runtime.current.pools.values())
         self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
         shared = None if self.worker is None else self.worker.peers
-        self.monitor = Monitor(self.fleet, on_block_size=self.estimator.set_block_size, shared=shared)
+        self.monitor = Monitor(
+            self.fleet, on_block_size=self.estimator.set_block_size, shared=shared, routes=self._routes
+        )
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
@@ -141,6 +148,7 @@ class Gateway:
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
         self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.engine_loads))
+        self.registry.register(LostPromiseCollector(self._routes, self.monitor.lost_promises))
         self.registry.register(
             GatewayCollector(
                 self._routes,

@@ -51,6 +51,11 @@ class EngineProfile:
         """Capacity of the KV cache, in blocks."""
         return self.kv_tokens // self.block_size
 
+    @property
+    def tpot_alone(self) -> float:
+        """Seconds per token of an answer that decodes alone, after a short prompt."""
+        return self.duration_ms(1, 1) * 1e-3
+
     def fixed_ms(self, tokens: int, seqs: int) -> float:
         """The part of a step independent of contexts: launch, linear layers, all-reduce."""
         linear: float = (self.weights_ms**_JOIN + (tokens / self.tokens_per_ms) ** _JOIN) ** (1 / _JOIN)
@@ -75,6 +80,10 @@ class ApiProfile:
     requests_per_minute: int = 600
     max_model_len: int = 128_000
     block_size: int = 16
+
+    @property
+    def tpot_alone(self) -> float:
+        return self.tpot
 
 
 Profile = EngineProfile | ApiProfile

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
+from backends.simulated.profiles import PROFILES
 from gateway.admission import key_store
 from gateway.cluster.redis_client import create_client, error_text
 from gateway.config import schema as schemas
@@ -25,6 +26,8 @@ from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import parse_redis_url
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key
+from gateway.config.pool_section import PoolSection
+from policies.fleet.lost_promises import LostPromises
 from policies.routes.route import Route, Tier, Ttft
 
 if TYPE_CHECKING:
@@ -69,7 +72,19 @@ def notes(config: Config) -> list[str]:
             "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
             " leaves the group empties its caches"
         )
+    lines += [
+        f"note: no engine of pool {promise.pool} keeps the tpot of route {promise.route}: an answer alone takes"
+        f" {duration(round(promise.alone, 4))} per token by its profile, and the budget is {duration(promise.budget)}"
+        for promise in LostPromises().update(config.all_routes, lambda pool: _tpot_alone(config.pools[pool]))
+    ]
     return lines
+
+
+def _tpot_alone(pool: PoolSection) -> float | None:
+    """Of the fastest server; None where the configuration does not name the profiles of all."""
+    names = [endpoint.profile or pool.profile for endpoint in pool.endpoints] or [pool.profile]
+    known = [PROFILES[name].tpot_alone for name in names if name is not None]
+    return min(known) if len(known) == len(names) else None
 
 
 def duration(seconds: float) -> str:

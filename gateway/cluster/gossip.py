@@ -163,7 +163,7 @@ def _is_plausible(load: PeerLoad) -> bool:
         and load.warming <= 1
         and load.prefilling <= load.in_flight
         and all(0 <= amount < FOREVER for amount in amounts)
-        and load.tpot_budget > 0
+        and load.tpot_limit > 0
         and not any(map(isnan, numbers))
     )
 

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from time import monotonic
 from typing import Protocol, cast
 
@@ -25,6 +26,8 @@ from backends.interface import Backend, HttpCall
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.fleet import Fleet
+from policies.fleet.lost_promises import LostPromises
+from policies.routes.route import Route
 from policies.types import NEVER, EngineLoad, Load
 
 log = logging.getLogger("firsttoken")
@@ -36,6 +39,7 @@ STALLED = 6.0  # s: a poll with a list of models may take 4
 READS = 2  # of shared results, per interval of polling
 MODEL_LINES = 60.0  # s between two lines about changes of model: two engines behind one URL would fill the log
 PROGRESS = 0.2  # s between two counts of the tokens of running answers
+PROMISES = 10  # such counts between two comparisons of TPOT budgets with what engines can do
 PUBLISH_DELAY = 0.002  # s in which changes are joined into one message to peers: 7 us each, three per request otherwise
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
 _COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
@@ -150,8 +154,11 @@ class Monitor:
         *,
         on_block_size: Callable[[str, int], None] = lambda pool, tokens: None,
         shared: SharedPolls | None = None,
+        routes: Callable[[], Iterable[Route]] = tuple,
     ) -> None:
         self.fleet = fleet
+        self.lost_promises = LostPromises()
+        self._routes = routes
         self._on_block_size = on_block_size
         self._shared = shared
         self._polled: dict[str, tuple[EndpointPoll, asyncio.Task[None]]] = {}
@@ -196,11 +203,30 @@ class Monitor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _count_forever(self) -> None:
-        """Report the progress of running answers."""
-        while True:
+        """Report the progress of running answers, and every few seconds what routes promise in vain."""
+        for counts in count(1):
             await asyncio.sleep(PROGRESS)
+            if counts % PROMISES == 0:
+                self._check_promises()
             if answering := cast("Iterable[Answering]", self.fleet.answering()):
                 self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in answering], monotonic())
+
+    def _check_promises(self) -> None:
+        """A line for each change."""
+        for promise in self.lost_promises.update(self._routes(), self.fleet.tpot_alone):
+            names = promise.pool, promise.route, promise.alone * 1e3, promise.budget * 1e3
+            if self.lost_promises.is_lost[promise.route, promise.pool]:
+                log.warning(
+                    "pool %s cannot keep the tpot of route %s: an answer alone takes %.1f ms per token there,"
+                    " and the budget is %.1f ms",
+                    *names,
+                )
+            else:
+                log.warning(
+                    "pool %s can keep the tpot of route %s again: an answer alone takes %.1f ms per token there,"
+                    " and the budget is %.1f ms",
+                    *names,
+                )
 
     async def _poll_forever(self, poll: EndpointPoll, offset: float) -> None:
         """Poll at once, as a dead endpoint must not wait, then at the endpoint's turn of each interval. A page that

@@ -162,7 +162,7 @@ class EndpointState:
             prefill_s=interference.prefill_s - self._peer_prefill_s,
             decode_s=interference.decode_s if decoding else 0.0,
             decode_tokens=interference.decode_tokens if decoding else 0.0,
-            tpot_budget=interference.tpot_budget,
+            tpot_limit=interference.tpot_limit(self.tpot_predictor.at_rest(self.decoding, self.decoding_context)),
             expected_tpot_misses=interference.expected_tpot_misses,
         )
 
@@ -185,9 +185,8 @@ class EndpointState:
             blocked_until = max(blocked_until, self.breaker.until)
         if self.rate_limit is not None:
             blocked_until = max(blocked_until, self.rate_limit.full_until(now))
-        tpot = self.tpot_predictor.predict(running, context)
-        single_tpot = tpot if running < 2 else self.tpot_predictor.predict(1, context / running)
-        pressure = interference.tpot_pressure(single_tpot, peers.decode_s, peers.decode_tokens, peers.tpot_budget)
+        rest = self.tpot_predictor.at_rest(running, context)
+        pressure = interference.tpot_pressure(rest, peers.decode_s, peers.decode_tokens, peers.tpot_limit)
         backlog_s = queued_tokens / self.predictor.drain_rate
         utilization = interference.prefill_utilization(now)
         misses = interference.expected_tpot_misses
@@ -215,11 +214,21 @@ class EndpointState:
             tpot_pressure=pressure,
             reopens_in=reopens_in(pressure, backlog_s) if pressure else 0.0,
             prefill_utilization=utilization,
-            tpot=tpot / max(1 - utilization, MIN_DECODE_SHARE),
+            tpot=self.tpot_predictor.predict(running, context) / max(1 - utilization, MIN_DECODE_SHARE),
             context=context,
             last_token_at=self.last_token_at,
             warming=self.warming or peers.warming > 0,
         )
+
+    def on_progress(self, now: float) -> None:
+        """The tokens of the answers in progress have been counted."""
+        interference, predictor, since = self.interference, self.tpot_predictor, self.interference.updated_at
+        running, context = self.decoding, self.decoding_context
+        prefilling = self.inflight.prefilling or self.peer_load.prefilling or interference.unaccounted_s
+        undisturbed_tpot, rest = predictor.predict(running, context), predictor.at_rest(running, context)
+        decode_s, tokens = interference.update(undisturbed_tpot, rest, now)
+        if not prefilling and self.last_token_at < since:
+            predictor.observe_at_rest(running, context, decode_s, tokens, now - since)
 
     def _queue_at(self, now: float) -> tuple[float, int, int]:
         """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the drain rate."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from policies.fleet.adapter_slots import LOADED
-from policies.fleet.circuit_breaker import CircuitBreaker
+from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.endpoint_state import (
     EWMA_WEIGHT,
     STALE,
@@ -201,6 +201,12 @@ class Fleet:
             return None
         times = self._reasoning_times
         return {pool: times[route.name, pool].quantile(route.target, now) for pool in route.pools}
+
+    def tpot_alone(self, pool: str) -> float | None:
+        """Seconds per token of an answer alone on the fastest engine in use, at rest; None: not learned yet."""
+        members = self._pools[pool].members if pool in self._pools else []
+        used = [one.tpot_predictor.tpot_alone for one in members if one.breaker.state is BreakerState.CLOSED]
+        return min((alone for alone in used if alone is not None), default=None)
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         return self._states[endpoint_id].statistics(now)
@@ -387,8 +393,7 @@ class Fleet:
                 attempt.answer.tokens = count
                 touched[attempt.state] = None
         for state in touched:
-            undisturbed_tpot = state.tpot_predictor.predict(state.decoding, state.decoding_context)
-            state.interference.update(undisturbed_tpot, now)
+            state.on_progress(now)
             self._touch(state)
 
     def observe_output(self, route: str, tokens: int) -> None:

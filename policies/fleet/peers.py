@@ -47,7 +47,7 @@ class PeerLoad:
     prefill_s: float = 0.0  # sent there since the process began
     decode_s: float = 0.0  # recent, of all answers together
     decode_tokens: float = 0.0  # written in `decode_s`
-    tpot_budget: float = FOREVER  # s per token, the tightest
+    tpot_limit: float = FOREVER  # s per token that the answers bear
     expected_tpot_misses: MissCurve = NO_MISSES
 
     def numbers(self) -> tuple[float, ...]:
@@ -108,7 +108,7 @@ def add_misses(a: MissCurve, b: MissCurve) -> MissCurve:
 
 
 _COMBINED_BY: dict[str, Callable[..., object]] = {  # other fields are added
-    **dict.fromkeys(("queued_since", "tpot_budget"), min),
+    **dict.fromkeys(("queued_since", "tpot_limit"), min),
     **dict.fromkeys(("warming", "last_token_at", "last_used_at", "blocked_until", "down_since"), max),
     "expected_tpot_misses": partial(reduce, add_misses),
 }

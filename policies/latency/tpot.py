@@ -7,6 +7,10 @@ b k - x seconds. If a stall of S seconds puts an answer behind by d, catching up
 is the TPOT of an undisturbed engine; so many tokens come with probability exp(-tokens / m), for m expected remaining
 tokens (lengths are roughly geometric: the remainder does not depend on the tokens so far). The expected misses of S are
 the sum, over the answers, of the probability before minus after.
+
+An engine at rest prefills nothing. A promise below the TPOT of an answer that decodes alone there cannot be kept, with
+or without a further prefill: it causes no expected misses, teaches nothing, and the engine is closed only for what
+prefills cost beyond the engine's own pace.
 Derivation and measurements: docs/decisions/0011-decode-interference.md.
 """
 
@@ -35,23 +39,88 @@ COUNTED = 16  # tokens from which an answer tells how many tokens an event carri
 TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
 STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
 MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
+KEEPABLE_SLACK = 0.2  # of a budget, that the TPOT of an answer alone leaves: with less, the promise counts for less
+ALONE_MULTIPLE = 1.25  # times the TPOT of an answer alone that is borne for any promise: its own variation
+REST_MULTIPLE = 5.0  # times the TPOT at rest that answers with a lost promise bear: 80% of the time for prefills
+KNOWN_ANSWERS, KNOWN_DECODE_S = 3, 5.0  # answers, or seconds of decoding at rest, from which the TPOT is known
+REST_PRIOR = 0.1  # s of decoding as predicted, beside what was measured at rest
 
 MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anywhere
 NO_MISSES: MissCurve = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RestTpot:
+    """Seconds per token of an engine that prefills nothing: an answer `alone`, and `now`, beside those in progress."""
+
+    alone: float
+    now: float
+
+    def keepable(self, budget: float) -> float:
+        """1: the budget can be kept; 0: lost, however little is prefilled; between: too little slack to count on."""
+        return min(max((1 - self.alone / max(budget, MIN_TPOT)) / KEEPABLE_SLACK, 0.0), 1.0)
+
+    def limit(self, budget: float, share: float) -> float:
+        """Seconds per token from which on the engine receives no further prefill, by an answer's budget.
+
+        The usable `share` of a budget that can be kept, a multiple of `now` for one that is lost; no step between.
+        """
+        keepable = self.keepable(budget)
+        kept = max(share * budget, ALONE_MULTIPLE * self.alone)
+        return keepable * kept + (1 - keepable) * max(kept, REST_MULTIPLE * self.now)
+
+
+@dataclass(slots=True)
+class RestingAnswers:
+    """Tokens written while nothing was prefilled: exponential averages over time at rest."""
+
+    decode_s: float = 0.0  # of all answers together
+    tokens: float = 0.0
+    running: float = 0.0  # answers at a time, times `tokens`
+    context: float = 0.0  # tokens of the prompts of these answers, times `tokens`
+
+    def add(self, running: float, context: float, decode_s: float, tokens: float, seconds: float) -> None:
+        decay = exp(-seconds / TIME_CONSTANT)
+        self.decode_s = self.decode_s * decay + decode_s
+        self.tokens = self.tokens * decay + tokens
+        self.running = self.running * decay + running * tokens
+        self.context = self.context * decay + context * tokens
+
+
 class TpotPredictor:
-    """Time of a decoding step, which grows with the number of requests and with context."""
+    """Time of a decoding step, which grows with the number of requests and with context.
+
+    Learned from whole answers, less the prefills that stalled these. `at_rest` corrects that by what the last answers
+    showed between prefills, at once: the first long answer of an unknown engine, or of a host that became busy.
+    """
 
     def __init__(self) -> None:
+        self.samples = 0  # answers learned from
         self._regression = Regression(DECODE_VARIANCES)
         self._changes = ChangeDetector()
+        self._resting = RestingAnswers()
+        self._slowness = 1.0  # measured at rest / predicted
 
     def predict(self, running: float, context: float) -> float:
         base, step, read = self._regression.coefficients
         return base * DECODE_BASE + step * DECODE_RUNNING * running + read * DECODE_CONTEXT * context
 
+    def at_rest(self, running: float, context: float) -> RestTpot:
+        now = self.predict(running, context)
+        alone = now if running < 2 else self.predict(1, context / running)
+        return RestTpot(alone * self._slowness, now * self._slowness)
+
+    @property
+    def tpot_alone(self) -> float | None:
+        """Seconds per token of an answer alone, at rest, with a usual prompt; None: not learned yet."""
+        resting = self._resting
+        if self.samples < KNOWN_ANSWERS and resting.decode_s < KNOWN_DECODE_S:
+            return None
+        return self.at_rest(1, resting.context / max(resting.running, 1.0)).alone
+
     def observe(self, running: float, context: float, tpot: float) -> None:
+        """A whole answer."""
+        self.samples += 1
         tpot = max(tpot, MIN_TPOT)
         factor = self._changes.observe(log(tpot / max(self.predict(running, context), MIN_TPOT)))
         if factor != 1.0:
@@ -59,9 +128,23 @@ class TpotPredictor:
         else:
             terms = (DECODE_BASE, DECODE_RUNNING * running, DECODE_CONTEXT * context)
             self._regression.update(terms, tpot, self._changes.clip)
+        self._compare()
+
+    def observe_at_rest(self, running: float, context: float, decode_s: float, tokens: float, seconds: float) -> None:
+        """All answers together took `decode_s` for `tokens`, in `seconds` without a prefill."""
+        self._resting.add(running, context, decode_s, tokens, seconds)
+        self._compare()
 
     def warm_start_from(self, sibling: TpotPredictor) -> None:
         self._regression.warm_start_from(sibling._regression)
+        self._compare()
+
+    def _compare(self) -> None:
+        """Measured at rest, over predicted by what is known now. Predictions are linear, so means suffice."""
+        resting = self._resting
+        tokens = max(resting.tokens, 1.0)
+        predicted_s = resting.tokens * self.predict(resting.running / tokens, resting.context / tokens)
+        self._slowness = (resting.decode_s + REST_PRIOR) / (predicted_s + REST_PRIOR)
 
     def learned(self) -> LearnedTpot:
         return LearnedTpot(self._regression.learned(), self._changes.learned())
@@ -70,6 +153,7 @@ class TpotPredictor:
         """Raises ValueError where this predictor learns other terms."""
         self._regression.restore(saved.regression, age)
         self._changes.restore(saved.changes)
+        self._compare()
 
 
 @dataclass(slots=True)
@@ -96,20 +180,21 @@ class DecodeInterference:
         self.decode_s = 0.0  # of all answers together, exponential average
         self.unaccounted_s = 0.0  # of `prefill_s`, sent since the last `update`
         self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
-        self._prefill_at = self._updated_at = 0.0
+        self._prefill_at = 0.0
+        self.updated_at = 0.0  # time of the last `update`
         self.tokens_per_event = 1.0  # servers may send several tokens at once
         self._decode_events = 0.0  # exponential average
         self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
+        self._rest = RestTpot(0.0, 0.0)  # as of the last `update`
 
     @property
     def decode_tokens(self) -> float:
         """Tokens written in `decode_s`."""
         return self._decode_events * self.tokens_per_event
 
-    @property
-    def tpot_budget(self) -> float:
-        """Seconds per token, the tightest; FOREVER: none."""
-        return min(self._budgets, default=FOREVER)
+    def tpot_limit(self, rest: RestTpot) -> float:
+        """Seconds per token that the answers bear; FOREVER: any number. A lost promise hides no other."""
+        return min((rest.limit(budget, self.tpot_share) for budget in self._budgets), default=FOREVER)
 
     def on_prefill(self, seconds: float, now: float) -> None:
         self._recent_prefill_s = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) + seconds
@@ -143,22 +228,22 @@ class DecodeInterference:
             if not self._budgets[budget]:
                 del self._budgets[budget]
             if tpot is not None:  # the share settles where TARGET_MISS_RATE of the answers miss
-                share = self.tpot_share + SHARE_STEP * (TARGET_MISS_RATE - (tpot > budget))
+                step = SHARE_STEP * self._rest.keepable(budget)
+                share = self.tpot_share + step * (TARGET_MISS_RATE - (tpot > budget))
                 self.tpot_share = min(max(share, MIN_SHARE), MAX_SHARE)
 
-    def update(self, undisturbed_tpot: float, now: float) -> None:
-        """Computes the recent throughput, and the expected misses of stalls which begin now."""
+    def update(self, undisturbed_tpot: float, rest: RestTpot, now: float) -> tuple[float, float]:
+        """Computes the recent throughput, and the expected misses of stalls which begin now.
+
+        Returns the seconds that the answers together took since the last update, and the tokens written in these.
+        """
         self.unaccounted_s = 0.0
-        decay = exp((self._updated_at - now) / TIME_CONSTANT)
-        self.decode_s *= decay
-        self._decode_events *= decay
+        self._rest = rest
+        recent = self._count_tokens(now)
         total = [0.0] * len(STALL_GRID)
         for answer in self.answers.values():
-            self.decode_s += now - max(answer.first_at, self._updated_at)
-            self._decode_events += answer.tokens - answer.counted
-            answer.counted = answer.tokens
             budget = answer.tpot_budget
-            if budget is None:
+            if budget is None or not (keepable := rest.keepable(budget)):
                 continue
             credit = budget * answer.tokens * self.tokens_per_event - (now - answer.first_at)
             if credit >= STALL_GRID[-1]:
@@ -167,24 +252,33 @@ class DecodeInterference:
             scale = 1 / (slack * answer.expected_tokens)
             probability = 1.0 if credit >= 0 else exp(credit * scale)
             for i in range(bisect_right(STALL_GRID, credit), len(STALL_GRID)):
-                total[i] += probability - exp((credit - STALL_GRID[i]) * scale)
+                total[i] += keepable * (probability - exp((credit - STALL_GRID[i]) * scale))
         self.expected_tpot_misses = tuple(total) if any(total) else NO_MISSES
-        self._updated_at = now
+        self.updated_at = now
+        return recent
+
+    def _count_tokens(self, now: float) -> tuple[float, float]:
+        seconds, events = 0.0, 0
+        for answer in self.answers.values():
+            seconds += now - max(answer.first_at, self.updated_at)
+            events += answer.tokens - answer.counted
+            answer.counted = answer.tokens
+        decay = exp((self.updated_at - now) / TIME_CONSTANT)
+        self.decode_s = self.decode_s * decay + seconds
+        self._decode_events = self._decode_events * decay + events
+        return seconds, events * self.tokens_per_event
 
     def tpot_pressure(
-        self, single_tpot: float, decode_s: float = 0.0, decode_tokens: float = 0.0, tpot_budget: float = FOREVER
+        self, rest: RestTpot, decode_s: float = 0.0, decode_tokens: float = 0.0, tpot_limit: float = FOREVER
     ) -> float:
-        """Recent TPOT as a share of what the answers can bear: from 1 on, no further prefill.
+        """Recent TPOT as a share of what the answers bear: from 1 on, no further prefill; 0 where they bear anything.
 
-        `single_tpot`: s per token of an answer which decodes alone. The others: of other processes. 0 where no answer
-        has a budget, and where the engine is too slow for the budget in any case: waiting would not help.
+        `decode_s`, `decode_tokens`, `tpot_limit`: of other processes.
         """
-        if not self._budgets and tpot_budget == FOREVER:
+        limit = min(self.tpot_limit(rest), tpot_limit)
+        if limit == FOREVER:
             return 0.0
-        usable = self.tpot_share * min(self.tpot_budget, tpot_budget)
-        if single_tpot >= usable:
-            return 0.0
-        return (self.decode_s + decode_s) / max(self.decode_tokens + decode_tokens, 1.0) / usable
+        return (self.decode_s + decode_s) / max(self.decode_tokens + decode_tokens, 1.0) / limit
 
 
 def reopens_in(tpot_pressure: float, prefill_s: float) -> float:

@@ -335,6 +335,13 @@ SENT = (
         moves="Answers in progress, times their lengths.",
         act="Near 1 answers are preempted and restarted: fewer concurrent requests, or more memory.",
     ),
+    gauge(
+        "firsttoken_tpot_unattainable{route,pool}",
+        help="1 where no engine of the pool keeps the route's TPOT budget even for an answer alone, else 0",
+        more="From the third answer of an engine on, or 5 s of decoding.",
+        moves="Slow hardware, a busy host, a larger model, a tight `tpot`.",
+        act="A higher `tpot`, or `off`: see [operations](operations.md#a-tpot-that-no-engine-keeps).",
+    ),
 )
 
 SHARED = (

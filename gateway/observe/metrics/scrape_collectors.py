@@ -23,6 +23,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.observe.metrics.series import HistogramCounts, LoopLag, RequestMetrics, Series, gauge, total
+from policies.fleet.lost_promises import LostPromises
 from policies.routes.route import Route
 from policies.types import EngineLoad, Health, Load
 
@@ -112,6 +113,19 @@ def _by_endpoint(metric: str, values: Mapping[str, float | None]) -> Metric:
     """`values`: by endpoint id, which begins with the pool's name."""
     known = [((name.partition("/")[0], name), value) for name, value in values.items() if value is not None]
     return gauge(f"firsttoken_endpoint_{metric}", known)
+
+
+class LostPromiseCollector(Collector):
+    """firsttoken_tpot_unattainable: every pool of every route with a TPOT budget."""
+
+    def __init__(self, routes: Callable[[], Iterable[Route]], promises: LostPromises) -> None:
+        self.routes = routes
+        self.promises = promises
+
+    def collect(self) -> Iterable[Metric]:
+        is_lost = self.promises.is_lost
+        pairs = [(route.name, pool) for route in self.routes() if route.tpot for pool in dict.fromkeys(route.pools)]
+        yield gauge("firsttoken_tpot_unattainable", [(pair, int(is_lost.get(pair, False))) for pair in pairs])
 
 
 # -- counts by route -----------------------------------------------------------------------

@@ -67,6 +67,25 @@ def test_keys_in_redis_without_cache_secret_are_noted(state: dict[str, str], not
     assert notes(config) == ([expected] if noted else [])
 
 
+def test_a_tpot_that_no_engine_of_a_pool_keeps_is_noted() -> None:
+    """By the simulation profiles, where all servers have one; of the fastest server."""
+
+    def pool(*profiles: str | None, **more: str) -> dict[str, object]:
+        named = [{"url": f"http://h{i}", **({"profile": name} if name else {})} for i, name in enumerate(profiles)]
+        return {"backend": "simulated", "model": "m", "endpoints": named, **more}
+
+    pools = {"slow": pool("8b-l4"), "mixed": pool("8b-l4", "8b-h100"), "unknown": pool("8b-l4", None)}
+    pools["default"] = pool(None, "8b-l4", profile="8b-l4")
+    tiers = {"tiers": [*pools]}
+    routes = {"chat": {"tpot": {"budget": "50ms"}, **tiers}, "calm": {"tpot": {"budget": "70ms"}, **tiers}}
+    routes["free"] = {"tpot": "off", **tiers}
+    assert notes(Config.model_validate({"pools": pools, "routes": routes})) == [
+        f"note: no engine of pool {name} keeps the tpot of route chat: an answer alone takes 59.9ms per token by its"
+        " profile, and the budget is 50ms"
+        for name in ("slow", "default")
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

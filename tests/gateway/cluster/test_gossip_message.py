@@ -85,7 +85,7 @@ def test_a_truncated_or_changed_message_is_malformed(place: int, change: int) ->
         {"prefill_s": float("nan")},
         {"prefill_s": FOREVER},
         {"last_used_at": float("nan")},
-        {"tpot_budget": 0.0},
+        {"tpot_limit": 0.0},
         {"decode_s": -1.0},
         {"expected_tpot_misses": (-1.0,) * len(STALL_GRID)},
     ],

@@ -29,7 +29,7 @@ from policies.types import EngineLoad
 
 NAMES = ["small/a", "small/b"]
 BUSY = PeerLoad(
-    3, 1, 500, 70_000, 50, 900, 0, 1.5, 1.2, 1.4, prefill_s=2.5, decode_s=1.0, decode_tokens=20.0, tpot_budget=0.05
+    3, 1, 500, 70_000, 50, 900, 0, 1.5, 1.2, 1.4, prefill_s=2.5, decode_s=1.0, decode_tokens=20.0, tpot_limit=0.05
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import exp
 from random import Random
 
@@ -10,20 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.latency.tpot import (
+    ALONE_MULTIPLE,
     FIRST_SHARE,
     MAX_SHARE,
     MIN_SHARE,
+    REST_MULTIPLE,
     STALL_GRID,
     TARGET_MISS_RATE,
     TIME_CONSTANT,
     DecodeInterference,
     DecodingAnswer,
+    RestTpot,
     expected_tpot_misses,
     reopens_in,
 )
 from policies.types import Load
 
 PACE = 0.02  # s per token without any prefill
+REST = RestTpot(PACE, PACE)
 
 
 def decoding(
@@ -35,7 +40,7 @@ def decoding(
         answer = DecodingAnswer(budgeted, expected, context=1000)
         stall.on_first_token(key, answer, 100.0 - age)
         answer.tokens = tokens
-    stall.update(pace, 100.0)
+    stall.update(pace, RestTpot(pace, pace), 100.0)
     return stall
 
 
@@ -76,13 +81,22 @@ def test_a_short_answer_is_likelier_to_miss() -> None:
 def test_an_answer_without_a_tpot_budget_cannot_miss() -> None:
     """Nor does the answer count for TPOT pressure."""
     stall = decoding((None, 10.0, 5))
-    assert (misses_after(stall, 6.0), stall.tpot_pressure(PACE)) == (0.0, 0.0)
+    assert (misses_after(stall, 6.0), stall.tpot_pressure(REST)) == (0.0, 0.0)
 
 
-def test_an_engine_slower_than_the_tpot_budget_has_few_expected_misses() -> None:
-    """No answer catches up there, and no prefill is the cause."""
-    slow = decoding((0.05, 10.0, 50), pace=0.08)
-    assert 0.0 <= misses_after(slow, 0.4) < 0.01
+@pytest.mark.parametrize("age", [10.0, 2.5, 0.0])
+def test_a_promise_lost_at_rest_has_no_expected_misses(age: float) -> None:
+    """At any progress of the answer: no prefill is the cause."""
+    slow = decoding((0.05, age, 50), pace=0.05)
+    assert misses_after(slow, 6.0) == 0.0
+
+
+def test_expected_misses_fade_out_towards_a_lost_promise() -> None:
+    """No step: as the slack at rest shrinks from a fifth of the budget to nothing, so does what the promise counts."""
+    misses = [misses_after(decoding((0.05, 2.5, 50), pace=0.05 * share), 1.0) for share in (0.8, 0.85, 0.9, 0.95, 1.0)]
+    assert misses == sorted(misses, reverse=True)
+    assert max(more - less for more, less in pairwise(misses)) < 0.4 * misses[0]
+    assert misses[-1] == 0.0
 
 
 def test_a_prefill_since_the_last_update_is_subtracted() -> None:
@@ -92,7 +106,7 @@ def test_a_prefill_since_the_last_update_is_subtracted() -> None:
     stall.on_prefill(0.4, 100.0)
     assert stall.unaccounted_s == pytest.approx(0.4)
     assert misses_after(stall, 0.4) == pytest.approx(both - first)
-    stall.update(PACE, 100.0)
+    stall.update(PACE, REST, 100.0)
     assert stall.unaccounted_s == 0.0
 
 
@@ -141,7 +155,7 @@ def stretch(
     begun = answer.tokens
     for step in range(1, steps + 1):
         answer.tokens = begun + round(step * 0.2 / token)
-        stall.update(PACE, since + step * 0.2)
+        stall.update(PACE, REST, since + step * 0.2)
 
 
 def began(pace: float | None = 0.05) -> tuple[DecodeInterference, DecodingAnswer]:
@@ -155,29 +169,55 @@ def test_tpot_pressure_is_recent_tpot_over_the_usable_budget(token: float) -> No
     """The usable budget is a learned share, a little below the TPOT budget."""
     stall, answer = began()
     stretch(stall, answer, token, 60)
-    assert stall.tpot_pressure(PACE) == pytest.approx(token / 0.05 / stall.tpot_share, rel=0.02)
+    assert stall.tpot_pressure(REST) == pytest.approx(token / 0.05 / stall.tpot_share, rel=0.02)
 
 
 def test_tpot_pressure_is_of_the_tightest_budget() -> None:
     """All answers get tokens from the same steps."""
     stall, answer = began(0.05)
     stretch(stall, answer, 0.04, 60)
-    alone = stall.tpot_pressure(PACE)
-    stall.on_first_token("b", DecodingAnswer(0.025, 100.0, 1000), 60.0)
-    stall.on_first_token("c", DecodingAnswer(0.025, 100.0, 1000), 60.0)
-    assert stall.tpot_pressure(PACE) == pytest.approx(2 * alone)
+    alone = stall.tpot_pressure(REST)
+    stall.on_first_token("b", DecodingAnswer(0.04, 100.0, 1000), 60.0)
+    stall.on_first_token("c", DecodingAnswer(0.04, 100.0, 1000), 60.0)
+    assert stall.tpot_pressure(REST) == pytest.approx(1.25 * alone)
     stall.on_ended("b")
-    assert stall.tpot_pressure(PACE) == pytest.approx(2 * alone)
+    assert stall.tpot_pressure(REST) == pytest.approx(1.25 * alone)
     stall.on_ended("c")
-    assert stall.tpot_pressure(PACE) == alone
+    assert stall.tpot_pressure(REST) == alone
 
 
-def test_a_tpot_budget_beyond_the_engines_speed_causes_no_pressure() -> None:
-    """Too slow without any prefill: holding prefills back would not help."""
-    stall, answer = began(0.05)
-    stretch(stall, answer, 0.1, 60)
-    assert stall.tpot_pressure(0.04) > 1.0
-    assert stall.tpot_pressure(0.043) == 0.0
+def at_limit(*budgets: float, alone: float, now: float) -> float:
+    """Seconds per token that answers with these budgets bear."""
+    stall = DecodeInterference()
+    for key, budget in enumerate(budgets):
+        stall.on_first_token(key, DecodingAnswer(budget, 100.0, 1000), 0.0)
+    return stall.tpot_limit(RestTpot(alone, now))
+
+
+def test_a_lost_promise_is_measured_against_the_engine_at_rest() -> None:
+    """Beside the answers in progress: decoding alone never closes the engine, prefills still may."""
+    assert at_limit(0.05, alone=0.05, now=0.07) == pytest.approx(REST_MULTIPLE * 0.07)
+    assert at_limit(0.05, alone=0.5, now=0.7) == pytest.approx(REST_MULTIPLE * 0.7)
+
+
+def test_a_promise_that_can_be_kept_limits_to_its_usable_share() -> None:
+    """However many answers decode, and never below the pace of an answer alone."""
+    assert at_limit(0.05, alone=0.03, now=0.06) == FIRST_SHARE * 0.05
+    assert at_limit(0.05, alone=0.039, now=0.06) == pytest.approx(ALONE_MULTIPLE * 0.039)
+
+
+@given(st.floats(0.01, 0.2), st.floats(1.0, 4.0))
+def test_the_limit_has_no_step(alone: float, batch: float) -> None:
+    """A predictor that is wrong by a hundredth moves the limit by at most a twentieth of its full range."""
+    limit, slower = (at_limit(0.05, alone=alone * factor, now=alone * batch * factor) for factor in (1.0, 1.01))
+    assert limit >= ALONE_MULTIPLE * alone
+    assert -1e-9 <= slower - limit <= 0.06 * REST_MULTIPLE * alone * batch
+
+
+@pytest.mark.parametrize("tiny", [1e-6, 5e-324, 0.0])
+def test_a_tiny_budget_hides_no_other(tiny: float) -> None:
+    """A caller who asks for the impossible neither closes the engine nor opens it at the expense of others."""
+    assert at_limit(0.05, tiny, alone=PACE, now=PACE) == at_limit(0.05, alone=PACE, now=PACE)
 
 
 def test_tokens_are_counted_as_the_engine_counts_them() -> None:
@@ -190,7 +230,7 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
         stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000, tokens=counted), 0.0)
         stall.on_ended(number, tokens=tokens)
     stretch(stall, answer, 0.2, 60)
-    assert stall.tpot_pressure(PACE) == pytest.approx(1 / stall.tpot_share, rel=0.02)
+    assert stall.tpot_pressure(REST) == pytest.approx(1 / stall.tpot_share, rel=0.02)
 
 
 def test_tpot_pressure_decays_within_a_few_time_constants() -> None:
@@ -198,7 +238,7 @@ def test_tpot_pressure_decays_within_a_few_time_constants() -> None:
     stall, answer = began()
     stretch(stall, answer, 0.1, 60)
     stretch(stall, answer, 0.025, 3 * TIME_CONSTANT, since=60.0)
-    assert stall.tpot_pressure(PACE) == pytest.approx(0.5 / stall.tpot_share, rel=0.1)
+    assert stall.tpot_pressure(REST) == pytest.approx(0.5 / stall.tpot_share, rel=0.1)
 
 
 def test_an_engine_receives_no_prefill_until_its_answers_have_caught_up() -> None:
@@ -245,6 +285,13 @@ def test_answers_without_a_budget_or_a_tpot_teach_nothing(pace: float | None, tp
     stall = DecodeInterference()
     stall.on_first_token("a", DecodingAnswer(pace, 100.0, 1000), 0.0)
     stall.on_ended("a", tpot)
+    assert stall.tpot_share == FIRST_SHARE
+
+
+def test_a_lost_promise_teaches_nothing() -> None:
+    """The share that other answers use stays as it is."""
+    stall = decoding((0.05, 1.0, 50), pace=0.05)
+    stall.on_ended(0, 0.2)
     assert stall.tpot_share == FIRST_SHARE
 
 

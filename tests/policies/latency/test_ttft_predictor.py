@@ -241,3 +241,25 @@ def test_tpot_is_learned_by_the_number_of_running_answers() -> None:
         if number == 149:
             assert [pace.predict(n, 0.0) for n in (0, 20)] == pytest.approx([0.008, 0.013], rel=0.1)
     assert pace.predict(20, 0.0) == pytest.approx(0.039, rel=0.2)
+
+
+def test_tpot_at_rest_follows_what_is_written_between_prefills() -> None:
+    """Before the first answer ends, and without counting a slow-down twice once an answer has taught it."""
+    pace = TpotPredictor()
+    for _ in range(50):
+        pace.observe_at_rest(4, 4000.0, 0.8, 8, 0.2)
+    assert pace.at_rest(4, 4000.0).now == pytest.approx(0.1, rel=0.05)
+    for _ in range(20):
+        pace.observe(4, 4000.0, 0.1)
+    rest = pace.at_rest(4, 4000.0)
+    assert rest.now == pytest.approx(0.1, rel=0.05)
+    assert 0.08 < rest.alone < rest.now
+
+
+def test_tpot_at_rest_is_forgotten_within_seconds_at_rest() -> None:
+    """A host that is free again; time spent on prefills, or idle, tells nothing and forgets nothing."""
+    pace = TpotPredictor()
+    for tpot in (0.2, 0.02):
+        for _ in range(200):
+            pace.observe_at_rest(1, 0.0, 0.2, 0.2 / tpot, 0.2)
+        assert pace.at_rest(1, 0.0).alone == pytest.approx(tpot, rel=0.15)

@@ -1,0 +1,43 @@
+"""TPOT budgets that no engine of a pool can keep, even for an answer alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.fleet.lost_promises import LostPromise, LostPromises
+from policies.latency.tpot import TpotPredictor
+from policies.routes.route import Route, with_preset
+
+CHAT = Route.model_validate(with_preset("chat", {"name": "chat", "tiers": ["a", "b"], "tpot": {"budget": "50ms"}}))
+NIGHT = Route.model_validate(with_preset("batch", {"name": "night", "tiers": ["a"]}))
+
+
+def test_a_promise_is_reported_when_lost_and_when_kept_again() -> None:
+    """Once each; a TPOT that varies by a tenth around the budget changes nothing. Unknown pools are absent."""
+    promises, changes = LostPromises(), []
+    for alone in (0.04, 0.051, 0.06, 0.049, 0.046, 0.044, 0.049):
+        changes += promises.update([CHAT, NIGHT], {"a": alone, "b": None}.get)
+    assert changes == [LostPromise("chat", "a", 0.051, 0.05), LostPromise("chat", "a", 0.044, 0.05)]
+    assert promises.is_lost == {("chat", "a"): False}
+
+
+def test_a_removed_route_or_pool_is_forgotten() -> None:
+    promises = LostPromises()
+    promises.update([CHAT], {"a": 1.0, "b": 1.0}.get)
+    assert promises.is_lost == {("chat", "a"): True, ("chat", "b"): True}
+    assert promises.update([], {}.get) == []
+    assert promises.is_lost == {}
+
+
+@pytest.mark.parametrize("source", ["answers", "progress"])
+def test_the_tpot_of_an_answer_alone_is_known_after_a_few_answers_or_seconds(source: str) -> None:
+    """The prior of an unknown engine is no finding."""
+    predictor, known = TpotPredictor(), []
+    for _ in range(30):
+        known.append(predictor.tpot_alone)
+        if source == "answers":
+            predictor.observe(2, 2000.0, 0.1)
+        else:
+            predictor.observe_at_rest(2, 2000.0, 0.4, 4, 0.2)
+    assert known[2] is None
+    assert known[-1] == pytest.approx(0.1, rel=0.1)
