@@ -75,7 +75,7 @@ def notes(config: Config) -> list[str]:
     lines += [
         f"note: no engine of pool {promise.pool} keeps the tpot of route {promise.route}: an answer alone takes"
         f" {duration(round(promise.alone, 4))} per token by its profile, and the budget is {duration(promise.budget)}"
-        for promise in LostPromises().update(config.all_routes, lambda pool: _tpot_alone(config.pools[pool]))
+        for promise in LostPromises().update(config.all_routes, lambda pool: _tpot_alone(config.pools[pool]), 0.0)
     ]
     return lines
 

@@ -213,7 +213,7 @@ class Monitor:
 
     def _check_promises(self) -> None:
         """A line for each change."""
-        for promise in self.lost_promises.update(self._routes(), self.fleet.tpot_alone):
+        for promise in self.lost_promises.update(self._routes(), self.fleet.tpot_alone, monotonic()):
             names = promise.pool, promise.route, promise.alone * 1e3, promise.budget * 1e3
             if self.lost_promises.is_lost[promise.route, promise.pool]:
                 log.warning(

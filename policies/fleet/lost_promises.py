@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from policies.routes.route import Route
+from policies.types import NEVER
 
 KEPT_AGAIN = 0.9  # of the budget, below which the promise can be kept again: the TPOT varies
+HOLD = 60.0  # s between two changes of one pair: a host that is busy now and then would fill the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,24 @@ class LostPromises:
 
     def __init__(self) -> None:
         self.is_lost: Mapping[tuple[str, str], bool] = {}
+        self._changed_at: dict[tuple[str, str], float] = {}
 
-    def update(self, routes: Iterable[Route], tpot_alone: Callable[[str], float | None]) -> list[LostPromise]:
+    def update(
+        self, routes: Iterable[Route], tpot_alone: Callable[[str], float | None], now: float
+    ) -> list[LostPromise]:
         """Returns the changes. `tpot_alone`: of the fastest engine of a pool; None: not known."""
         is_lost, changes = dict[tuple[str, str], bool](), list[LostPromise]()
         for promise in _promises(routes, tpot_alone):
             key = promise.route, promise.pool
             was_lost = self.is_lost.get(key, False)
             is_lost[key] = promise.alone > (KEPT_AGAIN if was_lost else 1.0) * promise.budget
-            if is_lost[key] != was_lost:
+            if is_lost[key] != was_lost and now - self._changed_at.get(key, NEVER) < HOLD:
+                is_lost[key] = was_lost
+            elif is_lost[key] != was_lost:
+                self._changed_at[key] = now
                 changes.append(promise)
         self.is_lost = is_lost
+        self._changed_at = {key: at for key, at in self._changed_at.items() if key in is_lost}
         return changes
 
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
+from policies.fleet import lost_promises
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
@@ -36,9 +37,12 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if " the tpot of route " in record.getMessage()]
 
 
-async def test_an_engine_at_twice_the_promise_serves_everybody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_at_twice_the_promise_serves_everybody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts beside a long answer get first tokens at the engine's speed. One line, and a metric, when the promise is
     found to be lost; one more when the engine can keep it."""
+    monkeypatch.setattr(lost_promises, "HOLD", 1.0)
     caplog.set_level(logging.WARNING, "firsttoken")
     async with (
         engines(1, "8b-l4") as (engine,),

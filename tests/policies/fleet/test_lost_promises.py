@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.fleet.lost_promises import LostPromise, LostPromises
+from policies.fleet.lost_promises import HOLD, LostPromise, LostPromises
 from policies.latency.tpot import TpotPredictor
 from policies.routes.route import Route, with_preset
 
@@ -15,17 +15,25 @@ NIGHT = Route.model_validate(with_preset("batch", {"name": "night", "tiers": ["a
 def test_a_promise_is_reported_when_lost_and_when_kept_again() -> None:
     """Once each; a TPOT that varies by a tenth around the budget changes nothing. Unknown pools are absent."""
     promises, changes = LostPromises(), []
-    for alone in (0.04, 0.051, 0.06, 0.049, 0.046, 0.044, 0.049):
-        changes += promises.update([CHAT, NIGHT], {"a": alone, "b": None}.get)
+    for turn, alone in enumerate((0.04, 0.051, 0.06, 0.049, 0.046, 0.044, 0.049)):
+        changes += promises.update([CHAT, NIGHT], {"a": alone, "b": None}.get, turn * HOLD)
     assert changes == [LostPromise("chat", "a", 0.051, 0.05), LostPromise("chat", "a", 0.044, 0.05)]
+    assert promises.is_lost == {("chat", "a"): False}
+
+
+def test_a_pair_changes_at_most_once_a_minute() -> None:
+    """Within a minute the state stays, and the log is silent."""
+    promises = LostPromises()
+    changes = [promises.update([CHAT], {"a": (0.06, 0.01)[turn % 2]}.get, float(turn)) for turn in range(122)]
+    assert [turn for turn, found in enumerate(changes) if found] == [0, 61]
     assert promises.is_lost == {("chat", "a"): False}
 
 
 def test_a_removed_route_or_pool_is_forgotten() -> None:
     promises = LostPromises()
-    promises.update([CHAT], {"a": 1.0, "b": 1.0}.get)
+    promises.update([CHAT], {"a": 1.0, "b": 1.0}.get, 0.0)
     assert promises.is_lost == {("chat", "a"): True, ("chat", "b"): True}
-    assert promises.update([], {}.get) == []
+    assert promises.update([], {}.get, 1.0) == []
     assert promises.is_lost == {}
 
 
