@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.scenarios import SCENARIOS, Scenario
-from gateway.replay.sim_fleet import OURS, POOLED, REFERENCE
+from gateway.replay.sim_fleet import OURS, POOLED, REFERENCE, REFERENCE_LRU, REFERENCES
 
 Result = dict[str, Any]
 HEADING = """\
@@ -21,9 +21,21 @@ What `python -m benchmarks.routing` found: replays of public traces through the 
 simulated engines (`firsttoken replay` is the same workbench). A load of 1 is that at which round robin meets the
 TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offered. The best baseline is chosen anew
 at every load, after the fact; *reference* is a clairvoyant scheduler with perfect caches
-(`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable). Means over {seeds}.
+(`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
+what each engine has computed and not evicted: no bound. Means over {seeds}.
 """
-COLUMNS = ("load", "best baseline", "ours", "reference", "ours/best", "ours/ref", "p99 best", "p99 ours", "p90 held")
+COLUMNS = (
+    "load",
+    "best baseline",
+    "ours",
+    "reference",
+    "real caches",
+    "ours/best",
+    "ours/ref",
+    "p99 best",
+    "p99 ours",
+    "p90 held",
+)
 TROUBLED = ("lost", "in trouble: best", "ours", "reference")  # lost: before the first token
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
 
@@ -83,12 +95,13 @@ def _cells(name: str, results: Iterable[Result]) -> dict[tuple[float, str], Cell
 
 def _row(scenario: Scenario, load: float, cells: dict[str, Cell], tiered: bool) -> tuple[str, ...]:
     ours, reference = cells[OURS], cells[REFERENCE]
-    best = max((cell for name, cell in cells.items() if name not in (OURS, REFERENCE)), key=lambda cell: cell.good)
+    best = max((cell for name, cell in cells.items() if name not in (OURS, *REFERENCES)), key=lambda cell: cell.good)
     row = (
         f"{load:.2f}",
         f"{best.scorer} {best.good:.3f}",
         f"{ours.good:.3f}",
         f"{reference.good:.3f}",
+        f"{cells[REFERENCE_LRU].good:.3f}" if REFERENCE_LRU in cells else "-",
         f"{ours.good / max(best.good, 1e-9):.3f}",
         f"{ours.good / max(reference.good, 1e-9):.3f}",
         f"{best.p99:.2f} s",

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from benchmarks.routing import RESULTS, read
 from benchmarks.routing_page import Cell, Result
-from gateway.replay.sim_fleet import OURS, REFERENCE
+from gateway.replay.sim_fleet import OURS, REFERENCE, REFERENCES
 
 DOCS = Path(__file__).parent.parent / "docs"
 TITLES = {
@@ -95,7 +95,7 @@ def points(name: str, results: Sequence[Result], value: Callable[[Cell], float])
     found = Points(ours=[], best=[], ref=[])
     for load, at_load in played(name, results).items():
         if {OURS, REFERENCE} < at_load.keys():
-            baselines = (cell for scorer, cell in at_load.items() if scorer not in (OURS, REFERENCE))
+            baselines = (cell for scorer, cell in at_load.items() if scorer not in (OURS, *REFERENCES))
             best = max(baselines, key=lambda cell: cell.good)
             for line, cell in zip(found, (at_load[OURS], best, at_load[REFERENCE]), strict=True):
                 found[line].append((load, value(cell)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.config.loading import load
 from gateway.replay import sim_fleet
 from gateway.replay.sessions import read_sessions
-from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, Fault, scenario_from
+from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCES, Fault, scenario_from
 from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, spread
 
 HERE = Path(__file__).parent / "scenarios"
@@ -43,7 +43,7 @@ class Scenario:
     name: str
     title: str
     base: float
-    scorers: tuple[str, ...] = (OURS, *BASELINES, REFERENCE)
+    scorers: tuple[str, ...] = (OURS, *BASELINES, *REFERENCES)
     loads: tuple[float, ...] = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
     fleet: str = ""
 
@@ -57,7 +57,7 @@ SCENARIOS = {
             "c",
             "chat, code completion, agents and batch over small and large engines and an API",
             0.405,
-            (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), REFERENCE),
+            (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), *REFERENCES),
         ),
         Scenario("d", "agent sessions of many turns, nearly all of whose prompts were seen before", 0.83),
         Scenario("e", "recorded coding-agent sessions, turns at their recorded times", 1.0, loads=RATES, fleet="d"),

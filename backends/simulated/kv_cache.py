@@ -36,6 +36,13 @@ class PrefixCache:
         """Share of the blocks held by running requests, 0 to 1 (vllm:kv_cache_usage_perc)."""
         return 1.0 - self.free / self.capacity
 
+    def __contains__(self, block: Hashable) -> bool:
+        return block in self._used or block in self._idle
+
+    def in_use(self, chain: Sequence[Hashable]) -> int:
+        """Number of these blocks held by running requests, which need no further room."""
+        return sum(block in self._used for block in chain)
+
     def match(self, chain: Sequence[Hashable], limit: int) -> int:
         """Number of leading blocks of `chain`, at most `limit`, which are cached."""
         used, idle = self._used, self._idle

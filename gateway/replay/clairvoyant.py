@@ -4,7 +4,8 @@ The reference replaces the QueueScheduler of a replay, so results can be stated 
 beyond the knowledge and means of any gateway:
 - Service times are exact: profile, present slowness, prefill chunks, concurrent decodes. Only the noise of single
   steps (5 %) is unknown.
-- Caches are perfect: a prefix computed by one engine of a pool is cached on all of them.
+- Caches are perfect: a prefix computed by one engine of a pool is cached on all of them. With `reference_lru`, each
+  engine has what it computed itself and has not evicted, and the reference knows exactly what that is.
 - Output lengths are known, and so is the exact slack of each answer before a missed TPOT.
 - Arrivals of the next seconds are known (`clairvoyant_plan.EngineGroup`).
 - Dead engines are known at once, no request hangs, and requests lost before the first token start again.
@@ -21,7 +22,7 @@ Rules:
 Every relaxation removes work or uncertainty, and for a single machine without TPOT the first two rules maximise the
 number of requests in time, so the reference bounds the reachable in practice. A proof is missing: with several machines
 and TPOT the plan is a greedy solution of an NP-hard problem. No policy exceeds the reference on the scenarios of
-benchmarks/ROUTING.md.
+benchmarks/ROUTING.md. `reference_lru` is no bound: it does not plan which prefixes to keep.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from bisect import insort
 from collections.abc import Hashable, Iterator, Sequence
 
 from backends.simulated.virtual_engine import HostedApi, VirtualEngine
-from gateway.replay.clairvoyant_plan import EngineGroup, ExactAnswer, ExactEngine, PlannedRequest
+from gateway.replay.clairvoyant_engine import ExactAnswer, ExactEngine
+from gateway.replay.clairvoyant_plan import EngineGroup, PlannedRequest
 from gateway.replay.sim_fleet import Scenario, SimFleet
 from gateway.replay.traces import Arrival
 from policies.fleet.fleet import Fleet
@@ -55,7 +57,7 @@ class Clairvoyant:
         self._arrivals = arrivals
         self._pools = {pool.name: pool for pool in scenario.pools}
         self._groups = {
-            pool.name: EngineGroup(pool, servers, arrivals, scenario.routes)
+            pool.name: EngineGroup(pool, servers, arrivals, scenario.routes, scenario.perfect_caches)
             for pool in scenario.pools
             if isinstance(self._servers[pool.endpoints[0].id], VirtualEngine)
         }
@@ -90,7 +92,11 @@ class Clairvoyant:
         """Nothing to do: `release` has recorded the request."""
 
     def leave(self, number: Hashable) -> float:
-        """Never needed: a replay's callers stay, and the reference has no queue limit."""
+        """The request has waited too long: with `reference_lru` only."""
+        for waiting in (self._new, self._spare, *(group.queue for group in self._groups.values())):
+            waiting[:] = [request for request in waiting if request.number != number]
+        if not self.held:
+            self.wake_at = FOREVER
         return 0.0
 
     def on_first_token(self, number: int, key: int, now: float) -> None:
@@ -167,7 +173,10 @@ class Clairvoyant:
             # Without a deadline, a request can wait for the preferred tier.
             tiers = request.tiers if request.deadline < FOREVER else request.tiers[:1]
             accepted = any(request.route.tiers[tier].pool == group.pool.name for tier in tiers)
-            if accepted and engine.first_token(request.arrival, group.hit(request), request.tpot, now) is not None:
+            hit = group.hit(request, engine)
+            if not accepted or hit < group.best_hit(request):
+                continue
+            if engine.first_token(request.arrival, hit, request.tpot, now) is not None:
                 return request
         return None
 
@@ -175,7 +184,7 @@ class Clairvoyant:
 
     def _send(self, request: PlannedRequest, engine: ExactEngine, now: float) -> Placed:
         group = self._groups[engine.endpoint.pool]
-        hit = group.hit(request)
+        hit = group.hit(request, engine)
         engine.clear_at = engine.free_at(now) + engine.prefill(request.arrival.prompt_tokens, hit)[0]
         self._sent[request.number] = request, engine
         return request.number, _decision(request, engine.endpoint, hit, engine.clear_at - now, now)

@@ -207,6 +207,8 @@ class Node:
 
 ENGINE, API = "8b-h100", "api"  # profiles where the configuration names none
 OURS, REFERENCE, POOLED = "ours", "reference", "pooled:"
+REFERENCE_LRU = "reference_lru"  # with the caches that the engines have, in place of perfect ones
+REFERENCES = (REFERENCE, REFERENCE_LRU)
 BASELINES = (
     "round_robin",
     "least_request",
@@ -221,7 +223,7 @@ BASELINES = (
     "argmin_ttft",
 )
 POOLABLE = ("least_request", "lpwl", "lmetric", "token_load", "argmin_ttft")  # scores that are comparable between pools
-SCORERS = (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), REFERENCE)
+SCORERS = (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), *REFERENCES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,11 @@ class Scenario:
 
     @property
     def clairvoyant(self) -> bool:
-        return self.scorer == REFERENCE
+        return self.scorer in REFERENCES
+
+    @property
+    def perfect_caches(self) -> bool:
+        return self.scorer != REFERENCE_LRU
 
     @property
     def pooled(self) -> bool:
@@ -261,14 +267,19 @@ class Scenario:
 
     @property
     def first_token_limit(self) -> float:
-        """Seconds that a request may be queued, or an attempt silent. The reference has no limit."""
+        """Seconds that an attempt may be silent. The references have no limit."""
         return FOREVER if self.clairvoyant else self.first_token
+
+    @property
+    def queue_limit(self) -> float:
+        """Seconds that a request may be queued. With perfect caches, late requests take nothing from others."""
+        return FOREVER if self.scorer == REFERENCE else self.first_token
 
     def with_scorer(self, scorer: str) -> Scenario:
         """The same scenario with a baseline or the clairvoyant reference in place of the configured policy."""
         if scorer not in SCORERS:
             raise ValueError(f"no scorer '{scorer}'; known: {', '.join(SCORERS)}")
-        if scorer == REFERENCE:
+        if scorer in REFERENCES:
             return replace(self, scorer=scorer, routes=self.scored_routes)
         if scorer == OURS:
             return replace(self, scorer=scorer)

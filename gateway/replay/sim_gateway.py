@@ -110,7 +110,7 @@ class SimGateway:
         estimate = self._estimate(arrival, route, result)
         request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result)
         self._enqueue(request)
-        limit = self.scenario.first_token_limit
+        limit = self.scenario.queue_limit
         if request.decision is None and route.ttft and limit < FOREVER:
             self.clock.at(now + limit, self._on_queue_timeout, number)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from backends.simulated.profiles import PROFILES, EngineFirstToken, EngineProfile, EngineRequest, Finished
-from gateway.replay.clairvoyant_plan import ExactAnswer, ExactEngine
+from gateway.replay.clairvoyant_engine import ExactAnswer, ExactEngine
 from gateway.replay.player import play
 from gateway.replay.results import ReplayOutcome, Results
 from gateway.replay.sim_fleet import BASELINES, Scenario, SimFleet
@@ -68,6 +68,26 @@ def test_caches_are_shared_by_all_engines_of_a_pool() -> None:
     """A repeated prompt is cached on every engine of the pool."""
     results = play(quiet(2), [request(0.0, 20_480, 400), request(2.0, 20_480, 400)])
     assert [(result.endpoint, result.cached) for result in results.requests] == [("main/0", 0), ("main/1", 39 * BLOCK)]
+
+
+def test_real_caches_are_those_of_each_engine() -> None:
+    """`reference_lru` waits for the engine that has the prefix; an evicted prefix is no hit."""
+    two = quiet(2).with_scorer("reference_lru")
+    again = play(two, [request(0.0, 20_480, 400), request(2.0, 20_480, 400)]).requests
+    assert [(result.endpoint, result.cached) for result in again] == [("main/0", 0), ("main/0", 39 * BLOCK)]
+    small = replace(QUIET, kv_tokens=40 * BLOCK)
+    one = replace(two, profiles=dict.fromkeys(two.profiles, small), pools=(pool(engines=1),))
+    evicted = play(one, [request(0.0, 15_000, 9), request(4.0, 15_000, 9, first=2), request(8.0, 15_000, 9)]).requests
+    assert [result.cached for result in evicted] == [0, 0, 10 * BLOCK]
+
+
+def test_real_caches_are_worth_less_than_perfect_ones() -> None:
+    """Under overload, requests that waited for too long are refused, and the replay ends."""
+    crowd = arrivals(250, rate=9.0, prompt=14_000, output=300)
+    perfect, real = (play(scenario(first_token=10.0).with_scorer(n), crowd) for n in ("reference", "reference_lru"))
+    assert real.overall().good < perfect.overall().good
+    assert real.overall().sheds > 0
+    assert {result.end for result in real.requests} == {ReplayOutcome.COMPLETED, ReplayOutcome.SHED}
 
 
 def test_no_prefill_takes_the_pace_from_an_answer() -> None:
