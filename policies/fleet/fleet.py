@@ -203,10 +203,12 @@ class Fleet:
         return {pool: times[route.name, pool].quantile(route.target, now) for pool in route.pools}
 
     def tpot_alone(self, pool: str) -> float | None:
-        """Seconds per token of an answer alone on the fastest engine in use, at rest; None: not learned yet."""
+        """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet. Of engines in
+        use, or of all while none is."""
         members = self._pools[pool].members if pool in self._pools else []
-        used = [one.tpot_predictor.tpot_alone for one in members if one.breaker.state is BreakerState.CLOSED]
-        return min((alone for alone in used if alone is not None), default=None)
+        used = [one for one in members if one.breaker.state is BreakerState.CLOSED] or members
+        found = [one.tpot_predictor.tpot_alone for one in used]
+        return min((alone for alone in found if alone is not None), default=None)
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         return self._states[endpoint_id].statistics(now)

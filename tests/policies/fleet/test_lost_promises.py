@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from policies.fleet.fleet import AttemptReport
 from policies.fleet.lost_promises import HOLD, LostPromise, LostPromises
 from policies.latency.tpot import TpotPredictor
 from policies.routes.route import Route, with_preset
+from tests.policies.fleets import ONE, TWO, answer, fleet
 
 CHAT = Route.model_validate(with_preset("chat", {"name": "chat", "tiers": ["a", "b"], "tpot": {"budget": "50ms"}}))
 NIGHT = Route.model_validate(with_preset("batch", {"name": "night", "tiers": ["a"]}))
@@ -49,3 +51,22 @@ def test_the_tpot_of_an_answer_alone_is_known_after_a_few_answers_or_seconds(sou
             predictor.observe_at_rest(2, 2000.0, 0.4, 4, 0.2)
     assert known[2] is None
     assert known[-1] == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_tpot_of_a_pool_is_that_of_the_fastest_engine_in_use() -> None:
+    """Of all engines while none is in use: an outage is no news of the hardware."""
+    engines = fleet()
+    assert (engines.tpot_alone("small"), engines.tpot_alone("removed")) == (None, None)
+    for turn in range(8):
+        for endpoint, itl in ((ONE, 0.03), (TWO, 0.09)):
+            answer(
+                engines, endpoint=endpoint, now=turn * 5.0, reported=AttemptReport(completion_tokens=100, mean_itl=itl)
+            )
+    fast = engines.tpot_alone("small")
+    assert fast == pytest.approx(0.03, rel=0.15)
+    for turn in range(3):
+        engines.on_probe_failed(ONE.id, 50.0 + turn)
+    assert engines.tpot_alone("small") == pytest.approx(0.09, rel=0.15)
+    for turn in range(3):
+        engines.on_probe_failed(TWO.id, 50.0 + turn)
+    assert engines.tpot_alone("small") == fast
