@@ -97,6 +97,10 @@ def _nothing(*_: object, **named: object) -> None:
     return None
 
 
+def _never(*_: object, **named: object) -> bool:
+    return False
+
+
 def _empty(*_: object, **named: object) -> list[QueuedRequest]:
     return []
 
@@ -128,8 +132,9 @@ IDEAS = (
     Idea(
         "late binding",
         "requests are dispatched at once, as if there were always room",
-        ((PlacementRound, "has_room", _always), OPEN),
+        ((PlacementRound, "has_room", _always), (PlacementRound, "_holds", _never), OPEN),
     ),
+    Idea("holding", "a prefill never waits for answers to bear it", ((PlacementRound, "_holds", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
     Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((scorers, "TPOT_MISS", 0.0),)),
     Idea("price of engine time", "only this request's own delay counts", ((scorers, "ENGINE_TIME", 0.0),)),

@@ -32,7 +32,7 @@ MIN_TPOT = 1e-5  # s
 DECODE_VARIANCES = (4.0,) * 3
 
 TIME_CONSTANT = 10.0  # s of the exponential averages over decoding and over time spent on prefills
-TARGET_MISS_RATE = 0.04  # share of answers which may miss their TPOT: a fleet which misses none prefills too little
+TARGET_MISS_RATE = 0.02  # share of answers which may miss their TPOT: a fleet which misses none prefills too little
 SHARE_STEP = 0.01  # by which an answer moves the usable share of the TPOT budget
 MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
 COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
@@ -182,6 +182,7 @@ class DecodeInterference:
         self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
         self._prefill_at = 0.0
         self.updated_at = 0.0  # time of the last `update`
+        self._undisturbed_tpot = 0.0  # s per token, as of the last `update`
         self.tokens_per_event = 1.0  # servers may send several tokens at once
         self._decode_events = 0.0  # exponential average
         self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
@@ -207,11 +208,16 @@ class DecodeInterference:
         return min(self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) / TIME_CONSTANT, 1.0)
 
     def on_first_token(self, key: Hashable, answer: DecodingAnswer, now: float) -> None:
+        if not self.answers:
+            self.unaccounted_s = 0.0
         answer.first_at = now
         self.answers[key] = answer
         self.context += answer.context
         if (budget := answer.tpot_budget) is not None:
             self._budgets[budget] = self._budgets.get(budget, 0) + 1
+            misses = [*self.expected_tpot_misses] or [0.0] * len(STALL_GRID)
+            self._add_misses(misses, answer, budget, now)
+            self.expected_tpot_misses = tuple(misses)
 
     def on_ended(self, key: Hashable, tpot: float | None = None, tokens: int | None = None) -> None:
         """`tokens`: of the whole answer, as the engine reported."""
@@ -237,22 +243,13 @@ class DecodeInterference:
 
         Returns the seconds that the answers together took since the last update, and the tokens written in these.
         """
-        self.unaccounted_s = 0.0
+        self.unaccounted_s, self._undisturbed_tpot = 0.0, undisturbed_tpot
         self._rest = rest
         recent = self._count_tokens(now)
         total = [0.0] * len(STALL_GRID)
         for answer in self.answers.values():
-            budget = answer.tpot_budget
-            if budget is None or not (keepable := rest.keepable(budget)):
-                continue
-            credit = budget * answer.tokens * self.tokens_per_event - (now - answer.first_at)
-            if credit >= STALL_GRID[-1]:
-                continue
-            slack = max(budget - undisturbed_tpot, MIN_SLACK * budget)
-            scale = 1 / (slack * answer.expected_tokens)
-            probability = 1.0 if credit >= 0 else exp(credit * scale)
-            for i in range(bisect_right(STALL_GRID, credit), len(STALL_GRID)):
-                total[i] += keepable * (probability - exp((credit - STALL_GRID[i]) * scale))
+            if answer.tpot_budget is not None:
+                self._add_misses(total, answer, answer.tpot_budget, now)
         self.expected_tpot_misses = tuple(total) if any(total) else NO_MISSES
         self.updated_at = now
         return recent
@@ -267,6 +264,16 @@ class DecodeInterference:
         self.decode_s = self.decode_s * decay + seconds
         self._decode_events = self._decode_events * decay + events
         return seconds, events * self.tokens_per_event
+
+    def _add_misses(self, total: list[float], answer: DecodingAnswer, budget: float, now: float) -> None:
+        credit = budget * answer.tokens * self.tokens_per_event - (now - answer.first_at)
+        if not (keepable := self._rest.keepable(budget)) or credit >= STALL_GRID[-1]:
+            return
+        slack = max(budget - self._undisturbed_tpot, MIN_SLACK * budget, MIN_TPOT)
+        scale = 1 / (slack * answer.expected_tokens)
+        probability = 1.0 if credit >= 0 else exp(credit * scale)
+        for i in range(bisect_right(STALL_GRID, credit), len(STALL_GRID)):
+            total[i] += keepable * (probability - exp((credit - STALL_GRID[i]) * scale))
 
     def tpot_pressure(
         self, rest: RestTpot, decode_s: float = 0.0, decode_tokens: float = 0.0, tpot_limit: float = FOREVER

@@ -7,6 +7,8 @@ Rules:
   bear another prefill.
 - An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
   (`policies.latency.tpot`). An API always has room.
+- A prefill that would cost answers their pace is held while the whole queue of the endpoint has slack: each further
+  token makes the answers bear more.
 - No request is sent beyond the cap of an endpoint, or before the provider's rate limit lets it pass: it is assigned to
   the endpoint and held. Requests held before it count when its wait is predicted.
 - The forecast of when an engine's answers have caught up is unreliable, the forecast of another tier is not. So a
@@ -22,15 +24,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, takewhile
+from itertools import accumulate, chain, takewhile
 
 from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.fair_share import FairShare
+from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
@@ -49,9 +52,8 @@ class EndpointQueues:
         """Requests held; requests in dispatch are not counted."""
         return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
 
-    def assign(self, queued: QueuedRequest, endpoint: Endpoint, prefill_s: float, spill_at: float = FOREVER) -> None:
+    def assign(self, queued: QueuedRequest, endpoint: Endpoint, spill_at: float = FOREVER) -> None:
         queued.assigned = endpoint
-        queued.prefill_s = prefill_s
         queued.spill_at = spill_at
         insort(self.assigned.setdefault(endpoint.id, []), queued)
 
@@ -116,6 +118,7 @@ class EndpointQueues:
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
+HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 SHORT = 0.2  # s of prefill
@@ -183,18 +186,34 @@ class PlacementRound:
     def _assign_or_dispatch(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
         """True: dispatched now, as the endpoint has room and no queue. False: assigned."""
         endpoint = chosen.endpoint.id
+        self._plan(queued, chosen)
         free = endpoint not in self.queues.assigned and self.has_room(endpoint, chosen.load)
-        if free and not (self._may_close(chosen) and self.is_closed(queued, endpoint)):
+        if free and not self._holds(endpoint, (queued,)) and not (self._may_close(chosen) and self.is_closed(queued, endpoint)):
             return True
         self._assign(queued, decision, chosen)
         return False
 
+    def _plan(self, queued: QueuedRequest, chosen: Candidate) -> None:
+        forecast, load = chosen.forecast, chosen.load
+        alone = replace(forecast, point_estimate=max(forecast.point_estimate - load.wait - load.backlog_s, 0.0))
+        queued.prefill_s = forecast.prefill
+        queued.send_by = queued.deadline - alone.quantile(_sure(queued.route))
+
+    def _holds(self, endpoint: str, queue: Sequence[QueuedRequest]) -> bool:
+        """The first prefill would cost answers their pace, and all of the queue can wait for another round."""
+        load = self.fleet.snapshot(self.now).loads[endpoint]
+        if queue[0].deadline == FOREVER or expected_tpot_misses(load, queue[0].prefill_s) <= HARM:
+            return False
+        starts = accumulate((queued.prefill_s for queued in queue), initial=self.now + load.backlog_s + TICK)
+        return all(start < queued.send_by for start, queued in zip(starts, queue, strict=False))
+
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> None:
+        self._plan(queued, chosen)
         queued.checked_at = self.now
         spill_at = self._or_next_check(self._spill_at(queued, decision, chosen.endpoint.pool))
         limited = queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier)
         queued.set_rate_limited(self.now, limited or chosen.load.send_at > self.now)
-        self.queues.assign(queued, chosen.endpoint, chosen.forecast.prefill, spill_at)
+        self.queues.assign(queued, chosen.endpoint, spill_at)
 
     def _may_close(self, chosen: Candidate) -> bool:
         """The chosen endpoint has a cap or a rate limit."""
@@ -215,9 +234,8 @@ class PlacementRound:
         """The last moment at which a tier other than `pool` makes the deadline."""
         if len(queued.route.tiers) == 1:
             return FOREVER
-        sure = 1 - (1 - queued.route.target) * RISK
         others = [
-            candidate.forecast.quantile(sure) + queued.extra_reasoning(candidate.endpoint.pool)
+            candidate.forecast.quantile(_sure(queued.route)) + queued.extra_reasoning(candidate.endpoint.pool)
             for candidate in decision.ranked
             if candidate.endpoint.pool != pool
         ]
@@ -381,7 +399,8 @@ class PlacementRound:
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.health is Health.DOWN:
             return True
-        return self.has_room(endpoint, load) and not self.is_closed(self.queues.assigned[endpoint][0], endpoint)
+        queue = self.queues.assigned[endpoint]
+        return self.has_room(endpoint, load) and not self.is_closed(queue[0], endpoint) and not self._holds(endpoint, queue)
 
     def is_closed(self, queued: QueuedRequest, endpoint: str) -> bool:
         """The request would exceed the cap, or a rate limit of the provider."""
@@ -418,6 +437,11 @@ class PlacementRound:
         if any(chosen.endpoint.id == endpoint for chosen in self.queues.in_dispatch.values()):
             return False
         return expected_tpot_misses(load, prefill_s) <= harmless
+
+
+def _sure(route: Route) -> float:
+    """The probability to make the deadline that waiting must leave."""
+    return 1 - (1 - route.target) * RISK
 
 
 def with_first(decision: Decision, candidate: Candidate) -> Decision:

@@ -4,7 +4,8 @@ An engine serves its queue first come, first served, and every prefill stalls th
 queue is kept as short as keeps it busy, and the rest waits in the gateway, where it can be ordered and moved.
 
 Rules:
-- A request that finds an endpoint with room (`policies.queue.placement_round`) is dispatched at once.
+- A request that finds an endpoint with room (`policies.queue.placement_round`) is dispatched at once, unless answers in
+  progress would feel the prefill and it can wait.
 - Any other is assigned to the endpoint of its decision, earliest deadline first, and counts there as work ahead of what
   is due later. It is decided again at the head of the queue, and when another engine of the pool is idle. It spills to
   another tier when that promises more, and at the last moment at which that one still makes the deadline.

@@ -66,6 +66,7 @@ class QueuedRequest:
     # while queued; written by policies.queue alone
     assigned: Endpoint | None = None
     prefill_s: float = 0.0  # engine time there
+    send_by: float = FOREVER  # last moment at which the deadline is made there, with nothing ahead
     spill_at: float = FOREVER  # last moment at which another tier still makes the deadline
     checked_at: float = NEVER  # last comparison with other tiers
     rate_limited_s: float = 0.0  # s queued because of a provider's rate limit, without the current period

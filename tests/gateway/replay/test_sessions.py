@@ -174,7 +174,7 @@ def test_a_lone_session_takes_as_long_as_on_an_idle_fleet(sessions: Sessions) ->
 
 def test_one_late_turn_spoils_a_session(sessions: Sessions) -> None:
     """Fewer sessions than requests are good under overload, and sessions take longer than on an idle fleet."""
-    player = Player(replace(scenario(1, "8b-a100"), seconds=60.0), started(sessions, 1.2, 60.0, closed=True))
+    player = Player(replace(scenario(1, "8b-a100"), seconds=60.0), started(sessions, 1.6, 60.0, closed=True))
     results = player.play()
     row = session_row(results, player.arrivals, player.scenario)
     assert row is not None

@@ -264,7 +264,7 @@ def settled(sensitive: float, answers: int = 40_000) -> tuple[DecodeInterference
 
 @pytest.mark.parametrize("sensitive", [0.1, 0.3, 0.8])
 def test_the_usable_share_settles_at_the_target_miss_rate(sensitive: float) -> None:
-    """1 in 25: a fleet without any miss prefills too little."""
+    """1 in 50: a fleet without any miss prefills too little."""
     _, missed = settled(sensitive)
     assert missed == pytest.approx(TARGET_MISS_RATE, rel=0.15)
 

@@ -16,9 +16,11 @@ from tests.policies.queue.queue_fixture import ONE, TWO, route
 ROUTE = route()
 
 
-def held(request_key: str, deadline: float = 1.0, tenant: str = "", sequence: int = 0) -> QueuedRequest:
+def held(
+    request_key: str, deadline: float = 1.0, tenant: str = "", sequence: int = 0, prefill_s: float = 0.1
+) -> QueuedRequest:
     queued = QueuedRequest(request_key, RequestView(0.0), PromptEstimate({}), ROUTE, sequence, tenant)
-    queued.deadline = deadline
+    queued.deadline, queued.prefill_s = deadline, prefill_s
     return queued
 
 
@@ -39,7 +41,7 @@ def test_the_queue_of_an_endpoint_is_in_order_of_deadline() -> None:
         held("b", 1.0, sequence=4),
         held("a", 1.0, sequence=3),
     ):
-        queues.assign(one, ONE, 0.1)
+        queues.assign(one, ONE)
     assert names(queues.assigned.get(ONE.id, [])) == ["a", "b", "c", "d"]
     assert TWO.id not in queues.assigned
 
@@ -56,9 +58,9 @@ def test_prefill_ahead_counts_requests_due_no_later() -> None:
     """At each endpoint; a request is not ahead of itself."""
     queues = EndpointQueues()
     one = held("b", 2.0)
-    for other, endpoint in ((held("a", 1.0), ONE), (one, ONE), (held("c", 2.0), ONE), (held("d", 2.1), ONE)):
-        queues.assign(other, endpoint, 0.25)
-    queues.assign(held("e", 0.5), TWO, 0.1)
+    for other in (held("a", 1.0, prefill_s=0.25), one, held("c", 2.0, prefill_s=0.25), held("d", 2.1)):
+        queues.assign(other, ONE)
+    queues.assign(held("e", 0.5), TWO)
     assert queues.prefill_ahead(one) == {ONE.id: 0.5, TWO.id: 0.1}
 
 
@@ -66,7 +68,7 @@ def test_prefill_ahead_counts_requests_in_dispatch() -> None:
     """At any deadline: a request in dispatch cannot be overtaken."""
     queues = EndpointQueues()
     queues.in_dispatch["a"] = sent_to(ONE, 0.25)
-    queues.assign(held("b", 1.0), ONE, 0.5)
+    queues.assign(held("b", 1.0, prefill_s=0.5), ONE)
     assert queues.prefill_ahead(held("c", 2.0)) == {ONE.id: 0.75}
     assert queues.prefill_ahead(held("d", 0.5)) == {ONE.id: 0.25}
 
@@ -81,10 +83,10 @@ def test_prefill_ahead_ignores_the_best_effort_queue() -> None:
 def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> None:
     """Counted in requests, not in seconds of prefill; the latest arrival is returned."""
     queues = EndpointQueues()
-    queues.assign(held("a", 1.0, "x", sequence=4), ONE, 9.0)
-    queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.1)
+    queues.assign(held("a", 1.0, "x", sequence=4), ONE)
+    queues.assign(held("b", 5.0, "y", sequence=1), ONE)
     queues.best_effort.add(held("c", 1.0, "y", sequence=3))
-    queues.assign(held("d", 9.0, "y", sequence=2), TWO, 0.1)
+    queues.assign(held("d", 9.0, "y", sequence=2), TWO)
     assert queues.latest_of_largest_tenant().request_key == "c"
 
 
@@ -98,7 +100,7 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
         case "last":
             queues.best_effort.add(one)
         case "bound":
-            queues.assign(one, ONE, 0.1)
+            queues.assign(one, ONE)
         case "leaving":
             queues.in_dispatch["a"] = sent_to(ONE, 0.1)
     queues.remove("a")
@@ -108,8 +110,8 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
 def test_an_empty_queue_is_removed() -> None:
     """An empty gateway is recognised by an empty dictionary."""
     queues, one, two = EndpointQueues(), held("a"), held("b")
-    queues.assign(one, ONE, 0.1)
-    queues.assign(two, ONE, 0.1)
+    queues.assign(one, ONE)
+    queues.assign(two, ONE)
     queues.unassign(one)
     assert names(queues.assigned.get(ONE.id, [])) == ["b"]
     queues.unassign(two)
@@ -119,9 +121,9 @@ def test_an_empty_queue_is_removed() -> None:
 def test_due_to_spill_lists_requests_past_their_last_moment() -> None:
     """In any queue and position, for as long as the request is assigned and the moment has passed."""
     queues, early, late = EndpointQueues(), held("early", 1.0), held("late", 2.0)
-    queues.assign(late, ONE, 0.1, spill_at=3.0)
-    queues.assign(early, ONE, 0.1, spill_at=5.0)
-    queues.assign(held("never"), TWO, 0.1)
+    queues.assign(late, ONE, spill_at=3.0)
+    queues.assign(early, ONE, spill_at=5.0)
+    queues.assign(held("never"), TWO)
     assert [names(queues.due_to_spill(now)) for now in (2.9, 3.0)] == [[], ["late"]]
     late.spill_at = 4.0
     assert [names(queues.due_to_spill(now)) for now in (3.9, 4.0, 5.0)] == [[], ["late"], ["early", "late"]]
@@ -147,7 +149,7 @@ def test_a_request_is_in_one_queue_at_a_time(steps: list[tuple[str, int, Endpoin
             case "new":
                 queues.new.append(one)
             case "bind":
-                queues.assign(one, endpoint, 0.1)
+                queues.assign(one, endpoint)
             case "last":
                 queues.best_effort.add(one)
             case "send":
