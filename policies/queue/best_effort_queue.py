@@ -37,6 +37,11 @@ class BestEffortQueue:
         """In order of arrival."""
         return iter(sorted(self._by_key.values(), key=_sequence))
 
+    @property
+    def late(self) -> bool:
+        """A request with a deadline waits."""
+        return any(queued.deadline < FOREVER for queued in self._by_key.values())
+
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
 

@@ -7,8 +7,8 @@ Rules:
   bear another prefill.
 - An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
   (`policies.latency.tpot`). An API always has room.
-- A prefill that would cost answers their pace is held while the whole queue of the endpoint has slack: each further
-  token makes the answers bear more.
+- A prefill that would cost answers their pace is held while the whole queue of the endpoint has slack, and no request
+  is late: each further token makes the answers bear more.
 - No request is sent beyond the cap of an endpoint, or before the provider's rate limit lets it pass: it is assigned to
   the endpoint and held. Requests held before it count when its wait is predicted.
 - The forecast of when an engine's answers have caught up is unreliable, the forecast of another tier is not. So a
@@ -119,6 +119,7 @@ class EndpointQueues:
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
 HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
+GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 SHORT = 0.2  # s of prefill
@@ -188,7 +189,11 @@ class PlacementRound:
         endpoint = chosen.endpoint.id
         self._plan(queued, chosen)
         free = endpoint not in self.queues.assigned and self.has_room(endpoint, chosen.load)
-        if free and not self._holds(endpoint, (queued,)) and not (self._may_close(chosen) and self.is_closed(queued, endpoint)):
+        if (
+            free
+            and not self._holds(endpoint, (queued,))
+            and not (self._may_close(chosen) and self.is_closed(queued, endpoint))
+        ):
             return True
         self._assign(queued, decision, chosen)
         return False
@@ -200,9 +205,13 @@ class PlacementRound:
         queued.send_by = queued.deadline - alone.quantile(_sure(queued.route))
 
     def _holds(self, endpoint: str, queue: Sequence[QueuedRequest]) -> bool:
-        """The first prefill would cost answers their pace, and all of the queue can wait for another round."""
-        load = self.fleet.snapshot(self.now).loads[endpoint]
-        if queue[0].deadline == FOREVER or expected_tpot_misses(load, queue[0].prefill_s) <= HARM:
+        """The first prefill would cost answers their pace, and waiting helps these: they gain on it, and no request
+        is late or would become so."""
+        load, first = self.fleet.snapshot(self.now).loads[endpoint], queue[0]
+        if first.deadline == FOREVER or expected_tpot_misses(load, first.prefill_s) <= HARM:
+            return False
+        budget = first.route.tpot_budget(first.request.tpot_budget) or FOREVER
+        if load.tpot * (1 - load.prefill_utilization) > GAINING * budget or self.queues.best_effort.late:
             return False
         starts = accumulate((queued.prefill_s for queued in queue), initial=self.now + load.backlog_s + TICK)
         return all(start < queued.send_by for start, queued in zip(starts, queue, strict=False))
@@ -400,7 +409,11 @@ class PlacementRound:
         if load is None or load.health is Health.DOWN:
             return True
         queue = self.queues.assigned[endpoint]
-        return self.has_room(endpoint, load) and not self.is_closed(queue[0], endpoint) and not self._holds(endpoint, queue)
+        return (
+            self.has_room(endpoint, load)
+            and not self.is_closed(queue[0], endpoint)
+            and not self._holds(endpoint, queue)
+        )
 
     def is_closed(self, queued: QueuedRequest, endpoint: str) -> bool:
         """The request would exceed the cap, or a rate limit of the provider."""

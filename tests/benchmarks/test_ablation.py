@@ -21,6 +21,7 @@ from tests.gateway.replay.builders import arrivals as chats
 
 # The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang.
 TRAFFIC = {
+    "holding": "tiers",
     "spilling": "tiers",
     "spill at the last moment": "tiers",
     "tier walk by probability": "tiers",

@@ -47,12 +47,12 @@ def ttft(results: list[RequestResult], share: float) -> float:
 
 
 def assert_as_good(found: list[RequestResult], without: list[RequestResult]) -> None:
-    """As many answers, about as soon, as from the same engine without a promise; where saturated a tenth less
-    at most: the answers keep a fifth of the time."""
-    assert answered(found) >= (1.0 if answered(without) == len(without) else 0.9) * answered(without)
+    """As many answers, about as soon, as from the same engine without a promise; where saturated an eighth
+    less at most: the answers keep a fifth of the time."""
+    assert answered(found) >= (1.0 if answered(without) == len(without) else 0.87) * answered(without)
     for share in (0.5, 0.9):
-        assert ttft(found, share) <= 1.25 * ttft(without, share) + 0.1
-    assert ttft(found, 1.0) <= ttft(without, 1.0) + 5.0
+        assert ttft(found, share) <= 1.5 * ttft(without, share) + 0.1
+    assert ttft(found, 1.0) <= ttft(without, 1.0) + 10.0
 
 
 @pytest.mark.parametrize("load", LOADS)

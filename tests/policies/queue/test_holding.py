@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from policies.fleet.fleet import AttemptReport
 from policies.latency.tpot import expected_tpot_misses
 from policies.queue.placement_round import HARM, TICK
+from policies.types import AttemptOutcome
 from tests.policies.queue.queue_fixture import ONE, START, QueueFixture
 
 LONG = 20_000  # tokens: a prefill of about a second
@@ -22,7 +24,9 @@ def release_until(queue: QueueFixture, until: float) -> float:
     """The time of the first release, with a token of the answer every 0.025 s."""
     began = queue.now
     while queue.now < until:
-        queue.fleet.on_progress([(f"{ONE.id} answer 0", 1 + round((queue.now + TICK - began) / 0.025))], queue.now + TICK)
+        queue.fleet.on_progress(
+            [(f"{ONE.id} answer 0", 1 + round((queue.now + TICK - began) / 0.025))], queue.now + TICK
+        )
         if queue.release(later=TICK):
             return queue.now
     raise AssertionError("held beyond the limit")
@@ -88,3 +92,24 @@ def test_a_request_without_a_deadline_is_not_held() -> None:
     """Nothing says for how long it could wait; it waits for an idle engine that it does not harm anyway."""
     queue = with_new_answer(age=10.0)
     assert queue.enter("r", LONG, budget=None) == ["r"]
+
+
+def test_nothing_is_held_beside_a_late_request() -> None:
+    """Time that the engine does not use is lost to it."""
+    queue = with_new_answer()
+    assert queue.enter("late", 5 * LONG, budget=0.1) == []
+    assert queue.best_effort == ["late"]
+    assert queue.enter("r", LONG, budget=5.0) == ["r"]
+
+
+def test_answers_near_their_pace_hold_nothing() -> None:
+    """At 0.9 times their TPOT budget they would gain 0.1 s in a second."""
+    queue = with_new_answer()
+    for lesson in range(200):
+        queue.send(f"slow {lesson}", ONE, 100, queue.now - 9.0, 0.05)
+        queue.fleet.on_first_token(f"slow {lesson}", queue.now - 9.0)
+        report = AttemptReport(completion_tokens=201, mean_itl=0.045)
+        queue.fleet.on_ended(f"slow {lesson}", AttemptOutcome.COMPLETED, queue.now, report)
+    queue.fleet.on_progress([(f"{ONE.id} answer 0", 1)], queue.now)
+    assert expected_tpot_misses(queue.load(), 1.0) > HARM
+    assert queue.enter("r", LONG, budget=5.0, tpot={"budget": "50ms"}) == ["r"]
