@@ -43,8 +43,9 @@ _BOUNDS = {
 }
 _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${NAME:-default}, from the environment"}
 # Models with a plain text form.
-BARE = {
+BARE: dict[str, dict[str, Any]] = {
     "Tier": {"type": "string", "description": "the name of a pool"},
+    "External": {"type": ["string", "number"], "pattern": r"^\s*\d+(\.\d+)?\s*%?\s*$", "description": "a share: 2%"},
     "EndpointSection": {"type": "string", "pattern": "^https?://", "description": "the URL of a server"},
 }
 

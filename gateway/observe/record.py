@@ -143,6 +143,7 @@ class Record:
     cost_usd: float = 0.0  # of all attempts
     attempts: list[AttemptRecord] = field(default_factory=list)
     escalated: str = ""  # shortcoming of an answer for which another pool was asked: refusal, length, invalid_json
+    external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
@@ -209,7 +210,7 @@ SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
     *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    *("cost_usd", "escalated", "rescue", "ttft_of"),
+    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of"),
 )
 TIMES = (
     *(

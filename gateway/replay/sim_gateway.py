@@ -197,9 +197,10 @@ class SimGateway:
         request.result.hedges += attempt.kind is AttemptKind.HEDGE
         if len(request.open) > 1:
             self.racing.add(request.number)
-        prompt, tpot = request.estimate.pools[endpoint.pool], request.route.tpot
+        prompt, route = request.estimate.pools[endpoint.pool], request.route
         output = request.estimate.output_tokens
-        self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=tpot.budget if tpot else None, output=output)
+        pace = route.tpot_budget(None)
+        self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=pace, output=output, route=route)
         self.queue.on_dispatched(request.number)
         try:
             hashes, adapter = prompt.blocks.hashes, prompt.adapter

@@ -247,6 +247,7 @@ class AttemptRunner:
             session=request.session_id,
             tpot_budget=routed.route.tpot_budget(routed.request.tpot_budget),
             output=routed.estimate.output_tokens,
+            route=routed.route,
         )
         self.dispatcher.on_dispatched(routed.request)
         if not routed.request.stream:

@@ -38,6 +38,7 @@ from policies.latency.ttft_predictor import (
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.prefix_cache.residency import ResidencyStatistics
+from policies.quota.external_use import ExternalUse
 from policies.types import FOREVER, NEVER, AttemptOutcome, Candidate, Endpoint, EngineLoad, Load, Pool, PoolEstimate
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
@@ -454,6 +455,12 @@ class InFlightAttempt:
     running: int = 0  # decoding answers at the first token
     context: float = 0.0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
+    external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
+
+    def cost(self, report: AttemptReport) -> float:
+        """USD."""
+        tokens = self.candidate.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
+        return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 
     def sample(self, ttft: float) -> TtftSample:
         """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now."""

@@ -38,6 +38,7 @@ from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenSc
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
+from policies.quota.external_use import ExternalUse
 from policies.rate_limit import RateLimit
 from policies.routes.route import Route
 from policies.types import (
@@ -75,6 +76,7 @@ class Fleet:
         self._pools: dict[str, PoolState] = {}
         self._attempts: dict[Hashable, InFlightAttempt] = {}
         self._output_lengths: dict[str, OutputLengths] = {}  # by route
+        self._external_use = defaultdict[str, ExternalUse](ExternalUse)  # by route with a limit
         self._reasoning_times = defaultdict[tuple[str, str], ReasoningTimes](ReasoningTimes)  # by route and pool
         self._unpublished: dict[EndpointState, None] = {}
         self._changed: dict[EndpointState, None] = {}  # since the last snapshot, in order
@@ -153,6 +155,16 @@ class Fleet:
                 )
             )
         return candidates
+
+    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
+        """An attempt of this cost keeps within `limits.external` of the route."""
+        limit = route.limits.external
+        return limit is None or self._external_use[route.name].allows(limit, usd, now)
+
+    def on_arrived(self, route: Route, now: float) -> None:
+        """A request of the route, of which the share for APIs is taken."""
+        if route.limits.external is not None:
+            self._external_use[route.name].on_arrived(now)
 
     def knows(self, endpoint_id: str) -> bool:
         return endpoint_id in self._states
@@ -258,6 +270,7 @@ class Fleet:
         tpot_budget: float | None = None,
         output: int = 256,
         session: str = "",
+        route: Route | None = None,
     ) -> None:
         """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events."""
         state = self._states.get(candidate.endpoint.id)
@@ -290,6 +303,9 @@ class Fleet:
         if state.rate_limit is not None:
             state.rate_limit.on_sent(now)
             state.limits.on_sent(candidate.prompt_tokens, now)
+        if route is not None and route.limits.external is not None and not state.pool.local:
+            self._attempts[key].external_use = use = self._external_use[route.name]
+            use.on_sent(candidate.price, now)
         state.breaker.on_sent(key, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
         self._touch(state)
@@ -341,6 +357,8 @@ class Fleet:
         if attempt.prompt.adapter and state.adapters is not None:
             state.adapters.on_ended(attempt.prompt.adapter, now - attempt.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
+        if attempt.external_use is not None and report.completion_tokens is not None:
+            attempt.external_use.on_cost(attempt.cost(report) - attempt.candidate.price, now)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             state.adapters.on_unknown(attempt.prompt.adapter, now)
             state.breaker.on_ended(key, AttemptOutcome.CANCELLED, now)  # the engine's other models are served

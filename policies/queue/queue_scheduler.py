@@ -55,6 +55,7 @@ class QueueScheduler:
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
+        fleet.on_arrived(queued.route, now)
         decision = self._round(fleet, now).place(queued)
         if decision is None:
             self.wake_at = now + TICK
@@ -88,6 +89,7 @@ class QueueScheduler:
         turn, queues = self._round(fleet, now), self.queues
         while queues.new:
             queued = queues.new.pop(0)
+            fleet.on_arrived(queued.route, now)
             yield from self._released(queued, turn.place(queued))
             if self.held - len(queues.new) > MAX_HELD:
                 yield self._refuse(turn)

@@ -196,6 +196,25 @@ class Hedge(Strict):
     """Largest share of requests sent twice."""
 
 
+class External(Strict):
+    """Limit of a route's use of external APIs; at least one of the two."""
+
+    share: Share | None = Field(default=None, ge=0, le=1)
+    """Of its requests of the last hour."""
+    usd_per_hour: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_share(cls, value: Any) -> Any:
+        return {"share": value} if isinstance(value, (str, int, float)) else value
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.share is None and self.usd_per_hour is None:
+            raise ValueError("limits.external is empty; write a share (2%), or {usd_per_hour: 5}")
+        return self
+
+
 class Limits(Strict):
     """Limits of callers' requests."""
 
@@ -203,6 +222,8 @@ class Limits(Strict):
     """Default and cap of max_tokens."""
     ttft_budget: Positive | None = None
     """Loosest TTFT budget that a caller may ask for; absent: the route's own."""
+    external: External | None = None
+    """Limit of what is sent to external APIs, in each process: a share of the route's requests, or USD per hour."""
 
 
 class Route(Strict):

@@ -45,6 +45,7 @@ TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
 _UNKNOWN = Load()
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
+EXTERNAL_LIMIT = "the route has used what limits.external allows"
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
 
 
@@ -115,6 +116,10 @@ class FleetView(Protocol):
         """
         ...
 
+    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
+        """An attempt of this cost keeps within `limits.external` of the route."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class CandidateSet:
@@ -151,11 +156,17 @@ class CandidateSet:
             self.unfit += 1
         elif pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
             self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
+        elif not (pool.local or self._may_use_api(pool.price.of(prompt.tokens, self.expected_output))):
+            self._reject(tier.pool, number, EXTERNAL_LIMIT)
         elif usable := self._usable(number, pool, prompt, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
             left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
             self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, left))
+
+    def _may_use_api(self, usd: float) -> bool:
+        route = self.queued.route
+        return route.limits.external is None or self.view.may_use_api(route, usd, self.now)
 
     def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:
         self.rejected.append(Rejection(pool, endpoint, tier, reason))

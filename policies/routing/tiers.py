@@ -31,6 +31,7 @@ from functools import cache, partial
 from zlib import crc32
 
 from policies.routing.candidates import (
+    EXTERNAL_LIMIT,
     CandidateSet,
     FleetView,
     QueuedRequest,
@@ -261,6 +262,8 @@ def _nowhere(found: CandidateSet) -> Decision:
     if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
         reason = "the rate limit of every provider that could take it is reached"
         return _decision(found, Placement.RATE_LIMITED, (), reason, max(min(limited), SHORTEST_WAIT))
+    if any(rejection.reason == EXTERNAL_LIMIT for rejection in found.rejected) and not out:
+        return _decision(found, Placement.RATE_LIMITED, (), EXTERNAL_LIMIT, LONGEST_WAIT)
     waits = [_back_in(found, rejection) for rejection in out]
     reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
     return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))

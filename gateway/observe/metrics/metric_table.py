@@ -257,6 +257,13 @@ SENT = (
         act="Mostly `lost`: hedges cost and do not help. Lower `max_extra`.",
     ),
     counter(
+        "firsttoken_external_refused_total{route} requests",
+        help="Requests kept from external APIs by `limits.external`",
+        more="Counted once each, if an API was left out of the last decision.",
+        moves="Engines that cannot take the route's load, while it has used what the limit allows.",
+        act="Rises with TTFT misses: raise the limit, or add engines.",
+    ),
+    counter(
         "firsttoken_escalations_total{route,reason} answers",
         help="Whole answers after which another pool was asked, on routes with `escalate`",
         more="`refusal`, `length`, `invalid_json`.",

@@ -300,6 +300,7 @@ class RequestMetrics(Collector):
         self.hit = histogram("firsttoken_prefix_hit_ratio")
         self.attempts = counter("firsttoken_attempts_total")
         self.hedges = counter("firsttoken_hedges_total")
+        self.external_refused = counter("firsttoken_external_refused_total")
         self.escalations = counter("firsttoken_escalations_total")
         self.rescues = counter("firsttoken_rescues_total")
         self.junk = counter("firsttoken_junk_events_total")
@@ -358,6 +359,8 @@ class RequestMetrics(Collector):
                 self.junk.of[(attempt.pool,)].value += attempt.junk
             if attempt.kind is AttemptKind.HEDGE:
                 self.hedges.of[route, _result(record, attempt)].value += 1
+        if record.external_refused:
+            self.external_refused.of[(route,)].value += 1
         if record.escalated:
             self.escalations.of[route, record.escalated].value += 1
         if record.rescue:

@@ -61,6 +61,7 @@ class QueueFixture:
         self.scheduler = QueueScheduler()
         self._sequence = count()
         self._estimates: dict[str, PromptEstimate] = {}
+        self._routes: dict[str, Route] = {}
         for endpoint in self.endpoints:
             self._teach(endpoint)
 
@@ -107,6 +108,7 @@ class QueueFixture:
         pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
         self._estimates[request_key] = PromptEstimate(pools)
         estimate, promised = self._estimates[request_key], route(budget, **more)
+        self._routes[request_key] = promised
         self.scheduler.enter(QueuedRequest(request_key, request, estimate, promised, next(self._sequence), tenant))
 
     def release(self, later: float = 0.0) -> list[str]:
@@ -122,7 +124,7 @@ class QueueFixture:
             self.released[name] = decision
             if (chosen := decision.chosen) is not None:
                 prompt = self._estimates[name].pools[chosen.endpoint.pool]
-                self.fleet.on_sent(name, chosen, prompt, self.now, False)
+                self.fleet.on_sent(name, chosen, prompt, self.now, False, route=self._routes[name])
                 self.scheduler.on_dispatched(name)
             yield name
 
