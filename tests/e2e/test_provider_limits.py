@@ -200,3 +200,18 @@ async def test_a_flood_at_a_limit_that_fills_slowly_is_paced_by_it() -> None:
         began = monotonic()
         assert await asyncio.gather(*(ask(gateway) for _ in range(30))) == [200] * 30
         assert 1.2 < monotonic() - began < 10
+
+
+async def test_a_route_beyond_its_limit_for_apis_goes_to_the_next_tier_or_is_refused_at_once() -> None:
+    """One request in two may use the API; where there is nothing else, the others get 429 with `retry-after`."""
+    async with Upstream([STREAMED]) as api, Upstream([STREAMED]) as engine:
+        pools = {"api": pool(api.url), "engine": pool(engine.url, backend="vllm")}
+        half: dict[str, Any] = {"limits": {"external": "50%"}}
+        async with running(pools, tiers("api", "engine", **half)) as gateway:
+            assert [await ask(gateway) for _ in range(4)] == [200] * 4
+            told = [(record.pool, record.external_refused) for record in gateway.recorder.recent]
+            assert told == [("engine", True), ("api", False)] * 2
+        async with running(pools, tiers("api", **half)) as gateway:
+            began = monotonic()
+            assert [await ask(gateway) for _ in range(4)] == [429, 200, 429, 200]
+            assert monotonic() - began < 2
