@@ -322,6 +322,7 @@ class Rejection:
 class Placement(Enum):
     PLACE = "place"
     SHED = "shed"  # nothing can make the deadline and the route sheds: 429 with Retry-After
+    OVERLOADED = "overloaded"  # it is late, and would wait too long: 503 with Retry-After
     UNAVAILABLE = "unavailable"  # nothing usable at all: 503
     RATE_LIMITED = "rate_limited"  # the providers take no more requests before the deadline: 429
     UNFIT = "unfit"  # no tier can ever take this request (context, capabilities): 400

@@ -15,6 +15,8 @@ Rules:
   queued request spills to another tier when better by the forecasts, and at the latest when the other tier can only
   just make the deadline, at RISK of the usual risk.
 - A request of a tenant above its share (`policies.queue.fair_share`) counts as late.
+- A long late prefill begins only while the pool is calm, and a late request that would wait for too long is refused at
+  once (`policies.queue.late_work`).
 - Late requests go to idle endpoints only. An engine is idle if a prefill there makes no other request miss a deadline
   or pace. An API is idle unless at the rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a
   place from a request in time.
@@ -34,6 +36,15 @@ from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.fair_share import FairShare
 from policies.routes.route import Route
+from policies.queue.late_work import (
+    LONG,
+    LONGEST_RETRY,
+    PATIENCE,
+    RETURNED_PATIENCE,
+    SHORTEST_RETRY,
+    RefusedRequests,
+    is_calm,
+)
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
@@ -131,13 +142,15 @@ TICK = 0.05  # s between two rounds without events
 
 @dataclass(slots=True)
 class PlacementRound:
-    """Decisions and idle endpoints as of `now`. `rate_limited_until`: the end of each API's latest refusal."""
+    """Decisions and idle endpoints as of `now`. `rate_limited_until`: the end of each API's latest refusal; `refused`:
+    requests that may come back."""
 
     queues: EndpointQueues
     fleet: Fleet
     now: float
     rate_limited_until: dict[str, float]
     shares: FairShare
+    refused: RefusedRequests
 
     # ---------------------------------------------------------------- decisions
 
@@ -257,16 +270,36 @@ class PlacementRound:
         """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end, or refuses
         where the route sheds and those ahead leave no time."""
         preferred = self.best_effort_order(queued, decision)
+        queued.prefill_s = preferred[0].forecast.prefill
+        queued.returned |= self.refused.take(queued, self.now)
         if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
         if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
             refusal = self.decide(queued, behind=self._best_effort_ahead(queued, decision))
             if refusal.chosen is None:
                 return refusal
-        queued.prefill_s = preferred[0].forecast.prefill
+        if may_be_refused(queued) and not queued.returned:
+            wait = self.queues.best_effort.wait(queued, self.now)
+            if wait > PATIENCE:
+                return self.refuse(queued, decision, wait)
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
-        self.queues.best_effort.add(queued)
+        self.queues.best_effort.add(queued, self.now)
         return None
+
+    def refuse(self, queued: QueuedRequest, decision: Decision, wait: float) -> Decision:
+        """503, with the predicted wait as Retry-After."""
+        retry_after = min(max(wait, SHORTEST_RETRY), LONGEST_RETRY)
+        self.refused.add(queued, retry_after, self.now)
+        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
+        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
+
+    def refuse_if_overdue(self, queued: QueuedRequest) -> Decision | None:
+        """A refusal of a late request that has waited longer than predicted."""
+        patience = RETURNED_PATIENCE if queued.returned else PATIENCE
+        if not may_be_refused(queued) or self.now - queued.late_since <= patience:
+            return None
+        wait = self.queues.best_effort.wait(queued, self.now)
+        return self.refuse(queued, self.decide(queued), max(wait, patience))
 
     def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
         """Seconds until the engines have taken what the tenant has queued before."""
@@ -373,15 +406,21 @@ class PlacementRound:
 
     def first_idle(self, queued: QueuedRequest, candidates: list[Candidate]) -> Candidate | None:
         harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
-        idle = (c for c in candidates if self.is_idle(c.endpoint.id, c.forecast.prefill, harmless))
+        idle = (c for c in candidates if self._may_begin(queued, c, harmless))
         return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
+
+    def _may_begin(self, queued: QueuedRequest, candidate: Candidate, harmless: float) -> bool:
+        endpoint, prefill_s = candidate.endpoint, candidate.forecast.prefill
+        if not self.is_idle(endpoint.id, prefill_s, harmless):
+            return False
+        return prefill_s <= LONG or queued.deadline == FOREVER or is_calm(self.fleet, endpoint.pool, self.now)
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""
         for queue in tuple(self.queues.assigned.values()):
             for queued in [queued for queued in queue if self.shares.is_over(queued.tenant)]:
                 self.queues.unassign(queued)
-                self.queues.best_effort.add(queued)
+                self.queues.best_effort.add(queued, self.now)
 
     def waits_for_rate_limit(self, queued: QueuedRequest, decision: Decision, preferred: list[Candidate]) -> bool:
         """An API would take this best-effort request, but for a rate limit."""
@@ -455,6 +494,11 @@ class PlacementRound:
 def _sure(route: Route) -> float:
     """The probability to make the deadline that waiting must leave."""
     return 1 - (1 - route.target) * RISK
+
+
+def may_be_refused(queued: QueuedRequest) -> bool:
+    """A late request is refused rather than held for long. A route with `best_effort` sends it at last."""
+    return queued.route.on_miss == "queue" and queued.deadline < FOREVER
 
 
 def with_first(decision: Decision, candidate: Candidate) -> Decision:

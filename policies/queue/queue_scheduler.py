@@ -11,7 +11,8 @@ Rules:
   another tier when that promises more, and at the last moment at which that one still makes the deadline.
 - Best effort: a request that cannot make its deadline any more, or has none, waits for an idle endpoint
   whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn. With
-  `on_miss: best_effort` it is dispatched after FORCED_AFTER seconds whatever the load.
+  `on_miss: best_effort` it is dispatched after FORCED_AFTER seconds whatever the load; with `on_miss: queue` it is
+  refused once its wait exceeds what callers bear (`policies.queue.late_work`).
 - While several tenants are active, requests of a tenant above its fair share are best effort too, and never forced.
 - At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
 - Baseline scorers are never held.
@@ -24,6 +25,7 @@ from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
 from policies.queue.fair_share import FairShare
+from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import TICK, EndpointQueues, PlacementRound, with_first
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
@@ -44,6 +46,7 @@ class QueueScheduler:
         self._rate_limited_until: dict[str, float] = {}
         self._turns: dict[tuple[str, str], int] = {}  # best-effort turns had, by tenant and route
         self._shares = FairShare()
+        self._refused = RefusedRequests()
         self._turn = 0  # of the latest one served: new tenants start here, with nothing to catch up on
 
     @property
@@ -64,7 +67,7 @@ class QueueScheduler:
         return decision
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
-        return PlacementRound(self.queues, fleet, now, self._rate_limited_until, self._shares)
+        return PlacementRound(self.queues, fleet, now, self._rate_limited_until, self._shares, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
         self._shares.charge(queued, chosen, now)
@@ -120,13 +123,17 @@ class QueueScheduler:
                 yield from self._released(*moved)
         while queues.best_effort and (best_effort := self._next_best_effort(turn)) is not None:
             yield from self._released(*best_effort)
+        for queued in queues.best_effort.oldest():
+            if (refusal := turn.refuse_if_overdue(queued)) is not None:
+                queues.best_effort.remove(queued, turn.now)
+                yield from self._released(queued, refusal)
 
     def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
         """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""
         heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
         for queued in sorted(heads, key=self._best_effort_order):
             if (decision := self._best_effort_decision(queued, turn)) is not None:
-                self.queues.best_effort.remove(queued)
+                self.queues.best_effort.begin(queued, turn.now)
                 self._turn = self._turns_of(queued)
                 self._turns[queued.tenant, queued.route.name] = self._turn + 1
                 return queued, decision

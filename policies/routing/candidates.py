@@ -72,6 +72,8 @@ class QueuedRequest:
     checked_at: float = NEVER  # last comparison with other tiers
     rate_limited_s: float = 0.0  # s queued because of a provider's rate limit, without the current period
     limited_since: float = FOREVER  # start of the current period; FOREVER: none
+    late_since: float = FOREVER  # entry into the best-effort queue
+    returned: bool = False  # refused lately, and sent again
 
     def __post_init__(self) -> None:
         self.deadline = self.request.arrival + self.route.ttft_budget(
