@@ -82,7 +82,8 @@ def line(result: dict[str, Any]) -> str:
         f"good {row['good']:.3f} met {row['attainment']:.3f} p50/90/99 {p50:.2f} {p90:.2f} {p99:.2f} "
         f"tpot {row['tpot'][1]:.3f} hit {row['hit']:.2f} cov {row['coverage']:.2f} err {row['error']:.3f} "
         f"pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']}+{row['broken']} "
-        f"extra {row['extra']} API {row['external']:.3f} refused after {row['refused_after']:.1f} s {parts}"
+        f"extra {row['extra']} API {row['external']:.3f} refused {row['refused']} after {row['refused_after']:.1f} s, "
+        f"{row['returned']} came back, {row['returned_good']:.2f} in time {parts}"
         f"{_sessions(result.get('sessions'))}"
     )
 

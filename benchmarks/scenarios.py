@@ -25,6 +25,7 @@ WARM_UP = 200.0  # s of synthetic sessions before: otherwise all would start at 
 FIRST_TOKEN = 120.0  # s: baselines never shed
 SESSIONS_SECONDS = 180.0  # of virtual time per replay of recorded sessions
 SESSIONS_FIRST_TOKEN = 60.0  # s, as a gateway has it by default: the callers of a closed loop wait for it
+RETURNS = 2  # times that a caller in the closed loop comes back after a 503, as the SDKs do
 SLOW, DEAD = "main/h1:8000", "main/h2:8000"
 FAULTS = (
     Fault(120.0, SLOW, "slow", 5.0),
@@ -70,7 +71,12 @@ def setting(name: str) -> sim_fleet.Scenario:
     fleet = SCENARIOS[name].fleet or name
     found = replace(scenario_from(load([HERE / f"{fleet}.yaml"], {})), first_token=FIRST_TOKEN)
     if name in ("e", "e-closed"):
-        return replace(found, first_token=SESSIONS_FIRST_TOKEN, seconds=SESSIONS_SECONDS)
+        return replace(
+            found,
+            first_token=SESSIONS_FIRST_TOKEN,
+            seconds=SESSIONS_SECONDS,
+            returns=RETURNS if name == "e-closed" else 0,
+        )
     return replace(found, faults=FAULTS) if name == "b" else found
 
 

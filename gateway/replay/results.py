@@ -40,6 +40,8 @@ class RequestResult:
     output_tokens: int
     tenant: str = ""
     session: int = 0  # 0: none
+    refusals: list[float] = field(default_factory=list)  # s waited before each 503
+    returned_at: float | None = None  # last time that the refused caller came back
     end: ReplayOutcome = ReplayOutcome.UNFINISHED
     sent_at: float | None = None  # of the winning attempt
     first_at: float | None = None
@@ -114,7 +116,10 @@ class ResultRow:
     completed: int
     output_rate: float  # tokens/s of completed requests
     external: float  # share of the answered, by external APIs
-    refused_after: float  # median wait of the shed, s
+    refused_after: float  # median wait before a 503, s
+    refused: int  # 503s; a caller that comes back may get several
+    returned: int  # requests that came back after a 503
+    returned_good: float  # share of these that then met the TTFT budget, counted from their return
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,13 @@ class Results:
         route = self.routes[result.route]
         return result.ttft is not None and result.ttft <= route.ttft_budget(None, result.new_tokens)
 
+    def made_it(self, result: RequestResult) -> bool:
+        """A request that came back met its TTFT budget, counted from its return."""
+        if result.first_at is None or result.returned_at is None:
+            return False
+        budget = self.routes[result.route].ttft_budget(None, result.new_tokens)
+        return result.first_at - result.returned_at <= budget
+
     def met_total(self, result: RequestResult) -> bool:
         budget = self.routes[result.route].total
         return result.total is not None and (budget is None or result.total <= budget.budget)
@@ -224,6 +236,8 @@ class Results:
         timed = [result for result in requests if self.routes[result.route].total is not None]
         predicted = [result for result in answered if result.p50]
         ttfts = [result.ttft for result in answered if result.ttft is not None]
+        waits = [wait for result in requests for wait in result.refusals]
+        returned = [result for result in requests if result.returned_at is not None]
         tpots = [result.tpot for result in completed if result.tpot is not None]
         ended = {end: sum(result.end is end for result in requests) for end in ReplayOutcome}
         return ResultRow(
@@ -250,7 +264,10 @@ class Results:
             completed=len(completed),
             output_rate=sum(result.output_tokens for result in completed) / self.seconds,
             external=_share(answered, lambda result: result.external),
-            refused_after=quantile((result.took for result in requests if result.end is ReplayOutcome.SHED), 0.5),
+            refused_after=quantile(waits, 0.5),
+            refused=len(waits),
+            returned=len(returned),
+            returned_good=_share(returned, self.made_it),
         )
 
 

@@ -242,6 +242,7 @@ class Scenario:
     peer_delay: float | None = 0.002  # s until replicas receive each other's updates; None: never
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where absent
     score_per_1k: float | None = None  # s per 1,000 new tokens in scored TTFT budgets; None: as the routes say
+    returns: int = 0  # times that a refused caller comes back when Retry-After says; SDKs of OpenAI and Anthropic: 2
     seconds: float = 0.0  # of offered traffic: no session takes a turn later; 0: until the last arrival
 
     @property

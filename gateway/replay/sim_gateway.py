@@ -24,6 +24,7 @@ from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest, uncached_tokens
+from policies.routing.tiers import LONGEST_WAIT
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
@@ -57,6 +58,7 @@ class ActiveRequest:
     route: Route
     estimate: PromptEstimate
     result: RequestResult
+    entered_at: float  # arrival, or the last return after a refusal
     decision: Decision | None = None
     machine: AttemptMachine | None = None
     open: dict[int, OpenAttempt] = field(default_factory=dict)  # by attempt number
@@ -108,11 +110,14 @@ class SimGateway:
         result.session = arrival.session
         self.results.requests.append(result)
         estimate = self._estimate(arrival, route, result)
-        request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result)
+        request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result, now)
+        self._enter(request)
+
+    def _enter(self, request: ActiveRequest) -> None:
         self._enqueue(request)
         limit = self.scenario.queue_limit
-        if request.decision is None and route.ttft and limit < FOREVER:
-            self.clock.at(now + limit, self._on_queue_timeout, number)
+        if request.decision is None and request.route.ttft and limit < FOREVER:
+            self.clock.at(request.entered_at + limit, self._on_queue_timeout, request.number, request.entered_at)
 
     def _estimate(self, arrival: Arrival, route: Route, result: RequestResult) -> PromptEstimate:
         estimate = estimate_of(arrival, route, self.fleet.expected_output(route.name))
@@ -124,7 +129,7 @@ class SimGateway:
         return replace(estimate, uncached_tokens=uncached_tokens(view, route, estimate, fleet, self.fleet.hit))
 
     def _enqueue(self, request: ActiveRequest) -> None:
-        view = RequestView(request.result.arrived, stream=True)
+        view = RequestView(request.entered_at, stream=True)
         tenant = request.arrival.tenant
         weight = self.scenario.weights.get(tenant, 1.0)
         queued = QueuedRequest(request.number, view, request.estimate, request.route, request.number, tenant, weight)
@@ -137,16 +142,18 @@ class SimGateway:
                 assert isinstance(number, int)
                 self.on_decision(self.active[number], decision)
 
-    def _on_queue_timeout(self, number: int) -> None:
+    def _on_queue_timeout(self, number: int, entered_at: float) -> None:
         request = self.active.get(number)
-        if request is not None and request.decision is None and request.machine is None:
+        if request is None or request.decision is not None or request.machine is not None:
+            return
+        if request.entered_at == entered_at:
             self.queue.leave(number)
-            self._shed(request)
+            self._shed(request, LONGEST_WAIT)
 
     def on_decision(self, request: ActiveRequest, decision: Decision) -> None:
         request.decision = decision
         if decision.outcome is not Placement.PLACE:
-            return self._shed(request)
+            return self._shed(request, decision.retry_after)
         if self.scenario.pooled:
             decision = _without_tiers(decision, request.number)
         if self.scenario.scorer != OURS:  # baselines do not abandon silent attempts: that is part of our policy
@@ -164,9 +171,21 @@ class SimGateway:
         self._hedges[request.route.name].began()
         return self._step(request, steps.Begin())
 
-    def _shed(self, request: ActiveRequest) -> None:
+    def _shed(self, request: ActiveRequest, retry_after: float) -> None:
+        now, result = self.clock.now, request.result
         self.queue.on_dispatched(request.number)
-        self._close(request, ReplayOutcome.SHED)
+        result.refusals.append(now - request.entered_at)
+        if retry_after and len(result.refusals) <= self.scenario.returns:
+            self.clock.at(now + retry_after, self._come_back, request)
+        else:
+            self._close(request, ReplayOutcome.SHED)
+
+    def _come_back(self, request: ActiveRequest) -> None:
+        """The caller sends the refused request again."""
+        request.entered_at = request.result.returned_at = self.clock.now
+        request.decision = None
+        request.estimate = self._estimate(request.arrival, request.route, request.result)
+        self._enter(request)
 
     # ---------------------------------------------------------------- actions of the attempt machine
 

@@ -86,21 +86,20 @@ class BestEffortQueue:
         if queued.deadline < FOREVER:
             self._rates[queued.route.name].on_begun(queued.prefill_s)
 
-    def wait(self, queued: QueuedRequest, now: float) -> float:
-        """Predicted seconds until the prefill of a late request of this route begins."""
+    def wait(self, queued: QueuedRequest, now: float, promised_s: float = 0.0) -> float:
+        """Predicted seconds until the prefill of a late request of this route begins. `promised_s`: of prefill that
+        refused requests will find."""
         name, own = queued.route.name, _precedence(queued)
         self._rates[name].update(now, waiting=self._late[name] > 0)
         waiting = (other for owner, queue in self._queues.items() if owner[1] == name for other in queue)
         ahead = sum(other.prefill_s for other in waiting if _precedence(other) < own)
-        return self._rates[name].wait(ahead + queued.prefill_s)
+        return self._rates[name].wait(promised_s + ahead + queued.prefill_s)
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue. Above the share it is the latest in time: behind a queue that only grows,
         every request would come too late. On a route that sheds the queue does not grow."""
         return [
-            _latest_in_time(queue, now)
-            if queue[0].route.on_miss != "shed" and is_over(owner[0])
-            else self._next(owner)
+            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(owner[0]) else self._next(owner)
             for owner, queue in self._queues.items()
         ]
 

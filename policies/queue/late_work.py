@@ -14,7 +14,7 @@ prompt cached. But a prefill of seconds makes live sessions late, and those lose
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
@@ -24,12 +24,13 @@ from policies.types import NEVER, Health
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 CALM = 0.6  # of the TPOT pressure at which an engine takes no prefill
-PATIENCE, RETURNED_PATIENCE = 10.0, 30.0  # s in the queue, of a new request and of one that came back
+PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
+MARGIN = 2.0  # times the predicted wait is the Retry-After: half of all waits are longer than predicted
 TIME_CONSTANT = 30.0  # s of the averages
-PRIOR_S, PRIOR_WORK = 5.0, 10.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken
+PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # s
-REMEMBERED = 4096  # refused requests
-COMES_BACK = 2.0  # times Retry-After, within which a refused request may come back
+REMEMBERED = 1024  # refused requests
+COMES_BACK = 1.5  # times Retry-After, within which a refused request may come back
 
 
 @dataclass(slots=True)
@@ -58,33 +59,52 @@ class LateWorkRate:
         return prefill_s * self.waited_s / max(self.begun_s, 0.05 * self.waited_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Engine time that a refused request finds when it comes back before `until`."""
+
+    prefill_s: float
+    until: float
+
+
 class RefusedRequests:
-    """Requests refused lately, by tenant and prompt, bounded."""
+    """Requests refused lately, by tenant, route and the last full block of the prompt; bounded."""
 
     def __init__(self) -> None:
-        self._until: OrderedDict[Hashable, float] = OrderedDict()
+        self._promises: OrderedDict[tuple[str, str, int], Promise] = OrderedDict()
 
     def add(self, queued: QueuedRequest, retry_after: float, now: float) -> None:
-        if (name := _name(queued)) is None:
+        """A prompt without a full block is not remembered: it costs no engine much."""
+        if not (hashes := _hashes(queued)):
             return
-        self._until[name] = now + COMES_BACK * retry_after
-        self._until.move_to_end(name)
-        if len(self._until) > REMEMBERED:
-            self._until.popitem(last=False)
+        name = queued.tenant, queued.route.name, hashes[-1]
+        self._promises[name] = Promise(queued.prefill_s, now + COMES_BACK * retry_after)
+        self._promises.move_to_end(name)
+        if len(self._promises) > REMEMBERED:
+            self._promises.popitem(last=False)
 
     def take(self, queued: QueuedRequest, now: float) -> bool:
-        """The request was refused lately; another with the same prompt was not."""
-        if not self._until or (name := _name(queued)) is None:
+        """The same prompt was refused lately, or an earlier turn of its session."""
+        if not self._promises:
             return False
-        return self._until.pop(name, NEVER) >= now
+        tenant, route = queued.tenant, queued.route.name
+        for block in reversed(_hashes(queued)):
+            if (promise := self._promises.pop((tenant, route, block), None)) is not None:
+                return promise.until >= now
+        return False
+
+    def promised_s(self, now: float) -> float:
+        """Seconds of prefill of requests that may still come back."""
+        over = [name for name, promise in self._promises.items() if promise.until < now]
+        for name in over:
+            del self._promises[name]
+        return sum(promise.prefill_s for promise in self._promises.values())
 
 
-def _name(queued: QueuedRequest) -> Hashable | None:
-    """None: a prompt without a full block has no name, and costs no engine much."""
-    for pool in queued.route.pools:
-        if (prompt := queued.estimate.pools.get(pool)) is not None and prompt.blocks.hashes:
-            return queued.tenant, queued.route.name, prompt.tokens, prompt.blocks.hashes[-1]
-    return None
+def _hashes(queued: QueuedRequest) -> Sequence[int]:
+    """Full blocks of the prompt, by the first pool of the route that counts blocks."""
+    estimates = (queued.estimate.pools.get(pool) for pool in queued.route.pools)
+    return next((prompt.blocks.hashes for prompt in estimates if prompt is not None and prompt.blocks.hashes), ())
 
 
 def is_calm(fleet: Fleet, pool: str, now: float) -> bool:

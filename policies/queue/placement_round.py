@@ -39,6 +39,7 @@ from policies.routes.route import Route
 from policies.queue.late_work import (
     LONG,
     LONGEST_RETRY,
+    MARGIN,
     PATIENCE,
     RETURNED_PATIENCE,
     SHORTEST_RETRY,
@@ -270,7 +271,7 @@ class PlacementRound:
         """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end, or refuses
         where the route sheds and those ahead leave no time."""
         preferred = self.best_effort_order(queued, decision)
-        queued.prefill_s = preferred[0].forecast.prefill
+        queued.prefill_s = min(candidate.forecast.prefill for candidate in preferred)
         queued.returned |= self.refused.take(queued, self.now)
         if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
@@ -279,27 +280,33 @@ class PlacementRound:
             if refusal.chosen is None:
                 return refusal
         if may_be_refused(queued) and not queued.returned:
-            wait = self.queues.best_effort.wait(queued, self.now)
+            wait = self._wait(queued)
             if wait > PATIENCE:
                 return self.refuse(queued, decision, wait)
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
         self.queues.best_effort.add(queued, self.now)
         return None
 
+    def _wait(self, queued: QueuedRequest) -> float:
+        """Predicted seconds until the prefill of a late request begins. One that came back is ahead of the promised."""
+        promised_s = 0.0 if queued.returned else self.refused.promised_s(self.now)
+        return self.queues.best_effort.wait(queued, self.now, promised_s)
+
     def refuse(self, queued: QueuedRequest, decision: Decision, wait: float) -> Decision:
         """503, with the predicted wait as Retry-After."""
-        retry_after = min(max(wait, SHORTEST_RETRY), LONGEST_RETRY)
+        retry_after = min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
         self.refused.add(queued, retry_after, self.now)
         reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
         return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
 
     def refuse_if_overdue(self, queued: QueuedRequest) -> Decision | None:
-        """A refusal of a late request that has waited longer than predicted."""
-        patience = RETURNED_PATIENCE if queued.returned else PATIENCE
-        if not may_be_refused(queued) or self.now - queued.late_since <= patience:
+        """A refusal of a late request whose wait turns out to be too long."""
+        if not may_be_refused(queued):
             return None
-        wait = self.queues.best_effort.wait(queued, self.now)
-        return self.refuse(queued, self.decide(queued), max(wait, patience))
+        wait = self._wait(queued)
+        if self.now - queued.late_since + wait <= (RETURNED_PATIENCE if queued.returned else PATIENCE):
+            return None
+        return self.refuse(queued, self.decide(queued), wait)
 
     def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
         """Seconds until the engines have taken what the tenant has queued before."""
