@@ -285,6 +285,9 @@ def reject_unplaced(decision: Decision) -> None:
     if decision.outcome is Placement.RATE_LIMITED:
         message = f"No endpoint takes a request now: {decision.reason}."
         raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
+    if decision.outcome is Placement.OVERLOADED:
+        message = f"No server has time for this request now: {decision.reason}."
+        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
     if decision.outcome is Placement.UNAVAILABLE:
         message = f"No endpoint is usable now: {decision.reason}."
         raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
@@ -295,7 +298,7 @@ def reject_unplaced(decision: Decision) -> None:
 def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
     """The outcome to record: an error after placement is a failure of the backends, unless the request is at fault."""
     placement = None if decision is None else decision.outcome
-    if placement is Placement.SHED:
+    if placement in (Placement.SHED, Placement.OVERLOADED):
         return RequestOutcome.SHED
     if placement in (Placement.UNAVAILABLE, Placement.RATE_LIMITED):
         return RequestOutcome.UNAVAILABLE

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from heapq import heappop, heappush
 
-from policies.queue.late_work import LateWorkRate
+from policies.queue.late_work import LateWork
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER
 
@@ -41,8 +41,7 @@ class BestEffortQueue:
         self._by_key: dict[Hashable, QueuedRequest] = {}
         self._queues: dict[tuple[str, str, str], list[QueuedRequest]] = {}
         self._first: dict[tuple[str, str, str], list[tuple[Precedence, QueuedRequest]]] = {}  # heaps; some have left
-        self._late = Counter[str]()  # late requests, by route
-        self._rates = defaultdict[str, LateWorkRate](LateWorkRate)  # by route
+        self._late = defaultdict[str, LateWork](LateWork)  # by route
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -66,8 +65,7 @@ class BestEffortQueue:
         insort(self._queues.setdefault(owner, []), queued, key=_sequence)
         heappush(self._first.setdefault(owner, []), (_precedence(queued), queued))
         if queued.deadline < FOREVER:
-            self._rates[queued.route.name].update(now, waiting=self._late[queued.route.name] > 0)
-            self._late[queued.route.name] += 1
+            self._late[queued.route.name].add(queued.prefill_s, now)
 
     def remove(self, queued: QueuedRequest, now: float = NEVER) -> None:
         del self._by_key[queued.request_key]
@@ -77,23 +75,17 @@ class BestEffortQueue:
         if not queue:
             del self._queues[owner], self._first[owner]
         if queued.deadline < FOREVER:
-            self._rates[queued.route.name].update(now, waiting=True)
-            self._late[queued.route.name] -= 1
+            self._late[queued.route.name].add(queued.prefill_s, now, times=-1)
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
         self.remove(queued, now)
         if queued.deadline < FOREVER:
-            self._rates[queued.route.name].on_begun(queued.prefill_s)
+            self._late[queued.route.name].on_begun(queued.prefill_s)
 
-    def wait(self, queued: QueuedRequest, now: float, promised_s: float = 0.0) -> float:
-        """Predicted seconds until the prefill of a late request of this route begins. `promised_s`: of prefill that
-        refused requests will find."""
-        name, own = queued.route.name, _precedence(queued)
-        self._rates[name].update(now, waiting=self._late[name] > 0)
-        waiting = (other for owner, queue in self._queues.items() if owner[1] == name for other in queue)
-        ahead = sum(other.prefill_s for other in waiting if _precedence(other) < own)
-        return self._rates[name].wait(promised_s + ahead + queued.prefill_s)
+    def late_work(self, queued: QueuedRequest) -> LateWork:
+        """Of the route."""
+        return self._late[queued.route.name]
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue. Above the share it is the latest in time: behind a queue that only grows,

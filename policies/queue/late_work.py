@@ -13,9 +13,9 @@ prompt cached. But a prefill of seconds makes live sessions late, and those lose
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import exp
 
 from policies.fleet.fleet import Fleet
@@ -28,35 +28,55 @@ PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and
 MARGIN = 2.0  # times the predicted wait is the Retry-After: half of all waits are longer than predicted
 TIME_CONSTANT = 30.0  # s of the averages
 PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken
+LEAST_RATE = 0.05  # s of prefill per second, believed where none has begun for long
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # s
 REMEMBERED = 1024  # refused requests
 COMES_BACK = 1.5  # times Retry-After, within which a refused request may come back
 
 
 @dataclass(slots=True)
-class LateWorkRate:
-    """Seconds of late prefill that engines begin per second, while such work waits."""
+class LateWork:
+    """Late requests of a route in the queue, and the rate at which engines take their prefills while any waits."""
 
+    requests: int = 0
+    short_s: float = 0.0  # s of their prefill, of those up to LONG, which go first
+    long_s: float = 0.0
     waited_s: float = PRIOR_S
     begun_s: float = PRIOR_WORK
     updated_at: float = NEVER
 
-    def update(self, now: float, waiting: bool) -> None:
-        """`waiting`: late work has waited since the last update. While none waits, the averages return to the prior."""
-        if now <= self.updated_at:
-            return
-        elapsed = min(now - self.updated_at, TIME_CONSTANT)
-        decay = exp(-elapsed / TIME_CONSTANT)
-        self.updated_at = now
-        self.waited_s = self.waited_s * decay + (elapsed if waiting else (1 - decay) * PRIOR_S)
-        self.begun_s = self.begun_s * decay + (0.0 if waiting else (1 - decay) * PRIOR_WORK)
+    def add(self, prefill_s: float, now: float, times: int = 1) -> None:
+        """`times` -1: a request leaves."""
+        self._update(now)
+        self.requests += times
+        if prefill_s <= LONG:
+            self.short_s += times * prefill_s
+        else:
+            self.long_s += times * prefill_s
+        if not self.requests:
+            self.short_s = self.long_s = 0.0  # without rounding errors
 
     def on_begun(self, prefill_s: float) -> None:
         self.begun_s += prefill_s
 
-    def wait(self, prefill_s: float) -> float:
-        """Seconds until so much work, the request's own included, has begun."""
-        return prefill_s * self.waited_s / max(self.begun_s, 0.05 * self.waited_s)
+    def ahead_of(self, prefill_s: float) -> float:
+        """Seconds of prefill that go before a new request."""
+        return self.short_s + (self.long_s if prefill_s > LONG else 0.0)
+
+    def wait(self, work_s: float, now: float) -> float:
+        """Seconds until so much prefill has begun."""
+        self._update(now)
+        return work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
+
+    def _update(self, now: float) -> None:
+        """While no request waits, the averages return to the prior."""
+        if now <= self.updated_at:
+            return
+        elapsed = now - self.updated_at if self.updated_at > NEVER else 0.0
+        decay = exp(-elapsed / TIME_CONSTANT)
+        self.updated_at = now
+        self.waited_s = self.waited_s * decay + (elapsed if self.requests else (1 - decay) * PRIOR_S)
+        self.begun_s = self.begun_s * decay + (0.0 if self.requests else (1 - decay) * PRIOR_WORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,38 +87,55 @@ class Promise:
     until: float
 
 
+PromiseName = tuple[str, str, int]  # tenant, route, last full block of the prompt
+
+
 class RefusedRequests:
-    """Requests refused lately, by tenant, route and the last full block of the prompt; bounded."""
+    """Requests refused lately, bounded."""
 
     def __init__(self) -> None:
-        self._promises: OrderedDict[tuple[str, str, int], Promise] = OrderedDict()
+        self._promises: dict[PromiseName, Promise] = {}
+        self._expiries: list[tuple[float, PromiseName]] = []  # a heap; some are of promises that were kept
+        self._promised_s = 0.0
 
     def add(self, queued: QueuedRequest, retry_after: float, now: float) -> None:
         """A prompt without a full block is not remembered: it costs no engine much."""
         if not (hashes := _hashes(queued)):
             return
+        self._expire(now)
         name = queued.tenant, queued.route.name, hashes[-1]
-        self._promises[name] = Promise(queued.prefill_s, now + COMES_BACK * retry_after)
-        self._promises.move_to_end(name)
-        if len(self._promises) > REMEMBERED:
-            self._promises.popitem(last=False)
+        self._forget(name)
+        while len(self._promises) >= REMEMBERED:
+            self._forget(heappop(self._expiries)[1])
+        promise = self._promises[name] = Promise(queued.prefill_s, now + COMES_BACK * retry_after)
+        self._promised_s += promise.prefill_s
+        heappush(self._expiries, (promise.until, name))
 
     def take(self, queued: QueuedRequest, now: float) -> bool:
         """The same prompt was refused lately, or an earlier turn of its session."""
+        self._expire(now)
         if not self._promises:
             return False
         tenant, route = queued.tenant, queued.route.name
-        for block in reversed(_hashes(queued)):
-            if (promise := self._promises.pop((tenant, route, block), None)) is not None:
-                return promise.until >= now
-        return False
+        return any(self._forget((tenant, route, block)) for block in reversed(_hashes(queued)))
 
     def promised_s(self, now: float) -> float:
         """Seconds of prefill of requests that may still come back."""
-        over = [name for name, promise in self._promises.items() if promise.until < now]
-        for name in over:
-            del self._promises[name]
-        return sum(promise.prefill_s for promise in self._promises.values())
+        self._expire(now)
+        return self._promised_s
+
+    def _expire(self, now: float) -> None:
+        while self._expiries and self._expiries[0][0] < now:
+            _, name = heappop(self._expiries)
+            if name in self._promises and self._promises[name].until < now:
+                self._forget(name)
+
+    def _forget(self, name: PromiseName) -> bool:
+        """False: there was no such promise."""
+        if (promise := self._promises.pop(name, None)) is None:
+            return False
+        self._promised_s = self._promised_s - promise.prefill_s if self._promises else 0.0
+        return True
 
 
 def _hashes(queued: QueuedRequest) -> Sequence[int]:

@@ -280,17 +280,13 @@ class PlacementRound:
             if refusal.chosen is None:
                 return refusal
         if may_be_refused(queued) and not queued.returned:
-            wait = self._wait(queued)
-            if wait > PATIENCE:
+            late = self.queues.best_effort.late_work(queued)
+            ahead = late.ahead_of(queued.prefill_s) + self.refused.promised_s(self.now)
+            if (wait := late.wait(ahead + queued.prefill_s, self.now)) > PATIENCE:
                 return self.refuse(queued, decision, wait)
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
         self.queues.best_effort.add(queued, self.now)
         return None
-
-    def _wait(self, queued: QueuedRequest) -> float:
-        """Predicted seconds until the prefill of a late request begins. One that came back is ahead of the promised."""
-        promised_s = 0.0 if queued.returned else self.refused.promised_s(self.now)
-        return self.queues.best_effort.wait(queued, self.now, promised_s)
 
     def refuse(self, queued: QueuedRequest, decision: Decision, wait: float) -> Decision:
         """503, with the predicted wait as Retry-After."""
@@ -300,10 +296,10 @@ class PlacementRound:
         return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
 
     def refuse_if_overdue(self, queued: QueuedRequest) -> Decision | None:
-        """A refusal of a late request whose wait turns out to be too long."""
+        """A refusal of a late request whose wait turns out to be too long, even if it were the next to begin."""
         if not may_be_refused(queued):
             return None
-        wait = self._wait(queued)
+        wait = self.queues.best_effort.late_work(queued).wait(queued.prefill_s, self.now)
         if self.now - queued.late_since + wait <= (RETURNED_PATIENCE if queued.returned else PATIENCE):
             return None
         return self.refuse(queued, self.decide(queued), wait)

@@ -153,9 +153,9 @@ def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.Mo
     queue = QueueFixture()
     fill_engines(queue)
     for number in range(bound):
-        queue.arrive(f"r{number}", **LATE, tenant=f"key {number % 2}")
+        queue.arrive(f"r{number}", **LATE, tenant=f"key {number % 2}", on_miss="best_effort")
         queue.release()
-    assert calls(lambda: queue.enter("above the bound", **LATE, tenant="key 0")) < 1000
+    assert calls(lambda: queue.enter("above the bound", **LATE, tenant="key 0", on_miss="best_effort")) < 1000
     assert calls(queue.release) < 400
     assert calls(lambda: queue.scheduler.leave(f"r{bound // 2}")) < 100
     assert queue.scheduler.held == bound - 1
@@ -165,14 +165,14 @@ def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.Mo
 
 
 def test_on_miss_best_effort_is_dispatched_after_30_s_at_any_load() -> None:
-    """`best_effort` promises a late answer; a request with `queue` stays queued."""
+    """`best_effort` promises a late answer; a request with `queue` is refused before."""
     queue = QueueFixture()
     queue.decode()
     queue.enter("best effort", **LATE, on_miss="best_effort")
-    queue.enter("queue", **LATE)
-    assert queue.release(later=29.9) == []
+    queue.enter("queue", **LATE, name="other")
+    assert queue.release(later=29.9) == ["queue"]
+    assert queue.released["queue"].outcome is Placement.OVERLOADED
     assert queue.release(later=0.2) == ["best effort"]
-    assert queue.best_effort == ["queue"]
 
 
 def test_a_request_without_a_deadline_is_never_forced() -> None:

@@ -50,7 +50,7 @@ def test_the_best_effort_queue_is_in_order_of_arrival() -> None:
     """Missed deadlines order nothing."""
     queues = EndpointQueues()
     for one in (held("b", 0.1, sequence=2), held("a", 9.0, sequence=1), held("c", 0.0, sequence=3)):
-        queues.best_effort.add(one)
+        queues.best_effort.add(one, 0.0)
     assert names(queues.best_effort) == ["a", "b", "c"]
 
 
@@ -76,7 +76,7 @@ def test_prefill_ahead_counts_requests_in_dispatch() -> None:
 def test_prefill_ahead_ignores_the_best_effort_queue() -> None:
     """Requests in time go before best-effort requests."""
     queues = EndpointQueues()
-    queues.best_effort.add(held("a", 0.5))
+    queues.best_effort.add(held("a", 0.5), 0.0)
     assert queues.prefill_ahead(held("b", 1.0)) == {}
 
 
@@ -87,6 +87,10 @@ def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> Non
     queues.assign(held("b", 5.0, "y", sequence=1), ONE)
     queues.best_effort.add(held("c", 1.0, "y", sequence=3))
     queues.assign(held("d", 9.0, "y", sequence=2), TWO)
+    queues.assign(held("a", 1.0, "x", sequence=4), ONE, 9.0)
+    queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.1)
+    queues.best_effort.add(held("c", 1.0, "y", sequence=3), 0.0)
+    queues.assign(held("d", 9.0, "y", sequence=2), TWO, 0.1)
     assert queues.latest_of_largest_tenant().request_key == "c"
 
 
@@ -98,7 +102,7 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
         case "new":
             queues.new.append(one)
         case "last":
-            queues.best_effort.add(one)
+            queues.best_effort.add(one, 0.0)
         case "bound":
             queues.assign(one, ONE)
         case "leaving":
@@ -151,7 +155,7 @@ def test_a_request_is_in_one_queue_at_a_time(steps: list[tuple[str, int, Endpoin
             case "bind":
                 queues.assign(one, endpoint)
             case "last":
-                queues.best_effort.add(one)
+                queues.best_effort.add(one, 0.0)
             case "send":
                 queues.in_dispatch[request_key] = sent_to(endpoint, 0.1)
         if move != "drop":

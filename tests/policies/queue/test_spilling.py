@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
+from policies.queue import placement_round
 from policies.queue.placement_round import RECHECK_TIERS, TICK
 from policies.routing.candidates import QueuedRequest
 from policies.types import (
@@ -150,6 +151,13 @@ def test_a_late_request_takes_any_idle_tier() -> None:
     assert queue.destination("r") == LARGE.id
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late requests are not refused for their wait."""
+    monkeypatch.setattr(placement_round, "PATIENCE", 1000.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_rate_limited_api_takes_no_late_requests() -> None:
     """The rest of the API's rate is for requests in time, until 60 s after the last refusal ends."""
     queue = QueueFixture((ONE, API))
@@ -164,6 +172,7 @@ def test_a_rate_limited_api_takes_no_late_requests() -> None:
 # --------------------------------------------------------------------------- time held by a rate limit
 
 
+@pytest.mark.usefixtures("patient")
 def test_queue_time_counts_as_rate_limited_while_an_api_would_take_the_request() -> None:
     """All queue time while the API refuses, and in the 60 s after in which late requests avoid the API."""
     queue = QueueFixture((ONE, API))

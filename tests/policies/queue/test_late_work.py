@@ -1,0 +1,192 @@
+"""Late prefills: when one may begin, what is refused at once, and what a refused request finds when it comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.queue import late_work
+from policies.queue.late_work import LONG, PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
+from policies.routing.candidates import QueuedRequest
+from policies.types import Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
+from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
+
+SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
+LONG_LATE: dict[str, Any] = {"tokens": 60_000, "budget": 0.15}  # above LONG
+
+
+def calm_on_one_busy_on_two(queue: QueueFixture) -> None:
+    """The answers of TWO use 90% of what they can bear, those of ONE nothing."""
+    queue.decode(TWO, token=0.045, pace=0.05, since=20.0)
+
+
+# --------------------------------------------------------------------------- when one begins
+
+
+def test_a_long_late_prefill_waits_until_the_pool_is_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle engine is not enough: the live sessions of the others will need it."""
+    queue = QueueFixture((ONE, TWO))
+    monkeypatch.setattr(late_work, "CALM", 0.0)
+    calm_on_one_busy_on_two(queue)
+    assert queue.enter("r", **LONG_LATE) == []
+    monkeypatch.setattr(late_work, "CALM", 1.0)
+    assert queue.release() == ["r"]
+    assert queue.destination("r") == ONE.id
+
+
+def test_a_short_late_prefill_needs_an_idle_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = QueueFixture((ONE, TWO))
+    monkeypatch.setattr(late_work, "CALM", 0.0)
+    calm_on_one_busy_on_two(queue)
+    assert queue.enter("r", **SHORT_LATE) == ["r"]
+
+
+def test_a_request_without_a_deadline_needs_no_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch fills what is idle: it is measured by throughput."""
+    queue = QueueFixture((ONE, TWO))
+    monkeypatch.setattr(late_work, "CALM", 0.0)
+    calm_on_one_busy_on_two(queue)
+    assert queue.enter("r", tokens=60_000, budget=None) == ["r"]
+
+
+def test_the_least_prefill_begins_first() -> None:
+    """Of one tenant and route, whatever the order of arrival."""
+    queue = QueueFixture()
+    keys = queue.fill(ONE)
+    for name, tokens in (("large", 8000), ("small", 3000), ("middle", 5000)):
+        queue.enter(name, tokens=tokens, budget=0.08)
+    queue.first_tokens(*keys)
+    order = [served := queue.release()]
+    while queue.best_effort:
+        queue.first_tokens(*served)
+        order.append(served := queue.release())
+    assert order == [["small"], ["middle"], ["large"]]
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def test_a_late_request_that_would_wait_too_long_is_refused_at_once() -> None:
+    """503 at once with the time to come back, instead of 503 after a minute."""
+    queue = QueueFixture()
+    queue.decode()
+    held = [f"r{number}" for number in range(150) if not queue.enter(f"r{number}", **SHORT_LATE, tenant=f"t{number}")]
+    refused = [name for name in queue.released if queue.released[name].outcome is Placement.OVERLOADED]
+    assert held
+    assert refused
+    assert all(queue.released[name].retry_after > PATIENCE for name in refused)
+
+
+def test_a_late_request_is_refused_once_its_wait_turns_out_too_long() -> None:
+    """An engine that is never idle."""
+    queue = QueueFixture()
+    queue.decode()
+    assert queue.enter("r", **SHORT_LATE) == []
+    waited = 0.0
+    while not queue.released and waited < 2 * PATIENCE:
+        queue.release(later=0.5)
+        waited += 0.5
+    assert queue.released["r"].outcome is Placement.OVERLOADED
+    assert waited <= PATIENCE
+
+
+def test_a_route_with_best_effort_is_never_refused_for_the_wait() -> None:
+    queue = QueueFixture()
+    queue.decode()
+    for number in range(40):
+        queue.enter(f"r{number}", **SHORT_LATE, on_miss="best_effort")
+    assert not queue.released
+
+
+def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
+    """Twice the work is twice the wait; long prefills are behind short ones."""
+    work = LateWork(updated_at=START)
+    assert work.wait(2.0, START) == pytest.approx(2.0 * PRIOR_S / PRIOR_WORK)
+    assert work.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
+    work.add(0.5 * LONG, START)
+    work.add(3 * LONG, START)
+    assert work.ahead_of(2 * LONG) == pytest.approx(3.5 * LONG)
+    assert work.ahead_of(0.5 * LONG) == pytest.approx(0.5 * LONG)
+
+
+def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
+    work = LateWork(updated_at=START)
+    before = work.wait(2.0, START)
+    work.add(2.0, START)
+    blocked = work.wait(2.0, START + 20.0)
+    work.add(2.0, START + 20.0, times=-1)
+    assert blocked > 5 * before
+    assert work.wait(2.0, START + 200.0) == pytest.approx(before, rel=0.1)
+
+
+def test_work_that_begins_shortens_the_wait() -> None:
+    slow, fast = LateWork(updated_at=START), LateWork(updated_at=START)
+    for second in range(20):
+        for work, begun in ((slow, 0.5), (fast, 4.0)):
+            work.add(10.0, START + second)
+            work.on_begun(begun)
+    assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
+
+
+# --------------------------------------------------------------------------- coming back
+
+
+def prompt(blocks: list[int], tenant: str = "", sequence: int = 0, prefill_s: float = 2.0) -> QueuedRequest:
+    estimate = PromptEstimate({"small": PoolEstimate(512 * len(blocks), blocks=PrefixBlocks(tuple(blocks)))})
+    queued = QueuedRequest(sequence, RequestView(START), estimate, route(), sequence, tenant)
+    queued.prefill_s = prefill_s
+    return queued
+
+
+def test_a_refused_request_is_known_when_it_comes_back_in_time() -> None:
+    refused = RefusedRequests()
+    refused.add(prompt([1, 2, 3]), 10.0, START)
+    assert refused.promised_s(START) == 2.0
+    assert refused.take(prompt([1, 2, 3]), START + 11.0)
+    assert refused.promised_s(START + 11.0) == 0.0
+    assert not refused.take(prompt([1, 2, 3]), START + 11.0), "one promise serves one request"
+
+
+def test_the_next_turn_of_a_refused_session_comes_back_too() -> None:
+    """Its prefill computes the refused prompt as well."""
+    refused = RefusedRequests()
+    refused.add(prompt([1, 2, 3]), 10.0, START)
+    assert refused.take(prompt([1, 2, 3, 4, 5]), START + 5.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "later"),
+    [
+        (prompt([1, 2, 4]), 1.0),
+        (prompt([1, 2]), 1.0),
+        (prompt([1, 2, 3], tenant="other"), 1.0),
+        (prompt([1, 2, 3]), 60.0),
+    ],
+    ids=["another prompt", "a shorter prompt", "another tenant", "too late"],
+)
+def test_nothing_else_finds_the_promise(other: QueuedRequest, later: float) -> None:
+    """A tenant cannot jump the queue by the prompt of another."""
+    refused = RefusedRequests()
+    refused.add(prompt([1, 2, 3]), 10.0, START)
+    assert not refused.take(other, START + later)
+
+
+def test_promises_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_work, "REMEMBERED", 10)
+    refused = RefusedRequests()
+    for number in range(100):
+        refused.add(prompt([number]), 10.0, START)
+    assert refused.promised_s(START) == 20.0
+
+
+def test_a_request_that_came_back_goes_first_and_is_held_for_longer() -> None:
+    """The forecast stands behind its Retry-After."""
+    queue = QueueFixture()
+    keys = queue.fill(ONE)
+    queue.enter("small", tokens=3000, budget=0.08)
+    queue.arrive("returned", tokens=8000, budget=0.08)
+    queue.scheduler.queues.new[-1].returned = True
+    queue.release()
+    queue.first_tokens(*keys)
+    assert queue.release() == ["returned"]
