@@ -35,7 +35,7 @@ from gateway.replay.session_results import session_row
 from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.queue import placement_round
+from policies.queue import late_work, placement_round
 from policies.queue.placement_round import EndpointQueues, PlacementRound, with_first
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
@@ -166,7 +166,8 @@ IDEAS = (
         "late requests go to idle engines whatever answers they stall",
         ((placement_round, "HARMLESS", FOREVER),),
     ),
-    Idea("short late prompts", "they wait for an engine without any prefill too", ((placement_round, "SHORT", 0.0),)),
+    Idea("calm pool for late prefills", "an idle engine is enough for any", ((late_work, "CALM", FOREVER),)),
+    Idea("early refusals", "late requests wait to the queue's limit", ((placement_round, "PATIENCE", FOREVER),)),
     Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
     Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),
     Idea(

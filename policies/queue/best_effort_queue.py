@@ -1,8 +1,7 @@
 """Requests that wait for an idle endpoint: late, without a deadline, or of a tenant above its share.
 
 At an overload it holds thousands, and every event looks at it. So what an event costs depends on the number of tenants
-and routes, not on the number of requests. Late requests of a tenant and route begin with those that came back after a
-refusal, and then the least prefill: it brings most sessions back for the same engine time.
+and routes, not on the number of requests. Requests that came back after a refusal are first.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from heapq import heappop, heappush
 
 from policies.queue.late_work import LateWork
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER
 
 
-def _sequence(queued: QueuedRequest) -> int:
-    return queued.sequence
+def _precedence(queued: QueuedRequest) -> tuple[bool, int]:
+    return not queued.returned, queued.sequence
 
 
 def _owner(queued: QueuedRequest) -> tuple[str, str, str]:
@@ -26,29 +24,19 @@ def _owner(queued: QueuedRequest) -> tuple[str, str, str]:
     return queued.tenant, queued.route.name, queued.request.pinned
 
 
-Precedence = tuple[bool, float, int]
-
-
-def _precedence(queued: QueuedRequest) -> Precedence:
-    """Order among the late requests of a tenant and route; arrival among those without a deadline."""
-    return not queued.returned, queued.prefill_s if queued.deadline < FOREVER else 0.0, queued.sequence
-
-
 class BestEffortQueue:
-    """Queues by tenant, route and the endpoint with the request's state, each in order of arrival."""
+    """Queues by tenant, route and the endpoint with the request's state, each in order of `_precedence`."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, QueuedRequest] = {}
         self._queues: dict[tuple[str, str, str], list[QueuedRequest]] = {}
-        self._first: dict[tuple[str, str, str], list[tuple[Precedence, QueuedRequest]]] = {}  # heaps; some have left
         self._late = defaultdict[str, LateWork](LateWork)  # by route
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """In order of arrival."""
-        return iter(sorted(self._by_key.values(), key=_sequence))
+        return iter(sorted(self._by_key.values(), key=_precedence))
 
     @property
     def late(self) -> bool:
@@ -62,8 +50,7 @@ class BestEffortQueue:
         """`prefill_s` of the request does not change from here on."""
         self._by_key[queued.request_key] = queued
         owner, queued.late_since = _owner(queued), now
-        insort(self._queues.setdefault(owner, []), queued, key=_sequence)
-        heappush(self._first.setdefault(owner, []), (_precedence(queued), queued))
+        insort(self._queues.setdefault(owner, []), queued, key=_precedence)
         if queued.deadline < FOREVER:
             self._late[queued.route.name].add(queued.prefill_s, now)
 
@@ -71,9 +58,9 @@ class BestEffortQueue:
         del self._by_key[queued.request_key]
         owner = _owner(queued)
         queue = self._queues[owner]
-        del queue[bisect_left(queue, queued.sequence, key=_sequence)]
+        del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
         if not queue:
-            del self._queues[owner], self._first[owner]
+            del self._queues[owner]
         if queued.deadline < FOREVER:
             self._late[queued.route.name].add(queued.prefill_s, now, times=-1)
 
@@ -88,21 +75,15 @@ class BestEffortQueue:
         return self._late[queued.route.name]
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
-        """The next request of each queue. Above the share it is the latest in time: behind a queue that only grows,
-        every request would come too late. On a route that sheds the queue does not grow."""
+        """The next request of each queue: the first. Above the share it is the latest in time: behind a
+        queue that only grows, every request would come too late. On a route that sheds the queue does not grow."""
         return [
-            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(owner[0]) else self._next(owner)
-            for owner, queue in self._queues.items()
+            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(tenant) else queue[0]
+            for (tenant, _, _), queue in self._queues.items()
         ]
 
-    def _next(self, owner: tuple[str, str, str]) -> QueuedRequest:
-        first = self._first[owner]
-        while self._by_key.get(first[0][1].request_key) is not first[0][1]:
-            heappop(first)
-        return first[0][1]
-
-    def oldest(self) -> list[QueuedRequest]:
-        """The earliest arrival of each queue."""
+    def first(self) -> list[QueuedRequest]:
+        """Of each queue."""
         return [queue[0] for queue in self._queues.values()]
 
     def prefill_ahead(self, queued: QueuedRequest) -> float:
@@ -119,7 +100,7 @@ class BestEffortQueue:
 
     def latest_of(self, tenant: str) -> QueuedRequest | None:
         latest = (queue[-1] for (name, _, _), queue in self._queues.items() if name == tenant)
-        return max(latest, key=_sequence, default=None)
+        return max(latest, key=lambda queued: queued.sequence, default=None)
 
 
 def _latest_in_time(queue: list[QueuedRequest], now: float) -> QueuedRequest:

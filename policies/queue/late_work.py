@@ -39,8 +39,7 @@ class LateWork:
     """Late requests of a route in the queue, and the rate at which engines take their prefills while any waits."""
 
     requests: int = 0
-    short_s: float = 0.0  # s of their prefill, of those up to LONG, which go first
-    long_s: float = 0.0
+    prefill_s: float = 0.0  # of these, in all
     waited_s: float = PRIOR_S
     begun_s: float = PRIOR_WORK
     updated_at: float = NEVER
@@ -49,19 +48,10 @@ class LateWork:
         """`times` -1: a request leaves."""
         self._update(now)
         self.requests += times
-        if prefill_s <= LONG:
-            self.short_s += times * prefill_s
-        else:
-            self.long_s += times * prefill_s
-        if not self.requests:
-            self.short_s = self.long_s = 0.0  # without rounding errors
+        self.prefill_s = self.prefill_s + times * prefill_s if self.requests else 0.0
 
     def on_begun(self, prefill_s: float) -> None:
         self.begun_s += prefill_s
-
-    def ahead_of(self, prefill_s: float) -> float:
-        """Seconds of prefill that go before a new request."""
-        return self.short_s + (self.long_s if prefill_s > LONG else 0.0)
 
     def wait(self, work_s: float, now: float) -> float:
         """Seconds until so much prefill has begun."""

@@ -134,7 +134,6 @@ HARM = 0.03  # expected TPOT misses, above which a prefill is held while there i
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
-SHORT = 0.2  # s of prefill
 STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
@@ -281,7 +280,7 @@ class PlacementRound:
                 return refusal
         if may_be_refused(queued) and not queued.returned:
             late = self.queues.best_effort.late_work(queued)
-            ahead = late.ahead_of(queued.prefill_s) + self.refused.promised_s(self.now)
+            ahead = late.prefill_s + self.refused.promised_s(self.now)
             if (wait := late.wait(ahead + queued.prefill_s, self.now)) > PATIENCE:
                 return self.refuse(queued, decision, wait)
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
@@ -482,8 +481,7 @@ class PlacementRound:
         load = self.fleet.snapshot(self.now).loads[endpoint]
         if not self.fleet.is_local(endpoint):
             return not self.is_rate_limited(endpoint) and load.health is not Health.DOWN
-        backlog = ROOM if 0.0 < prefill_s <= SHORT else IDLE  # a short prefill need not wait for the very end
-        if load.health is Health.DOWN or load.backlog_s > backlog:
+        if load.health is Health.DOWN or load.backlog_s > IDLE:
             return False
         if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
             return False

@@ -123,7 +123,7 @@ class QueueScheduler:
                 yield from self._released(*moved)
         while queues.best_effort and (best_effort := self._next_best_effort(turn)) is not None:
             yield from self._released(*best_effort)
-        for queued in queues.best_effort.oldest():
+        for queued in queues.best_effort.first():
             if (refusal := turn.refuse_if_overdue(queued)) is not None:
                 queues.best_effort.remove(queued, turn.now)
                 yield from self._released(queued, refusal)

@@ -19,13 +19,16 @@ from gateway.replay.traces import Agents, Arrival, agents
 from policies.queue.placement_round import PlacementRound
 from tests.gateway.replay.builders import arrivals as chats
 
-# The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang.
+# The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late prefills
+# of seconds need long prompts and engines that are idle at times.
 TRAFFIC = {
     "holding": "tiers",
     "spilling": "tiers",
     "spill at the last moment": "tiers",
     "tier walk by probability": "tiers",
     "hedging": "hanging",
+    "harm of late requests": "long sessions",
+    "calm pool for late prefills": "long sessions",
 }
 
 
@@ -36,7 +39,10 @@ def busy(traffic: str) -> tuple[Scenario, list[Arrival]]:
         return replace(scenarios.setting("c"), hung=0.1), chats(150, rate=20.0, route="chat")
     found = scenarios.setting("c" if traffic == "tiers" else "d")
     routes = cycle(found.routes)
-    sessions = agents(Agents(seconds=8.0, sessions=30.0, pause=1.0, task=6_000), 1)
+    shape = Agents(seconds=8.0, sessions=30.0, pause=1.0, task=6_000)
+    if traffic == "long sessions":
+        shape = Agents(seconds=20.0, sessions=3.0, pause=3.0, task=20_000)
+    sessions = agents(shape, 1)
     return found, [replace(arrival, route=next(routes)) for arrival in sessions]
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from policies.queue import late_work
-from policies.queue.late_work import LONG, PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
+from policies.queue.late_work import PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
 from policies.routing.candidates import QueuedRequest
 from policies.types import Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 
 SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
-LONG_LATE: dict[str, Any] = {"tokens": 60_000, "budget": 0.15}  # above LONG
+LONG_LATE: dict[str, Any] = {"tokens": 60_000, "budget": 0.15}  # of seconds
 
 
 def calm_on_one_busy_on_two(queue: QueueFixture) -> None:
@@ -48,20 +48,6 @@ def test_a_request_without_a_deadline_needs_no_calm(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(late_work, "CALM", 0.0)
     calm_on_one_busy_on_two(queue)
     assert queue.enter("r", tokens=60_000, budget=None) == ["r"]
-
-
-def test_the_least_prefill_begins_first() -> None:
-    """Of one tenant and route, whatever the order of arrival."""
-    queue = QueueFixture()
-    keys = queue.fill(ONE)
-    for name, tokens in (("large", 8000), ("small", 3000), ("middle", 5000)):
-        queue.enter(name, tokens=tokens, budget=0.08)
-    queue.first_tokens(*keys)
-    order = [served := queue.release()]
-    while queue.best_effort:
-        queue.first_tokens(*served)
-        order.append(served := queue.release())
-    assert order == [["small"], ["middle"], ["large"]]
 
 
 # --------------------------------------------------------------------------- refusals
@@ -100,14 +86,12 @@ def test_a_route_with_best_effort_is_never_refused_for_the_wait() -> None:
 
 
 def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
-    """Twice the work is twice the wait; long prefills are behind short ones."""
+    """Twice the work is twice the wait."""
     work = LateWork(updated_at=START)
     assert work.wait(2.0, START) == pytest.approx(2.0 * PRIOR_S / PRIOR_WORK)
     assert work.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
-    work.add(0.5 * LONG, START)
-    work.add(3 * LONG, START)
-    assert work.ahead_of(2 * LONG) == pytest.approx(3.5 * LONG)
-    assert work.ahead_of(0.5 * LONG) == pytest.approx(0.5 * LONG)
+    work.add(3.0, START)
+    assert work.prefill_s == 3.0
 
 
 def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
