@@ -298,10 +298,12 @@ class PlacementRound:
         """A refusal of a late request whose wait turns out to be too long, even if it were the next to begin."""
         if not may_be_refused(queued):
             return None
-        wait = self.queues.best_effort.late_work(queued).wait(queued.prefill_s, self.now)
-        if self.now - queued.late_since + wait <= (RETURNED_PATIENCE if queued.returned else PATIENCE):
+        late = self.queues.best_effort.late_work(queued)
+        soonest = self.now - queued.late_since + late.wait(queued.prefill_s, self.now)
+        if soonest <= (RETURNED_PATIENCE if queued.returned else PATIENCE):
             return None
-        return self.refuse(queued, self.decide(queued), wait)
+        promised_s = self.refused.promised_s(self.now)
+        return self.refuse(queued, self.decide(queued), late.wait(late.prefill_s + promised_s, self.now))
 
     def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
         """Seconds until the engines have taken what the tenant has queued before."""

@@ -19,8 +19,8 @@ from gateway.replay.traces import Agents, Arrival, agents
 from policies.queue.placement_round import PlacementRound
 from tests.gateway.replay.builders import arrivals as chats
 
-# The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late prefills
-# of seconds need long prompts and engines that are idle at times.
+# The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late
+# prefills of seconds need long prompts and engines that are idle at times.
 TRAFFIC = {
     "holding": "tiers",
     "spilling": "tiers",

@@ -178,3 +178,20 @@ async def test_what_an_endpoint_holds_adds_nothing_to_the_budget() -> None:
     assert asked.ttft_budget == pytest.approx(warm.ttft_budget)
     assert 0 < explained["uncached_tokens"] < 50
     assert explained["budget_left_ms"] < 530
+
+
+async def test_a_late_request_that_would_wait_for_long_is_refused_at_once_with_the_time_to_come_back() -> None:
+    """Not after a minute: the caller can tell its user, or ask elsewhere."""
+    routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "20ms"}, "on_miss": "queue"}}
+    async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
+        await train(gateway.url)
+        seen = len(gateway.recorder.recent)
+        asked = [asyncio.create_task(ask(gateway.url, f"{number} {LARGE_PROMPT}")) for number in range(20)]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [error for error in done if isinstance(error, openai.APIStatusError)]
+        records = [one for one in list(gateway.recorder.recent)[seen:] if one.end is RequestOutcome.SHED]
+    assert refused
+    assert len(refused) < len(done), "the engine serves what it has time for"
+    assert {error.status_code for error in refused} == {503}
+    assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused)
+    assert len(records) == len(refused)
