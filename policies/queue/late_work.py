@@ -23,7 +23,7 @@ from policies.routing.candidates import QueuedRequest
 from policies.types import NEVER, Health
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
-CALM = 0.6  # of the TPOT pressure at which an engine takes no prefill
+CALM = 0.5  # of the TPOT pressure at which an engine takes no prefill
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
 MARGIN = 2.0  # times the predicted wait is the Retry-After: half of all waits are longer than predicted
 TIME_CONSTANT = 30.0  # s of the averages
