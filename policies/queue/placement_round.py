@@ -35,7 +35,6 @@ from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.fair_share import FairShare
-from policies.routes.route import Route
 from policies.queue.late_work import (
     LONG,
     LONGEST_RETRY,
@@ -46,6 +45,7 @@ from policies.queue.late_work import (
     RefusedRequests,
     is_calm,
 )
+from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
