@@ -47,9 +47,9 @@ def ttft(results: list[RequestResult], share: float) -> float:
 
 
 def assert_as_good(found: list[RequestResult], without: list[RequestResult]) -> None:
-    """As many answers, about as soon, as from the same engine without a promise; where saturated an eighth
-    less at most: the answers keep a fifth of the time."""
-    assert answered(found) >= (1.0 if answered(without) == len(without) else 0.87) * answered(without)
+    """As many answers, about as soon, as from the same engine without a promise; where saturated a fifth
+    less at most: the answers keep as much of the time, and what would wait for too long is refused."""
+    assert answered(found) >= (1.0 if answered(without) == len(without) else 0.8) * answered(without)
     for share in (0.5, 0.9):
         assert ttft(found, share) <= 1.5 * ttft(without, share) + 0.1
     assert ttft(found, 1.0) <= ttft(without, 1.0) + 10.0

@@ -85,7 +85,7 @@ def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> Non
     queues = EndpointQueues()
     queues.assign(held("a", 1.0, "x", sequence=4), ONE)
     queues.assign(held("b", 5.0, "y", sequence=1), ONE)
-    queues.best_effort.add(held("c", 1.0, "y", sequence=3))
+    queues.best_effort.add(held("c", 1.0, "y", sequence=3), 0.0)
     queues.assign(held("d", 9.0, "y", sequence=2), TWO)
     queues.assign(held("a", 1.0, "x", sequence=4), ONE, 9.0)
     queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.1)
