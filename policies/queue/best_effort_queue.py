@@ -41,7 +41,7 @@ class BestEffortQueue:
     @property
     def late(self) -> bool:
         """A request with a deadline waits."""
-        return any(queued.deadline < FOREVER for queued in self._by_key.values())
+        return any(work.requests for work in self._late.values())
 
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
