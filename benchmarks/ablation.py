@@ -36,7 +36,8 @@ from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.queue import late_work, placement_round
-from policies.queue.placement_round import EndpointQueues, PlacementRound, with_first
+from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.placement_round import PlacementRound, with_first
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.scorers import scorers
@@ -167,7 +168,7 @@ IDEAS = (
         ((placement_round, "HARMLESS", FOREVER),),
     ),
     Idea("calm pool for late prefills", "an idle engine is enough for any", ((late_work, "CALM", FOREVER),)),
-    Idea("early refusals", "late requests wait to the queue's limit", ((placement_round, "PATIENCE", FOREVER),)),
+    Idea("early refusals", "late requests wait to the queue's limit", ((late_work, "PATIENCE", FOREVER),)),
     Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
     Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),
     Idea(

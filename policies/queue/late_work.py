@@ -14,13 +14,13 @@ prompt cached. But a prefill of seconds makes live sessions late, and those lose
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import exp
 
 from policies.fleet.fleet import Fleet
 from policies.routing.candidates import QueuedRequest
-from policies.types import NEVER, Health
+from policies.types import FOREVER, NEVER, Decision, Health, Placement
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 CALM = 0.5  # of the TPOT pressure at which an engine takes no prefill
@@ -88,6 +88,20 @@ class RefusedRequests:
         self._expiries: list[tuple[float, PromiseName]] = []  # a heap; some are of promises that were kept
         self._promised_s = 0.0
 
+    def refuse_new(self, queued: QueuedRequest, decision: Decision, late: LateWork, now: float) -> Decision | None:
+        """A refusal of a late request whose wait, behind those of `late`, would be too long. None: it may queue."""
+        if not may_be_refused(queued) or queued.returned:
+            return None
+        wait = late.wait(late.prefill_s + self.promised_s(now) + queued.prefill_s, now)
+        return self.refuse(queued, decision, wait, now) if wait > PATIENCE else None
+
+    def refuse(self, queued: QueuedRequest, decision: Decision, wait: float, now: float) -> Decision:
+        """503, with the predicted wait as Retry-After."""
+        retry_after = min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
+        self.add(queued, retry_after, now)
+        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
+        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
+
     def add(self, queued: QueuedRequest, retry_after: float, now: float) -> None:
         """A prompt without a full block is not remembered: it costs no engine much."""
         if not (hashes := _hashes(queued)):
@@ -132,6 +146,19 @@ def _hashes(queued: QueuedRequest) -> Sequence[int]:
     """Full blocks of the prompt, by the first pool of the route that counts blocks."""
     estimates = (queued.estimate.pools.get(pool) for pool in queued.route.pools)
     return next((prompt.blocks.hashes for prompt in estimates if prompt is not None and prompt.blocks.hashes), ())
+
+
+def may_be_refused(queued: QueuedRequest) -> bool:
+    """A late request is refused rather than held for long. A route with `best_effort` sends it at last."""
+    return queued.route.on_miss == "queue" and queued.deadline < FOREVER
+
+
+def is_overdue(queued: QueuedRequest, late: LateWork, now: float) -> bool:
+    """The wait of a late request in the queue has become too long, even if it were the next to begin."""
+    if not may_be_refused(queued):
+        return False
+    soonest = now - queued.late_since + late.wait(queued.prefill_s, now)
+    return soonest > (RETURNED_PATIENCE if queued.returned else PATIENCE)
 
 
 def is_calm(fleet: Fleet, pool: str, now: float) -> bool:

@@ -1,10 +1,8 @@
-"""Queues of requests, and placement at one moment: decisions that count the queues, and endpoints with room.
+"""Placement at one moment: decisions that count the queues, and endpoints with room.
 
 Rules:
-- A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
-  dispatch: released, and not yet known to the fleet.
-- Requests queued for an endpoint and due no later count there as work ahead; so do the seconds until the answers can
-  bear another prefill.
+- The work ahead in the queues (`policies.queue.endpoint_queues`) counts as a wait at the endpoint; so do the seconds
+  until the answers can bear another prefill.
 - An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
   (`policies.latency.tpot`). An API always has room.
 - A prefill that would cost answers their pace is held while the whole queue of the endpoint has slack, and no request
@@ -24,109 +22,20 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, takewhile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
-from policies.queue.best_effort_queue import BestEffortQueue
+from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
-from policies.queue.late_work import (
-    LONG,
-    LONGEST_RETRY,
-    MARGIN,
-    PATIENCE,
-    RETURNED_PATIENCE,
-    SHORTEST_RETRY,
-    RefusedRequests,
-    is_calm,
-)
+from policies.queue.late_work import LONG, RefusedRequests, is_calm, is_overdue
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
-from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
-
-
-@dataclass(slots=True)
-class EndpointQueues:
-    """All requests held in the gateway."""
-
-    new: list[QueuedRequest] = field(default_factory=list)
-    assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
-    best_effort: BestEffortQueue = field(default_factory=BestEffortQueue)
-    in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
-
-    def __len__(self) -> int:
-        """Requests held; requests in dispatch are not counted."""
-        return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
-
-    def assign(self, queued: QueuedRequest, endpoint: Endpoint, spill_at: float = FOREVER) -> None:
-        queued.assigned = endpoint
-        queued.spill_at = spill_at
-        insort(self.assigned.setdefault(endpoint.id, []), queued)
-
-    def unassign(self, queued: QueuedRequest) -> None:
-        """Takes the request out of the queue of an endpoint."""
-        assert queued.assigned is not None
-        queue = self.assigned[queued.assigned.id]
-        queue.remove(queued)
-        if not queue:
-            del self.assigned[queued.assigned.id]
-        queued.assigned = None
-
-    def remove(self, request_key: Hashable) -> QueuedRequest | None:
-        """Takes a request out of all queues; None: not found."""
-        self.in_dispatch.pop(request_key, None)
-        if (late := self.best_effort.get(request_key)) is not None:
-            self.best_effort.remove(late)
-            return late
-        for queued in chain(self.new, *self.assigned.values()):
-            if queued.request_key == request_key:
-                if queued in self.new:
-                    self.new.remove(queued)
-                else:
-                    self.unassign(queued)
-                return queued
-        return None
-
-    def due_to_spill(self, now: float) -> list[QueuedRequest]:
-        """Assigned requests at the last moment for another tier."""
-        return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
-
-    def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
-        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Without its own."""
-        ahead: dict[str, float] = {}
-        for endpoint, queue in self.assigned.items():
-            due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
-            ahead[endpoint] = sum(other.prefill_s for other in due if other is not queued)
-        for chosen in self.in_dispatch.values():
-            ahead[chosen.endpoint.id] = ahead.get(chosen.endpoint.id, 0.0) + chosen.forecast.prefill
-        return ahead
-
-    def held_ahead(self, queued: QueuedRequest) -> Mapping[str, tuple[int, float]]:
-        """Requests, and tokens of their prompts, that are sent before a request, by endpoint."""
-        ahead: dict[str, tuple[int, float]] = {}
-        for endpoint, queue in self.assigned.items():
-            pool, before = endpoint.partition("/")[0], [*takewhile(lambda other: other < queued, queue)]
-            ahead[endpoint] = len(before), sum(other.estimate.pools[pool].tokens for other in before)
-        for chosen in self.in_dispatch.values():
-            requests, tokens = ahead.get(chosen.endpoint.id, (0, 0.0))
-            ahead[chosen.endpoint.id] = requests + 1, tokens + chosen.prompt_tokens
-        return ahead
-
-    def latest_of_largest_tenant(self) -> QueuedRequest:
-        """The latest arrival of the tenant with most requests in the queues."""
-        assigned = list(chain(*self.assigned.values()))
-        held = self.best_effort.by_tenant() + Counter(queued.tenant for queued in assigned)
-        [(tenant, _)] = held.most_common(1)
-        latest = self.best_effort.latest_of(tenant)
-        own = [queued for queued in assigned if queued.tenant == tenant] + ([latest] if latest else [])
-        return max(own, key=lambda queued: queued.sequence)
-
+from policies.types import FOREVER, NEVER, Candidate, Decision, FleetSnapshot, Health, Load, Placement
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -275,35 +184,23 @@ class PlacementRound:
         if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
         if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
-            refusal = self.decide(queued, behind=self._best_effort_ahead(queued, decision))
-            if refusal.chosen is None:
-                return refusal
-        if may_be_refused(queued) and not queued.returned:
-            late = self.queues.best_effort.late_work(queued)
-            ahead = late.prefill_s + self.refused.promised_s(self.now)
-            if (wait := late.wait(ahead + queued.prefill_s, self.now)) > PATIENCE:
-                return self.refuse(queued, decision, wait)
+            shed = self.decide(queued, behind=self._best_effort_ahead(queued, decision))
+            if shed.chosen is None:
+                return shed
+        late = self.queues.best_effort.late_work(queued)
+        if (refusal := self.refused.refuse_new(queued, decision, late, self.now)) is not None:
+            return refusal
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
         self.queues.best_effort.add(queued, self.now)
         return None
 
-    def refuse(self, queued: QueuedRequest, decision: Decision, wait: float) -> Decision:
-        """503, with the predicted wait as Retry-After."""
-        retry_after = min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
-        self.refused.add(queued, retry_after, self.now)
-        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
-        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
-
     def refuse_if_overdue(self, queued: QueuedRequest) -> Decision | None:
         """A refusal of a late request whose wait turns out to be too long, even if it were the next to begin."""
-        if not may_be_refused(queued):
-            return None
         late = self.queues.best_effort.late_work(queued)
-        soonest = self.now - queued.late_since + late.wait(queued.prefill_s, self.now)
-        if soonest <= (RETURNED_PATIENCE if queued.returned else PATIENCE):
+        if not is_overdue(queued, late, self.now):
             return None
-        promised_s = self.refused.promised_s(self.now)
-        return self.refuse(queued, self.decide(queued), late.wait(late.prefill_s + promised_s, self.now))
+        wait = late.wait(late.prefill_s + self.refused.promised_s(self.now), self.now)
+        return self.refused.refuse(queued, self.decide(queued), wait, self.now)
 
     def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
         """Seconds until the engines have taken what the tenant has queued before."""
@@ -497,11 +394,6 @@ class PlacementRound:
 def _sure(route: Route) -> float:
     """The probability to make the deadline that waiting must leave."""
     return 1 - (1 - route.target) * RISK
-
-
-def may_be_refused(queued: QueuedRequest) -> bool:
-    """A late request is refused rather than held for long. A route with `best_effort` sends it at last."""
-    return queued.route.on_miss == "queue" and queued.deadline < FOREVER
 
 
 def with_first(decision: Decision, candidate: Candidate) -> Decision:

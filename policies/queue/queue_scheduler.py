@@ -24,9 +24,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from policies.fleet.fleet import Fleet
+from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import RefusedRequests
-from policies.queue.placement_round import TICK, EndpointQueues, PlacementRound, with_first
+from policies.queue.placement_round import TICK, PlacementRound, with_first
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
-from policies.queue import placement_round
+from policies.queue import late_work
 from policies.queue.placement_round import RECHECK_TIERS, TICK
 from policies.routing.candidates import QueuedRequest
 from policies.types import (
@@ -154,7 +154,7 @@ def test_a_late_request_takes_any_idle_tier() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late requests are not refused for their wait."""
-    monkeypatch.setattr(placement_round, "PATIENCE", 1000.0)
+    monkeypatch.setattr(late_work, "PATIENCE", 1000.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -1,0 +1,96 @@
+"""Queues of the requests held in the gateway, and the work ahead of a request, by endpoint.
+
+Rules:
+- A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
+  dispatch: released, and not yet known to the fleet.
+- Requests queued for an endpoint and due no later count there as work ahead.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, takewhile
+
+from policies.queue.best_effort_queue import BestEffortQueue
+from policies.routing.candidates import QueuedRequest
+from policies.types import FOREVER, Candidate, Endpoint
+
+
+@dataclass(slots=True)
+class EndpointQueues:
+    """All requests held in the gateway."""
+
+    new: list[QueuedRequest] = field(default_factory=list)
+    assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
+    best_effort: BestEffortQueue = field(default_factory=BestEffortQueue)
+    in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
+
+    def __len__(self) -> int:
+        """Requests held; requests in dispatch are not counted."""
+        return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
+
+    def assign(self, queued: QueuedRequest, endpoint: Endpoint, spill_at: float = FOREVER) -> None:
+        queued.assigned = endpoint
+        queued.spill_at = spill_at
+        insort(self.assigned.setdefault(endpoint.id, []), queued)
+
+    def unassign(self, queued: QueuedRequest) -> None:
+        """Takes the request out of the queue of an endpoint."""
+        assert queued.assigned is not None
+        queue = self.assigned[queued.assigned.id]
+        queue.remove(queued)
+        if not queue:
+            del self.assigned[queued.assigned.id]
+        queued.assigned = None
+
+    def remove(self, request_key: Hashable) -> QueuedRequest | None:
+        """Takes a request out of all queues; None: not found."""
+        self.in_dispatch.pop(request_key, None)
+        if (late := self.best_effort.get(request_key)) is not None:
+            self.best_effort.remove(late)
+            return late
+        for queued in chain(self.new, *self.assigned.values()):
+            if queued.request_key == request_key:
+                if queued in self.new:
+                    self.new.remove(queued)
+                else:
+                    self.unassign(queued)
+                return queued
+        return None
+
+    def due_to_spill(self, now: float) -> list[QueuedRequest]:
+        """Assigned requests at the last moment for another tier."""
+        return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
+
+    def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
+        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Without its own."""
+        ahead: dict[str, float] = {}
+        for endpoint, queue in self.assigned.items():
+            due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
+            ahead[endpoint] = sum(other.prefill_s for other in due if other is not queued)
+        for chosen in self.in_dispatch.values():
+            ahead[chosen.endpoint.id] = ahead.get(chosen.endpoint.id, 0.0) + chosen.forecast.prefill
+        return ahead
+
+    def held_ahead(self, queued: QueuedRequest) -> Mapping[str, tuple[int, float]]:
+        """Requests, and tokens of their prompts, that are sent before a request, by endpoint."""
+        ahead: dict[str, tuple[int, float]] = {}
+        for endpoint, queue in self.assigned.items():
+            pool, before = endpoint.partition("/")[0], [*takewhile(lambda other: other < queued, queue)]
+            ahead[endpoint] = len(before), sum(other.estimate.pools[pool].tokens for other in before)
+        for chosen in self.in_dispatch.values():
+            requests, tokens = ahead.get(chosen.endpoint.id, (0, 0.0))
+            ahead[chosen.endpoint.id] = requests + 1, tokens + chosen.prompt_tokens
+        return ahead
+
+    def latest_of_largest_tenant(self) -> QueuedRequest:
+        """The latest arrival of the tenant with most requests in the queues."""
+        assigned = list(chain(*self.assigned.values()))
+        held = self.best_effort.by_tenant() + Counter(queued.tenant for queued in assigned)
+        [(tenant, _)] = held.most_common(1)
+        latest = self.best_effort.latest_of(tenant)
+        own = [queued for queued in assigned if queued.tenant == tenant] + ([latest] if latest else [])
+        return max(own, key=lambda queued: queued.sequence)
