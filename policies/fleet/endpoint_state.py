@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from policies.fleet.adapter_slots import LOADED, AdapterSlots, AdapterWait
@@ -18,7 +18,7 @@ from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.fleet.rate_limits import ReportedLimits
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.online_learning import Calibration
-from policies.latency.token_counts import InflightTokens, PrefillQueue, TokenScale
+from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (
     MAX_SHARE,
     MIN_SHARE,
@@ -29,7 +29,6 @@ from policies.latency.tpot import (
 )
 from policies.latency.ttft_predictor import (
     CONTEXT_WEIGHT,
-    MATURE_SAMPLES,
     ApiPredictor,
     EnginePredictor,
     PrefillWork,
@@ -47,12 +46,9 @@ EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
-TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
-TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
 JUDGED = 20  # latest answers that an outlier is judged by
-OUTLIER_REFUSALS, SIBLING_SHARE = 10, 0.2  # 4xx of these; share among the siblings' answers from which it is none
 MAX_MODELS = 4  # models before the present one with times kept
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
 
@@ -364,61 +360,11 @@ class EndpointState:
         return restarted
 
 
-def share_predictors(members: Iterable[EndpointState]) -> None:
-    """One model of latency for all keys of a server: else chance would prefer a key, and use up its limit first."""
-    first: dict[str, EndpointState] = {}
-    for member in members:
-        if server := member.endpoint.server:
-            other = first.setdefault(server, member)
-            member.predictor, member.tpot_predictor = other.predictor, other.tpot_predictor
-
-
 def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
     if before.started_at is not None and after.started_at is not None:
         return abs(after.started_at - before.started_at) > RESTART_TOLERANCE
     counters = (before.prefix_queries, after.prefix_queries), (before.prefix_hits, after.prefix_hits)
     return any(old is not None and new is not None and new < old for old, new in counters)
-
-
-@dataclass(slots=True)
-class PoolState:
-    """The endpoints of a pool. `learners`: members with few samples."""
-
-    pool: Pool
-    scale: TokenScale
-    members: list[EndpointState]
-    learners: list[EndpointState]
-
-    def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
-        """`teacher` has a new sample. Returns the siblings which learned from the sample."""
-        self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
-        return [one for one in self.learners if self._learns(one, teacher, now)]
-
-    def _learns(self, learner: EndpointState, teacher: EndpointState, now: float) -> bool:
-        if learner is not teacher and teacher.predictor.samples < TEACH_AGAIN * learner.teacher_samples:
-            return False
-        needed = TEACHER_SAMPLES * learner.predictor.samples
-        teachers = [one for one in self.members if one.predictor.samples > needed]
-        if not teachers:
-            return False
-        nearest = min(teachers, key=lambda one: learner.predictor.distance(one.predictor, now))
-        learner.predictor.warm_start_from(nearest.predictor, now)
-        learner.tpot_predictor.warm_start_from(nearest.tpot_predictor)
-        learner.teacher_samples = max(one.predictor.samples for one in teachers)
-        return True
-
-    def is_outlier(self, state: EndpointState) -> bool:
-        """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""
-        answers = [refused for one in self.members if one is not state for refused in one.refusals]
-        if sum(state.refusals) < OUTLIER_REFUSALS or len(answers) < OUTLIER_REFUSALS:
-            return False
-        return sum(answers) < SIBLING_SHARE * len(answers)
-
-    def others_up(self, state: EndpointState) -> bool:
-        return any(one.breaker.state is BreakerState.CLOSED for one in self.members if one is not state)
-
-    def mostly_down(self) -> bool:
-        return 2 * sum(one.breaker.down_since > NEVER for one in self.members) > len(self.members)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from policies.fleet.adapter_slots import LOADED
-from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
+from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import (
     EWMA_WEIGHT,
     STALE,
@@ -29,10 +29,9 @@ from policies.fleet.endpoint_state import (
     EndpointState,
     EndpointStatistics,
     InFlightAttempt,
-    PoolState,
-    share_predictors,
 )
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
+from policies.fleet.pool_state import PoolState, share_predictors
 from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, kept_share
 from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenScale
 from policies.latency.tpot import DecodingAnswer
@@ -215,12 +214,9 @@ class Fleet:
         return {pool: times[route.name, pool].quantile(route.target, now) for pool in route.pools}
 
     def tpot_alone(self, pool: str) -> float | None:
-        """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet. Of engines in
-        use, or of all while none is."""
-        members = self._pools[pool].members if pool in self._pools else []
-        used = [one for one in members if one.breaker.state is BreakerState.CLOSED] or members
-        found = [one.tpot_predictor.tpot_alone for one in used]
-        return min((alone for alone in found if alone is not None), default=None)
+        """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet."""
+        state = self._pools.get(pool)
+        return None if state is None else state.tpot_alone()
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         return self._states[endpoint_id].statistics(now)

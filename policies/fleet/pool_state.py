@@ -1,0 +1,73 @@
+"""Learned state of a pool: what its endpoints learn from each other, and how one compares with its siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from policies.fleet.circuit_breaker import BreakerState
+from policies.fleet.endpoint_state import EndpointState
+from policies.latency.token_counts import TokenScale
+from policies.latency.ttft_predictor import MATURE_SAMPLES
+from policies.types import NEVER, Pool
+
+TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
+TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
+OUTLIER_REFUSALS, SIBLING_SHARE = 10, 0.2  # 4xx of these; share among the siblings' answers from which it is none
+
+
+@dataclass(slots=True)
+class PoolState:
+    """The endpoints of a pool. `learners`: members with few samples."""
+
+    pool: Pool
+    scale: TokenScale
+    members: list[EndpointState]
+    learners: list[EndpointState]
+
+    def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
+        """`teacher` has a new sample. Returns the siblings which learned from the sample."""
+        self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
+        return [one for one in self.learners if self._learns(one, teacher, now)]
+
+    def _learns(self, learner: EndpointState, teacher: EndpointState, now: float) -> bool:
+        if learner is not teacher and teacher.predictor.samples < TEACH_AGAIN * learner.teacher_samples:
+            return False
+        needed = TEACHER_SAMPLES * learner.predictor.samples
+        teachers = [one for one in self.members if one.predictor.samples > needed]
+        if not teachers:
+            return False
+        nearest = min(teachers, key=lambda one: learner.predictor.distance(one.predictor, now))
+        learner.predictor.warm_start_from(nearest.predictor, now)
+        learner.tpot_predictor.warm_start_from(nearest.tpot_predictor)
+        learner.teacher_samples = max(one.predictor.samples for one in teachers)
+        return True
+
+    def is_outlier(self, state: EndpointState) -> bool:
+        """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""
+        answers = [refused for one in self.members if one is not state for refused in one.refusals]
+        if sum(state.refusals) < OUTLIER_REFUSALS or len(answers) < OUTLIER_REFUSALS:
+            return False
+        return sum(answers) < SIBLING_SHARE * len(answers)
+
+    def others_up(self, state: EndpointState) -> bool:
+        return any(one.breaker.state is BreakerState.CLOSED for one in self.members if one is not state)
+
+    def mostly_down(self) -> bool:
+        return 2 * sum(one.breaker.down_since > NEVER for one in self.members) > len(self.members)
+
+    def tpot_alone(self) -> float | None:
+        """Seconds per token of an answer alone on the fastest member, at rest; None: not learned yet. Of members in
+        use, or of all while none is."""
+        used = [one for one in self.members if one.breaker.state is BreakerState.CLOSED] or self.members
+        found = [one.tpot_predictor.tpot_alone for one in used]
+        return min((alone for alone in found if alone is not None), default=None)
+
+
+def share_predictors(members: Iterable[EndpointState]) -> None:
+    """One model of latency for all keys of a server: else chance would prefer a key, and use up its limit first."""
+    first: dict[str, EndpointState] = {}
+    for member in members:
+        if server := member.endpoint.server:
+            other = first.setdefault(server, member)
+            member.predictor, member.tpot_predictor = other.predictor, other.tpot_predictor
