@@ -52,7 +52,7 @@ class BestEffortQueue:
         owner, queued.late_since = _owner(queued), now
         insort(self._queues.setdefault(owner, []), queued, key=_precedence)
         if queued.deadline < FOREVER:
-            self._late[queued.route.name].add(queued.prefill_s, now)
+            self._late[queued.route.name].add(queued.tenant, queued.prefill_s, now)
 
     def remove(self, queued: QueuedRequest, now: float = NEVER) -> None:
         del self._by_key[queued.request_key]
@@ -62,7 +62,7 @@ class BestEffortQueue:
         if not queue:
             del self._queues[owner]
         if queued.deadline < FOREVER:
-            self._late[queued.route.name].add(queued.prefill_s, now, times=-1)
+            self._late[queued.route.name].add(queued.tenant, queued.prefill_s, now, times=-1)
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""

@@ -6,14 +6,16 @@ prompt cached. But a prefill of seconds makes live sessions late, and those lose
   they can bear, in the mean over the engines that are up.
 - Engines take late work at a rate that is learned: seconds of prefill begun per second in which late work waited. The
   wait follows (Little's law). A request that would wait above PATIENCE is refused at once, with the wait as
-  Retry-After, rather than after a minute.
+  Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
+- Tenants take turns: of another tenant's work, no more is ahead of a request than of its own.
 - A refused request that comes back by then, with the same prompt, is the next to begin, and is not refused again
   before RETURNED_PATIENCE: the forecast stands behind its Retry-After.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import exp
@@ -30,25 +32,40 @@ TIME_CONSTANT = 30.0  # s of the averages
 PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken
 LEAST_RATE = 0.05  # s of prefill per second, believed where none has begun for long
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # s
-REMEMBERED = 1024  # refused requests
+REMEMBERED = 1024  # refused requests of a tenant on a route
 COMES_BACK = 1.5  # times Retry-After, within which a refused request may come back
 
 
-@dataclass(slots=True)
+class WorkByTenant:
+    """Requests of a route, and seconds of their prefill, by tenant."""
+
+    def __init__(self) -> None:
+        self.prefill_s: dict[str, float] = {}
+        self._requests = Counter[str]()
+
+    def add(self, tenant: str, prefill_s: float, times: int = 1) -> None:
+        """`times` -1: a request leaves."""
+        self._requests[tenant] += times
+        self.prefill_s[tenant] = self.prefill_s.get(tenant, 0.0) + times * prefill_s
+        if not self._requests[tenant]:
+            del self._requests[tenant], self.prefill_s[tenant]
+
+
 class LateWork:
     """Late requests of a route in the queue, and the rate at which engines take their prefills while any waits."""
 
-    requests: int = 0
-    prefill_s: float = 0.0  # of these, in all
-    waited_s: float = PRIOR_S
-    begun_s: float = PRIOR_WORK
-    updated_at: float = NEVER
+    def __init__(self, updated_at: float = NEVER) -> None:
+        self.requests = 0
+        self.waiting = WorkByTenant()
+        self.waited_s = PRIOR_S
+        self.begun_s = PRIOR_WORK
+        self.updated_at = updated_at
 
-    def add(self, prefill_s: float, now: float, times: int = 1) -> None:
+    def add(self, tenant: str, prefill_s: float, now: float, times: int = 1) -> None:
         """`times` -1: a request leaves."""
         self._update(now)
         self.requests += times
-        self.prefill_s = self.prefill_s + times * prefill_s if self.requests else 0.0
+        self.waiting.add(tenant, prefill_s, times)
 
     def on_begun(self, prefill_s: float) -> None:
         self.begun_s += prefill_s
@@ -69,6 +86,17 @@ class LateWork:
         self.begun_s = self.begun_s * decay + (0.0 if self.requests else (1 - decay) * PRIOR_WORK)
 
 
+def work_ahead(tenant: str, own_s: float, *works: Mapping[str, float]) -> float:
+    """Seconds of prefill that begin before a request of `own_s`. `works`: what waits, by tenant.
+
+    Tenants take turns: until a request begins, no other tenant has begun more than its own.
+    """
+    ahead_s = sum(work.get(tenant, 0.0) for work in works)
+    others = {other for work in works for other in work if other != tenant}
+    turns = (sum(work.get(other, 0.0) for work in works) for other in others)
+    return ahead_s + sum(min(other_s, ahead_s + own_s) for other_s in turns)
+
+
 @dataclass(frozen=True, slots=True)
 class Promise:
     """Engine time that a refused request finds when it comes back before `until`."""
@@ -77,22 +105,29 @@ class Promise:
     until: float
 
 
-PromiseName = tuple[str, str, int]  # tenant, route, last full block of the prompt
+PromiseOwner = tuple[str, str]  # tenant, route
 
 
 class RefusedRequests:
-    """Requests refused lately, bounded."""
+    """Requests refused lately; of each tenant and route the latest REMEMBERED, by the last full block of the prompt."""
 
     def __init__(self) -> None:
-        self._promises: dict[PromiseName, Promise] = {}
-        self._expiries: list[tuple[float, PromiseName]] = []  # a heap; some are of promises that were kept
-        self._promised_s = 0.0
+        self._promises: dict[PromiseOwner, dict[int, Promise]] = {}
+        self._expiries: list[tuple[float, PromiseOwner, int]] = []  # a heap; some are of promises that were kept
+        self._promised = defaultdict[str, WorkByTenant](WorkByTenant)  # by route
 
-    def refuse_new(self, queued: QueuedRequest, decision: Decision, late: LateWork, now: float) -> Decision | None:
-        """A refusal of a late request whose wait, behind those of `late`, would be too long. None: it may queue."""
+    def work_ahead(self, queued: QueuedRequest, late: LateWork, now: float) -> float:
+        """Seconds of prefill that begin before a late request: of `late`, and of refused requests that come back."""
+        promised = self.promised_s(queued.route.name, now)
+        return work_ahead(queued.tenant, queued.prefill_s, late.waiting.prefill_s, promised)
+
+    def refuse_new(
+        self, queued: QueuedRequest, decision: Decision, late: LateWork, ahead_s: float, now: float
+    ) -> Decision | None:
+        """A refusal of a late request whose wait, behind `ahead_s` of prefill, would be too long. None: may queue."""
         if not may_be_refused(queued) or queued.returned:
             return None
-        wait = late.wait(late.prefill_s + self.promised_s(now) + queued.prefill_s, now)
+        wait = late.wait(ahead_s + queued.prefill_s, now)
         return self.refuse(queued, decision, wait, now) if wait > PATIENCE else None
 
     def refuse(self, queued: QueuedRequest, decision: Decision, wait: float, now: float) -> Decision:
@@ -107,39 +142,50 @@ class RefusedRequests:
         if not (hashes := _hashes(queued)):
             return
         self._expire(now)
-        name = queued.tenant, queued.route.name, hashes[-1]
-        self._forget(name)
-        while len(self._promises) >= REMEMBERED:
-            self._forget(heappop(self._expiries)[1])
-        promise = self._promises[name] = Promise(queued.prefill_s, now + COMES_BACK * retry_after)
-        self._promised_s += promise.prefill_s
-        heappush(self._expiries, (promise.until, name))
+        owner, block = _owner(queued), hashes[-1]
+        self._forget(owner, block)
+        if len(own := self._promises.get(owner, {})) >= REMEMBERED:
+            self._forget(owner, next(iter(own)))
+        promise = Promise(queued.prefill_s, now + COMES_BACK * retry_after)
+        self._promises.setdefault(owner, {})[block] = promise
+        self._promised[queued.route.name].add(queued.tenant, promise.prefill_s)
+        heappush(self._expiries, (promise.until, owner, block))
 
     def take(self, queued: QueuedRequest, now: float) -> bool:
         """The same prompt was refused lately, or an earlier turn of its session."""
         self._expire(now)
-        if not self._promises:
+        owner = _owner(queued)
+        if (own := self._promises.get(owner)) is None:
             return False
-        tenant, route = queued.tenant, queued.route.name
-        return any(self._forget((tenant, route, block)) for block in reversed(_hashes(queued)))
+        block = next((block for block in reversed(_hashes(queued)) if block in own), None)
+        return block is not None and self._forget(owner, block)
 
-    def promised_s(self, now: float) -> float:
-        """Seconds of prefill of requests that may still come back."""
+    def promised_s(self, route: str, now: float) -> Mapping[str, float]:
+        """Seconds of prefill of requests that may still come back, by tenant."""
         self._expire(now)
-        return self._promised_s
+        return self._promised[route].prefill_s
 
     def _expire(self, now: float) -> None:
         while self._expiries and self._expiries[0][0] < now:
-            _, name = heappop(self._expiries)
-            if name in self._promises and self._promises[name].until < now:
-                self._forget(name)
+            until, owner, block = heappop(self._expiries)
+            promise = self._promises.get(owner, {}).get(block)
+            if promise is not None and promise.until == until:
+                self._forget(owner, block)
 
-    def _forget(self, name: PromiseName) -> bool:
+    def _forget(self, owner: PromiseOwner, block: int) -> bool:
         """False: there was no such promise."""
-        if (promise := self._promises.pop(name, None)) is None:
+        own = self._promises.get(owner, {})
+        if (promise := own.pop(block, None)) is None:
             return False
-        self._promised_s = self._promised_s - promise.prefill_s if self._promises else 0.0
+        if not own:
+            del self._promises[owner]
+        tenant, route = owner
+        self._promised[route].add(tenant, promise.prefill_s, times=-1)
         return True
+
+
+def _owner(queued: QueuedRequest) -> PromiseOwner:
+    return queued.tenant, queued.route.name
 
 
 def _hashes(queued: QueuedRequest) -> Sequence[int]:
@@ -157,8 +203,12 @@ def is_overdue(queued: QueuedRequest, late: LateWork, now: float) -> bool:
     """The wait of a late request in the queue has become too long, even if it were the next to begin."""
     if not may_be_refused(queued):
         return False
-    soonest = now - queued.late_since + late.wait(queued.prefill_s, now)
-    return soonest > (RETURNED_PATIENCE if queued.returned else PATIENCE)
+    return late.wait(queued.prefill_s, now) > patience_left(queued, now)
+
+
+def patience_left(queued: QueuedRequest, now: float) -> float:
+    """Seconds for which a late request may still be held."""
+    return queued.late_since - now + (RETURNED_PATIENCE if queued.returned else PATIENCE)
 
 
 def is_calm(fleet: Fleet, pool: str, now: float) -> bool:

@@ -31,7 +31,7 @@ from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
-from policies.queue.late_work import LONG, RefusedRequests, is_calm, is_overdue
+from policies.queue.late_work import LONG, PATIENCE, RefusedRequests, is_calm, is_overdue, patience_left
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
@@ -97,6 +97,7 @@ class PlacementRound:
             return None
         if queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
             return decision
+        queued.returned |= self.refused.take(queued, self.now)
         if queued.deadline == FOREVER or self.shares.is_over(queued.tenant):
             return self._place_best_effort(queued, decision)
         if chosen.probability < queued.route.target:
@@ -180,7 +181,6 @@ class PlacementRound:
         where the route sheds and those ahead leave no time."""
         preferred = self.best_effort_order(queued, decision)
         queued.prefill_s = min(candidate.forecast.prefill for candidate in preferred)
-        queued.returned |= self.refused.take(queued, self.now)
         if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
             return with_first(decision, idle)
         if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
@@ -188,7 +188,9 @@ class PlacementRound:
             if shed.chosen is None:
                 return shed
         late = self.queues.best_effort.late_work(queued)
-        if (refusal := self.refused.refuse_new(queued, decision, late, self.now)) is not None:
+        ahead_s = self.refused.work_ahead(queued, late, self.now)
+        starts = not ahead_s and self._starts_within(queued, preferred, PATIENCE)
+        if not starts and (refusal := self.refused.refuse_new(queued, decision, late, ahead_s, self.now)) is not None:
             return refusal
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
         self.queues.best_effort.add(queued, self.now)
@@ -196,11 +198,15 @@ class PlacementRound:
 
     def refuse_if_overdue(self, queued: QueuedRequest) -> Decision | None:
         """A refusal of a late request whose wait turns out to be too long, even if it were the next to begin."""
-        late = self.queues.best_effort.late_work(queued)
-        if not is_overdue(queued, late, self.now):
+        late, now = self.queues.best_effort.late_work(queued), self.now
+        if not is_overdue(queued, late, now):
             return None
-        wait = late.wait(late.prefill_s + self.refused.promised_s(self.now), self.now)
-        return self.refused.refuse(queued, self.decide(queued), wait, self.now)
+        decision = self.decide(queued)
+        order = self.best_effort_order(queued, decision) if decision.ranked else []
+        if self._starts_within(queued, order, patience_left(queued, now)):
+            return None
+        wait = late.wait(self.refused.work_ahead(queued, late, now), now)
+        return self.refused.refuse(queued, decision, wait, now)
 
     def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
         """Seconds until the engines have taken what the tenant has queued before."""
@@ -305,14 +311,19 @@ class PlacementRound:
                 by_pool[candidate.endpoint.pool] = candidate
         return sorted(by_pool.values(), key=lambda c: (self.is_rate_limited(c.endpoint.id), c.forecast.p50))
 
-    def first_idle(self, queued: QueuedRequest, candidates: list[Candidate]) -> Candidate | None:
+    def first_idle(self, queued: QueuedRequest, candidates: list[Candidate], within: float = IDLE) -> Candidate | None:
+        """The first candidate that is idle once the engine has prefilled for `within` seconds."""
         harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
-        idle = (c for c in candidates if self._may_begin(queued, c, harmless))
+        idle = (c for c in candidates if self._may_begin(queued, c, harmless, within))
         return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
 
-    def _may_begin(self, queued: QueuedRequest, candidate: Candidate, harmless: float) -> bool:
+    def _starts_within(self, queued: QueuedRequest, candidates: list[Candidate], seconds: float) -> bool:
+        """A prefill in progress is all that the request waits for."""
+        return seconds > 0 and self.first_idle(queued, candidates, seconds) is not None
+
+    def _may_begin(self, queued: QueuedRequest, candidate: Candidate, harmless: float, within: float) -> bool:
         endpoint, prefill_s = candidate.endpoint, candidate.forecast.prefill
-        if not self.is_idle(endpoint.id, prefill_s, harmless):
+        if not self.is_idle(endpoint.id, prefill_s, harmless, within):
             return False
         return prefill_s <= LONG or queued.deadline == FOREVER or is_calm(self.fleet, endpoint.pool, self.now)
 
@@ -375,12 +386,13 @@ class PlacementRound:
             self.rate_limited_until[endpoint] = blocked_until
         return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
 
-    def is_idle(self, endpoint: str, prefill_s: float = 0.0, harmless: float = HARMLESS) -> bool:
-        """No prefill, no queue, and answers able to bear a stall of `prefill_s` with `harmless` expected misses."""
+    def is_idle(self, endpoint: str, prefill_s: float = 0.0, harmless: float = HARMLESS, within: float = IDLE) -> bool:
+        """No prefill above `within` seconds, no queue, and answers able to bear a stall of `prefill_s` with `harmless`
+        expected misses."""
         load = self.fleet.snapshot(self.now).loads[endpoint]
         if not self.fleet.is_local(endpoint):
             return not self.is_rate_limited(endpoint) and load.health is not Health.DOWN
-        if load.health is Health.DOWN or load.backlog_s > IDLE:
+        if load.health is Health.DOWN or load.backlog_s > within:
             return False
         if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
             return False

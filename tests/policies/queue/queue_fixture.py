@@ -23,6 +23,7 @@ from policies.types import (
     Load,
     Pool,
     PoolEstimate,
+    PrefixBlocks,
     Price,
     PromptEstimate,
     RequestView,
@@ -102,10 +103,12 @@ class QueueFixture:
         budget: float | None = 1.0,
         tenant: str = "",
         pinned: str = "",
+        blocks: tuple[int, ...] = (),
         **more: Any,
     ) -> None:
         request = RequestView(self.now, stream=True, pinned=pinned)
-        pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
+        prompt = PoolEstimate(tokens, PrefixBlocks(blocks))
+        pools = {endpoint.pool: prompt for endpoint in self.endpoints}
         self._estimates[request_key] = PromptEstimate(pools)
         estimate, promised = self._estimates[request_key], route(budget, **more)
         self._routes[request_key] = promised

@@ -90,16 +90,16 @@ def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
     work = LateWork(updated_at=START)
     assert work.wait(2.0, START) == pytest.approx(2.0 * PRIOR_S / PRIOR_WORK)
     assert work.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
-    work.add(3.0, START)
-    assert work.prefill_s == 3.0
+    work.add("", 3.0, START)
+    assert work.waiting.prefill_s == {"": 3.0}
 
 
 def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
     work = LateWork(updated_at=START)
     before = work.wait(2.0, START)
-    work.add(2.0, START)
+    work.add("", 2.0, START)
     blocked = work.wait(2.0, START + 20.0)
-    work.add(2.0, START + 20.0, times=-1)
+    work.add("", 2.0, START + 20.0, times=-1)
     assert blocked > 5 * before
     assert work.wait(2.0, START + 200.0) == pytest.approx(before, rel=0.1)
 
@@ -108,9 +108,46 @@ def test_work_that_begins_shortens_the_wait() -> None:
     slow, fast = LateWork(updated_at=START), LateWork(updated_at=START)
     for second in range(20):
         for work, begun in ((slow, 0.5), (fast, 4.0)):
-            work.add(10.0, START + second)
+            work.add("", 10.0, START + second)
             work.on_begun(begun)
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
+
+
+def test_a_flood_of_one_tenant_gets_no_other_refused() -> None:
+    """Tenants take turns: what one of them has waiting, or was promised, is not ahead of another."""
+    queue = QueueFixture()
+    queue.decode()
+    for number in range(300):
+        queue.enter(f"f{number}", **SHORT_LATE, tenant="flood", blocks=(number,))
+    assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
+    assert queue.enter("other", **SHORT_LATE, tenant="other") == []
+    assert "other" in queue.best_effort
+
+
+def test_refusals_on_one_route_are_no_work_ahead_on_another() -> None:
+    refused = RefusedRequests()
+    refused.add(prompt([1], prefill_s=500.0), 60.0, START)
+    assert refused.promised_s("r", START) == {"": 500.0}
+    assert refused.promised_s("another", START) == {}
+
+
+SLOW_LATE: dict[str, Any] = {"tokens": 250_000, "budget": 0.15}
+
+
+def test_a_request_that_the_engine_is_about_to_take_is_not_refused() -> None:
+    """However long its own prefill: the only engine has a second of work left, and no answers to harm."""
+    queue = QueueFixture()
+    queue.send("other", ONE, 16_000, queue.now, stream=True)
+    assert 0.5 < queue.load().backlog_s < PATIENCE
+    assert queue.enter("r", **SLOW_LATE) == []
+    assert queue.best_effort == ["r"]
+    for _ in range(30):
+        if released := queue.release(later=0.2):
+            break
+        if queue.now - START > 1.5:
+            queue.end("other")
+    assert released == ["r"]
+    assert queue.destination("r") == ONE.id
 
 
 # --------------------------------------------------------------------------- coming back
@@ -126,9 +163,9 @@ def prompt(blocks: list[int], tenant: str = "", sequence: int = 0, prefill_s: fl
 def test_a_refused_request_is_known_when_it_comes_back_in_time() -> None:
     refused = RefusedRequests()
     refused.add(prompt([1, 2, 3]), 10.0, START)
-    assert refused.promised_s(START) == 2.0
+    assert refused.promised_s("r", START) == {"": 2.0}
     assert refused.take(prompt([1, 2, 3]), START + 11.0)
-    assert refused.promised_s(START + 11.0) == 0.0
+    assert refused.promised_s("r", START + 11.0) == {}
     assert not refused.take(prompt([1, 2, 3]), START + 11.0), "one promise serves one request"
 
 
@@ -161,7 +198,33 @@ def test_promises_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = RefusedRequests()
     for number in range(100):
         refused.add(prompt([number]), 10.0, START)
-    assert refused.promised_s(START) == 20.0
+    assert refused.promised_s("r", START) == {"": 20.0}
+    assert refused.take(prompt([99]), START)
+    assert not refused.take(prompt([0]), START)
+
+
+def test_refusals_of_one_tenant_cost_no_other_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_work, "REMEMBERED", 10)
+    refused = RefusedRequests()
+    refused.add(prompt([1], tenant="a"), 10.0, START)
+    for number in range(100):
+        refused.add(prompt([number], tenant="flood"), 60.0, START)
+    assert refused.take(prompt([1], tenant="a"), START + 1.0)
+
+
+def test_a_request_refused_again_finds_the_later_promise() -> None:
+    refused = RefusedRequests()
+    for later in (0.0, 5.0):
+        refused.add(prompt([1]), 10.0, START + later)
+    assert refused.promised_s("r", START + 16.0) == {"": 2.0}
+    assert refused.promised_s("r", START + 21.0) == {}
+
+
+def test_a_promise_ends_with_a_request_that_came_back_in_time_for_its_budget() -> None:
+    queue = QueueFixture()
+    queue.scheduler._refused.add(prompt([1], prefill_s=5.0), 10.0, queue.now)
+    assert queue.enter("r", blocks=(1,)) == ["r"]
+    assert queue.scheduler._refused.promised_s("r", queue.now) == {}
 
 
 def test_a_request_that_came_back_goes_first_and_is_held_for_longer() -> None:
