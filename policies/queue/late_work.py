@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import exp
 
 from policies.fleet.fleet import Fleet
@@ -114,6 +114,7 @@ class RefusedRequests:
     def __init__(self) -> None:
         self._promises: dict[PromiseOwner, dict[int, Promise]] = {}
         self._expiries: list[tuple[float, PromiseOwner, int]] = []  # a heap; some are of promises that were kept
+        self._compact_at = REMEMBERED  # entries of the heap
         self._promised = defaultdict[str, WorkByTenant](WorkByTenant)  # by route
 
     def work_ahead(self, queued: QueuedRequest, late: LateWork, now: float) -> float:
@@ -150,6 +151,8 @@ class RefusedRequests:
         self._promises.setdefault(owner, {})[block] = promise
         self._promised[queued.route.name].add(queued.tenant, promise.prefill_s)
         heappush(self._expiries, (promise.until, owner, block))
+        if len(self._expiries) > self._compact_at:
+            self._compact()
 
     def take(self, queued: QueuedRequest, now: float) -> bool:
         """The same prompt was refused lately, or an earlier turn of its session."""
@@ -164,6 +167,13 @@ class RefusedRequests:
         """Seconds of prefill of requests that may still come back, by tenant."""
         self._expire(now)
         return self._promised[route].prefill_s
+
+    def _compact(self) -> None:
+        """Drops the entries of promises that were kept or replaced."""
+        kept = ((owner, block, one) for owner, own in self._promises.items() for block, one in own.items())
+        self._expiries = [(one.until, owner, block) for owner, block, one in kept]
+        heapify(self._expiries)
+        self._compact_at = 2 * len(self._expiries) + REMEMBERED
 
     def _expire(self, now: float) -> None:
         while self._expiries and self._expiries[0][0] < now:

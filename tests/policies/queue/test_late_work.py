@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from policies.queue import late_work
 from policies.queue.late_work import PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
 from policies.routing.candidates import QueuedRequest
-from policies.types import Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
+from policies.types import NEVER, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 
 SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
@@ -237,3 +238,32 @@ def test_a_request_that_came_back_goes_first_and_is_held_for_longer() -> None:
     queue.release()
     queue.first_tokens(*keys)
     assert queue.release() == ["returned"]
+
+
+def test_a_flood_of_refusals_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_work, "REMEMBERED", 10)
+    refused = RefusedRequests()
+    for number in range(2000):
+        refused.add(prompt([number % 500]), 60.0, START)
+    assert len(refused._expiries) < 50
+    assert refused.promised_s("r", START + 89.0) == {"": 20.0}
+    assert refused.promised_s("r", START + 91.0) == {}
+    assert not refused._promises
+
+
+def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> None:
+    random, queue = Random(7), QueueFixture()
+    queue.decode()
+    for number in range(400):
+        tenant, blocks = f"t{random.randrange(4)}", (random.randrange(60),)
+        queue.enter(f"r{number}", random.choice((4000, 60_000)), 0.15, tenant, blocks=blocks)
+        if queue.best_effort and random.random() < 0.4:
+            queue.scheduler.leave(random.choice(queue.best_effort), random.choice((NEVER, queue.now)))
+        queue.release(later=random.uniform(0.0, 0.3))
+    for name in queue.best_effort:
+        queue.scheduler.leave(name)
+    late = queue.scheduler.queues.best_effort.late_work(prompt([1]))
+    assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
+    assert (late.requests, late.waiting.prefill_s, queue.scheduler.held) == (0, {}, 0)
+    assert queue.scheduler._refused.promised_s("r", queue.now + 91.0) == {}
+    assert late.wait(1.0, queue.now + 1000.0) == pytest.approx(PRIOR_S / PRIOR_WORK)
