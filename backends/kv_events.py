@@ -18,6 +18,7 @@ import msgspec
 NAME_BITS = (1 << 64) - 1
 GPU = "GPU"  # medium of hits without a transfer; the default of engines without names for media
 UNNAMED = "\0"  # adapter: vLLM until 0.11 and others tell a number, which the engine has given
+MAX_ADAPTER = 1024  # characters of a name: names of past events are kept
 END = -1  # sequence number at the end of a replay
 _SEQUENCE_BYTES = 8
 
@@ -130,6 +131,11 @@ def decode(frames: Sequence[bytes]) -> KvEventBatch:
     return KvEventBatch(sequence, batch.ts, batch.events)
 
 
+def _adapter(said: _Fields) -> str:
+    name = said.lora_name or (UNNAMED if said.lora_id else "")
+    return name if len(name) <= MAX_ADAPTER else UNNAMED
+
+
 def _event(raw: msgspec.Raw) -> Event | None:
     """Decode an event; None for an unknown kind."""
     values = _raw_values(raw)
@@ -156,7 +162,7 @@ def _event(raw: msgspec.Raw) -> Event | None:
         said.group_idx or 0,
         said.kv_cache_spec_kind,
         said.session_id or "",
-        said.lora_name or (UNNAMED if said.lora_id else ""),
+        _adapter(said),
     )
 
 

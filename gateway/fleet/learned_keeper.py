@@ -86,7 +86,7 @@ def decode_state(raw: bytes, now: float) -> SavedState:
         if not -MAX_AHEAD <= now - head.saved_at <= MAX_AGE:
             raise UnusableState("saved more than 7 days ago" if head.saved_at < now else "saved in the future")
         return _document(raw)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError) as error:
         raise UnusableState(f"broken: {' '.join(str(error).split())[:200]}") from None
 
 

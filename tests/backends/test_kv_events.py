@@ -58,6 +58,7 @@ def test_a_batch_has_a_number_and_a_time() -> None:
         ({"type": "BlockRemoved", "block_hashes": [4], "medium": "CPU", "group_idx": 1}, Removed([4], "CPU", 1)),
         (FROM_VLLM | {"lora_id": 1, "lora_name": "sql"}, replace(STORED, adapter="sql")),
         (FROM_VLLM | {"lora_id": 1}, replace(STORED, adapter=UNNAMED)),
+        (FROM_VLLM | {"lora_id": 1, "lora_name": "a" * 1_000_000}, replace(STORED, adapter=UNNAMED)),
         (["BlockStored", [3], None, [1] * 16, 16, 1, "GPU", "sql"], Stored([3], None, 16, adapter="sql")),
         ({"type": "AllBlocksCleared"}, Cleared()),
         (["BlockStored", [3], None, [1] * 16, 16, None], Stored([3], None, 16)),

@@ -161,6 +161,19 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b'"lengths":{"r":{"mean":1,"answers":' + b"9" * 400 + b"}}",
+        b'"scales":{"p":{"coefficients":[1,1,1],"covariance":[' + b",".join([b"[5e-324,5e-324,5e-324]"] * 3) + b"]}}",
+    ],
+    ids=["an integer beyond all floats", "a covariance that vanishes"],
+)
+def test_numbers_that_no_float_holds_are_a_broken_document(hostile: bytes) -> None:
+    with pytest.raises(UnusableState, match="broken"):
+        decode_state(b'{"version":1,"saved_at":100,' + hostile + b"}", 100.0)
+
+
 @pytest.mark.parametrize("fault", BROKEN)
 async def test_a_broken_document_is_ignored_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
