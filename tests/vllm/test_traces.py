@@ -35,6 +35,7 @@ async def exporting_server(collector: Collector, monkeypatch: pytest.MonkeyPatch
     """A vLLM server of the small model that exports spans to `collector`, soon after their end."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_on")  # by default 5% of the traces are sampled
     vllm_servers.LOGS.mkdir(parents=True, exist_ok=True)
     flag = f"--otlp-traces-endpoint={collector.url}/v1/traces"
     process, server = vllm_servers.start("small", "telling", 0, flag)
