@@ -29,6 +29,7 @@ READERS = {
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/cli/top.py": "ages on a screen",
     "gateway/downstream/http_request.py": "the Date of a reply",
+    "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
     "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
     "gateway/observe/timeline.py": "the date of a Record",
     "gateway/reload.py": "the date of a reload",
