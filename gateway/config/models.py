@@ -226,7 +226,7 @@ class Config(Section):
 
     @cached_property
     def named_routes(self) -> Mapping[str, Route]:
-        """Routes by name: those of the file, and one for each adapter without a route of its name."""
+        """Routes by name: routes of the file, and a route for each adapter without a route of the same name."""
         holders: dict[str, list[dict[str, str]]] = {}
         for pool, section in self.pools.items():
             for name in () if section.adapters is None else section.adapters.names:

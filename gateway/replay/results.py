@@ -183,7 +183,7 @@ class Results:
         return result.ttft is not None and result.ttft <= route.ttft_budget(None, result.new_tokens)
 
     def made_it(self, result: RequestResult) -> bool:
-        """A request that came back met its TTFT budget, counted from its return."""
+        """A returned request met the TTFT budget, counted from the return."""
         if result.first_at is None or result.returned_at is None:
             return False
         budget = self.routes[result.route].ttft_budget(None, result.new_tokens)

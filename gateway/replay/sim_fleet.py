@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from backends.simulated.engine import Engine
 from backends.simulated.lora_adapters import LoraAdapters
@@ -25,7 +25,7 @@ from gateway.config.models import Config
 from gateway.config.pool_section import PoolSection
 from gateway.replay.traces import BLOCK
 from policies.fleet.peers import PeerLoad, PeerReader
-from policies.routes.route import Route
+from policies.routes.route import Route, ScorerName
 from policies.types import FOREVER, AdapterFacts, EngineLoad, Pool
 
 API_OVERHEAD = 0.015  # s, for a fleet of APIs only: far below their shortest TTFT
@@ -207,21 +207,9 @@ class Node:
 
 ENGINE, API = "8b-h100", "api"  # profiles where the configuration names none
 OURS, REFERENCE, POOLED = "ours", "reference", "pooled:"
-REFERENCE_LRU = "reference_lru"  # with the caches that the engines have, in place of perfect ones
+REFERENCE_LRU = "reference_lru"  # real caches in place of perfect ones
 REFERENCES = (REFERENCE, REFERENCE_LRU)
-BASELINES = (
-    "round_robin",
-    "least_request",
-    "prefix_hash",
-    "cache_aware",
-    "lpwl",
-    "lmetric",
-    "token_load",
-    "predicted_chain",
-    "dualmap",
-    "polyserve",
-    "argmin_ttft",
-)
+BASELINES: tuple[str, ...] = tuple(name for name in get_args(ScorerName) if name != "predicted")
 POOLABLE = ("least_request", "lpwl", "lmetric", "token_load", "argmin_ttft")  # scores that are comparable between pools
 SCORERS = (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), *REFERENCES)
 

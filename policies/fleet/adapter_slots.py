@@ -40,7 +40,7 @@ LOADED = AdapterWait()
 
 
 class AdapterSlots:
-    """Of one engine."""
+    """Adapters believed loaded in one engine."""
 
     def __init__(self, facts: AdapterFacts) -> None:
         self.facts = facts

@@ -1,4 +1,4 @@
-"""Learned state of a pool: what its endpoints learn from each other, and how one compares with its siblings."""
+"""Learned state of a pool: lessons between endpoints, and the comparison of an endpoint with siblings."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SINGULAR = 1e-6  # relative: what rounding may make of a covariance
 
 
 def kept_share(age: float) -> float:
-    """Share of the samples that still count `age` seconds after they were saved."""
+    """Share of saved samples that still counts after `age` seconds."""
     return float(0.5 ** (age / SAMPLE_HALF_LIFE))
 
 

@@ -27,7 +27,7 @@ PARTIAL_ATTENTION = frozenset(
 )
 MAX_RECENT = 512  # stored events without a session which may still belong to a prompt of ours
 MAX_BLOCKS = 4_000_000  # of an engine: more means lost removals
-UNNAMED = "\0"  # adapter of an event whose engine has no name for it
+UNNAMED = "\0"  # adapter without a name in the event
 REUSE_WEIGHT = 1 / 16  # of the latest turn
 
 
@@ -101,7 +101,7 @@ class ResidencyStatistics:
     blocks: int  # held
     runs: int
     anchored: int  # prompts with a known chain
-    unanchored: int  # prompts without one
+    unanchored: int  # prompts without a known chain
 
 
 class Residency:

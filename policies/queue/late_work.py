@@ -5,11 +5,11 @@ prompt cached. But a prefill of seconds makes live sessions late, and those lose
 - A late prefill above LONG seconds begins only while the pool is calm: its answers use at most CALM of the pace that
   they can bear, in the mean over the engines that are up.
 - Engines take late work at a rate that is learned: seconds of prefill begun per second in which late work waited. The
-  wait follows (Little's law). A request that would wait above PATIENCE is refused at once, with the wait as
-  Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
+  wait follows (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the
+  wait as Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
 - Tenants take turns: of another tenant's work, no more is ahead of a request than of its own.
-- A refused request that comes back by then, with the same prompt, is the next to begin, and is not refused again
-  before RETURNED_PATIENCE: the forecast stands behind its Retry-After.
+- A refused request that comes back within COMES_BACK times Retry-After is the first among the late requests of its
+  tenant and route, and is not refused again before RETURNED_PATIENCE. So is a later turn of the same session.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from policies.types import FOREVER, NEVER, Decision, Health, Placement
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 CALM = 0.5  # of the TPOT pressure at which an engine takes no prefill
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
-MARGIN = 2.0  # times the predicted wait is the Retry-After: half of all waits are longer than predicted
+MARGIN = 2.0  # Retry-After / predicted wait: a caller that comes back too early waits again
 TIME_CONSTANT = 30.0  # s of the averages
 PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken
 LEAST_RATE = 0.05  # s of prefill per second, believed where none has begun for long
@@ -99,7 +99,7 @@ def work_ahead(tenant: str, own_s: float, *works: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Engine time that a refused request finds when it comes back before `until`."""
+    """Engine time kept for a refused request until `until`."""
 
     prefill_s: float
     until: float
@@ -132,7 +132,7 @@ class RefusedRequests:
         return self.refuse(queued, decision, wait, now) if wait > PATIENCE else None
 
     def refuse(self, queued: QueuedRequest, decision: Decision, wait: float, now: float) -> Decision:
-        """503, with the predicted wait as Retry-After."""
+        """503, with Retry-After from the predicted wait."""
         retry_after = min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
         self.add(queued, retry_after, now)
         reason = f"it is late, and engines would have time for it in about {wait:.0f} s"

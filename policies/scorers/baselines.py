@@ -147,7 +147,7 @@ STICKY = 0.8  # cached share of the prompt that makes an endpoint preferred
 PATIENCE = 18.0  # s of predicted TTFT: value of affinity to token_load
 STRICT, LOOSE = 0.99, 0.80  # cached shares of the two gates of predicted_chain
 GATE_PATIENCE = 5.0  # s of predicted TTFT that these gates give away
-EXPLORED = 100  # requests, of which one goes to an endpoint that would miss its budgets
+EXPLORED = 100  # requests per exploration of an endpoint that would miss a budget
 TTFT_WEIGHT, TPOT_WEIGHT = 0.8, 0.2
 STEPS = 100  # of a weight
 
@@ -210,7 +210,7 @@ def _budget_tier(candidates: Sequence[Candidate], room: Mapping[str, Headroom], 
 
 
 def _least_missing(candidates: Sequence[Candidate], room: Mapping[str, Headroom]) -> Sequence[Candidate]:
-    """All, if they make their budgets; else the first kind of miss that there is."""
+    """All candidates within the budgets; without any, idle candidates, or candidates with the least serious miss."""
     if min(room[candidates[0].endpoint.id]) >= 0:
         return candidates
     if idle := [c for c in candidates if not c.load.in_flight]:

@@ -36,7 +36,7 @@ from tests.support.upstream import (
     reply,
 )
 
-ROUNDS = int(os.environ.get("RESCUE_ROUNDS", "40"))
+RESCUES = int(os.environ.get("RESCUES", "24"))
 RESCUE: Mapping[str, Any] = {"chat": {"tiers": ["p"], "rescue": "on", "hedge": "off", "ttft": "off", "max_attempts": 4}}
 
 
@@ -123,7 +123,9 @@ async def test_an_answer_cut_anywhere_is_whole() -> None:
     """No token is lost or there twice, usage is that of the whole; the gap is the peer's TTFT and little more."""
     random, gaps = Random(11), []
     async with engines(2, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
-        for number in range(ROUNDS):
+        for number in range(10 * RESCUES):  # a peer may take the request instead: then nothing is cut
+            if len(gaps) == RESCUES:
+                break
             prompt, length = f"tell me {number}", random.randint(2, 60)
             uncut = await whole(client, prompt, max_tokens=length)
             server = holder(gateway, servers)
@@ -143,8 +145,8 @@ async def test_an_answer_cut_anywhere_is_whole() -> None:
                     AttemptKind.RESCUE,
                     AttemptOutcome.COMPLETED,
                 )
-        print(f"{len(gaps)} rescued of {ROUNDS}; gap beyond the peer's TTFT p99 {sorted(gaps)[-1 - len(gaps) // 100]}")
-        assert len(gaps) >= ROUNDS * 0.6
+        print(f"{len(gaps)} rescued; gap beyond the peer's TTFT p99 {sorted(gaps)[-1 - len(gaps) // 100]}")
+        assert len(gaps) == RESCUES
         assert sorted(gaps)[-1 - len(gaps) // 100] <= 1.0  # 0.1 s at rest; the test machine may be busy
 
 

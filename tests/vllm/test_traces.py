@@ -35,7 +35,6 @@ async def exporting_server(collector: Collector, monkeypatch: pytest.MonkeyPatch
     """A vLLM server of the small model that exports spans to `collector`, soon after their end."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_on")  # by default 5% of the traces are sampled
     vllm_servers.LOGS.mkdir(parents=True, exist_ok=True)
     flag = f"--otlp-traces-endpoint={collector.url}/v1/traces"
     process, server = vllm_servers.start("small", "telling", 0, flag)
@@ -56,7 +55,7 @@ async def test_an_engine_span_is_a_child_of_its_attempts_span(
         pytest.skip("needs a vLLM with the OpenTelemetry exporter, and its small model: make vllm")
     async with Collector() as collector, exporting_server(collector, monkeypatch) as server:
         pool = {"backend": "vllm", "model": "small", "endpoints": [server.url], "tokenizer": server.tokenizer}
-        telemetry = {"access_log": "off", "otlp": collector.url}
+        telemetry = {"access_log": "off", "otlp": collector.url, "traces": 1.0}
         async with running({"small": pool}, telemetry=telemetry) as gateway:
             sdk = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
             for i in range(REQUESTS):
