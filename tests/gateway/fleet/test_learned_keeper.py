@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.cluster.redis_client import Unavailable
 from gateway.config.models import Config
 from gateway.fleet.learned_keeper import (
     FILE,
@@ -269,3 +270,21 @@ async def test_a_process_that_does_not_write_reads(tmp_path: Path) -> None:
     await reader.keeper.close()
     assert reader.samples > 30
     assert (tmp_path / FILE).stat().st_mtime_ns == before
+
+
+async def test_nothing_is_saved_over_state_that_could_not_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A store that does not answer at the start keeps what it has."""
+    await saved(tmp_path)
+    before = (tmp_path / FILE).read_bytes()
+    late = Process(tmp_path)
+
+    async def unavailable(store: StateFile) -> bytes | None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(StateFile, "read", unavailable)
+    await late.keeper.start()
+    late.learn(samples=5)
+    await late.keeper.close()
+    assert (tmp_path / FILE).read_bytes() == before

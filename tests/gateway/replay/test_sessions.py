@@ -137,6 +137,16 @@ def test_a_session_goes_on_after_a_refused_turn(sessions: Sessions) -> None:
     assert gaps == pytest.approx([2.0] * len(gaps), abs=0.03)
 
 
+@pytest.mark.parametrize("returns", [0, 1, 2])
+def test_a_refused_caller_comes_back_as_often_as_the_scenario_says(sessions: Sessions, returns: int) -> None:
+    """A Retry-After is followed; the last refusal is the end of the request."""
+    crowded = replace(scenario(1, "8b-l4", route(on_miss="shed")), seconds=60.0, returns=returns)
+    requests = play(crowded, started(sessions, 3.0, 60.0, closed=True)).requests
+    refusals = [len(result.refusals) for result in requests if result.end is ReplayOutcome.SHED]
+    assert set(refusals) == {returns + 1}
+    assert all((result.returned_at is not None) == (returns > 0) for result in requests if result.refusals)
+
+
 def test_a_closed_loop_gives_way_to_a_slow_fleet(sessions: Sessions) -> None:
     """The slower the answers, the fewer turns are offered; an open loop offers all of them."""
     fast, slow = (replace(scenario(1, name), seconds=60.0) for name in ("8b-h100", "8b-l4"))
