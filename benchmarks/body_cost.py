@@ -84,9 +84,9 @@ class TimedEncoder(Encoder):
 
     took = 0.0  # s
 
-    def pack(self, text: str) -> bytes:
+    def pack_segments(self, texts: Sequence[str], cache_group: str = "") -> list[bytes]:
         started = thread_time()
-        packed = O200K.pack(text)
+        packed = O200K.pack_segments(texts, cache_group)
         self.took += thread_time() - started
         return packed
 

@@ -41,6 +41,7 @@ from gateway.observe.metrics.scrape_collectors import (
     GatewayCollector,
     LostPromiseCollector,
     Registry,
+    TokenizerCollector,
 )
 from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
 from gateway.observe.timeline import Recorder
@@ -51,6 +52,7 @@ from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_ru
 from gateway.scheduler import Decider, RequestQueue
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.upstream_request import Upstream
 from policies.attempts.attempt_machine import RetryBudget
@@ -148,6 +150,7 @@ class Gateway:
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
         self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.engine_loads))
+        self.registry.register(TokenizerCollector(self._tokenizer_libraries))
         self.registry.register(LostPromiseCollector(self._routes, self.monitor.lost_promises))
         self.registry.register(
             GatewayCollector(
@@ -241,6 +244,9 @@ class Gateway:
 
     def _routes(self) -> tuple[Route, ...]:
         return self.runtime.current.routes.all
+
+    def _tokenizer_libraries(self) -> dict[str, str]:
+        return {name: encoder(pool.tokenizer).library for name, pool in self.config.pools.items()}
 
     # -- start ------------------------------------------------------------------------------
 

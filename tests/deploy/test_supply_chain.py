@@ -15,7 +15,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = {name: entries for name, entries in PROJECT["optional-dependencies"].items() if name != "dev"}
 REQUIREMENTS = [Requirement(text) for entries in (PROJECT["dependencies"], *EXTRAS.values()) for text in entries]
 LOCKED = re.compile(r"^([\w.-]+)==([\w.]+)(.*?)(?=^[\w.-]+==|\Z)", re.MULTILINE | re.DOTALL)
-DOCUMENTED = re.compile(r"^\| ([\w-]+) \| (core|extra `\w+`) \|", re.MULTILINE)
+DOCUMENTED = re.compile(r"^\| ([\w-]+) \| (core|extra `[\w-]+`) \|", re.MULTILINE)
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
 
 

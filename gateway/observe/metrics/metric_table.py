@@ -401,6 +401,12 @@ OURSELVES = (
         moves="A rollout.",
         act="Two versions for long: a stuck rollout.",
     ),
+    gauge(
+        "firsttoken_tokenizer_info{pool,library}",
+        help="Always 1; `library` encodes the pool's prompts: splintr-rs, tiktoken or tokenizers",
+        moves="An installation with the extra `fast-tokenizer` or without; a reload with another `tokenizer`.",
+        act="Not splintr-rs with the extra: the log says why the vocabulary stays with the slower reference.",
+    ),
     histogram(
         "firsttoken_loop_lag_seconds",
         LAG_BOUNDS,

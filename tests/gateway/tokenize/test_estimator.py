@@ -9,6 +9,7 @@ import textwrap
 from array import array
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from policies.types import PoolEstimate
 
 LONG = inspect.getsource(textwrap) + inspect.getsource(inspect)  # 140 KB
 CL100K = encoder("cl100k_base")
+SLOW = Encoder(CL100K.pack, speed=20e6)
 
 
 class CountingEncoders:
@@ -103,7 +105,7 @@ def test_text_tokens_are_those_of_the_texts_alone() -> None:
 
 def test_a_long_text_counts_as_its_tokenizer_counts_it() -> None:
     """Reading by segments does not change the count."""
-    found = read(estimator(offload_bytes=10**6), completion(LONG))
+    found = read(estimator(inline=inf), completion(LONG))
     assert found.text_tokens == CL100K.count(LONG)
 
 
@@ -166,8 +168,8 @@ TURNS = st.lists(TEXT, max_size=5)
 @settings(deadline=None, max_examples=40)
 def test_the_next_turn_keeps_all_full_blocks_of_a_conversation(before: list[str], after: list[str]) -> None:
     """The next turn begins with the blocks of this turn, also with an empty cache."""
-    first = hashes(read(estimator(offload_bytes=10**9), chat(*before)))
-    longer = hashes(read(estimator(offload_bytes=10**9), chat(*before, *after)))
+    first = hashes(read(estimator(inline=inf), chat(*before)))
+    longer = hashes(read(estimator(inline=inf), chat(*before, *after)))
     assert longer[: len(first)] == first
 
 
@@ -175,9 +177,9 @@ def test_the_next_turn_keeps_all_full_blocks_of_a_conversation(before: list[str]
 @settings(deadline=None, max_examples=40)
 def test_the_cache_never_changes_an_estimate(conversations: list[list[str]]) -> None:
     """A warm cache gives the same estimate as a cold one, even when almost full."""
-    warm = estimator(offload_bytes=10**9, cache_bytes=20_000)
+    warm = estimator(inline=inf, cache_bytes=20_000)
     for texts in conversations:
-        assert read(warm, chat(*texts)) == read(estimator(offload_bytes=10**9), chat(*texts))
+        assert read(warm, chat(*texts)) == read(estimator(inline=inf), chat(*texts))
 
 
 ROLES = st.sampled_from(["user", "assistant", ""])
@@ -190,11 +192,11 @@ TALK = st.tuples(SAID, st.booleans(), st.booleans())
 @settings(deadline=None, max_examples=40)
 async def test_every_way_through_finds_the_same(talks: list[tuple[list[dict[str, Any]], bool, bool]]) -> None:
     """As parsed from a caller's bytes, known or unknown, on the loop or in a thread, or decoded and cold."""
-    here, away, nearby = estimator(), estimator(offload_bytes=0, open_bytes=0), estimator(offload_bytes=10**9)
+    here, away, nearby = estimator(), estimator(inline=0, open_bytes=0), estimator(inline=inf)
     for messages, dense, tools in talks:
         body = {"model": "m", "messages": messages, **({"tools": [{"a": 1}, {"b": "c"}]} if tools else {})}
         raw = json.dumps(body, separators=(",", ":") if dense else None, ensure_ascii=dense).encode()
-        expected = await estimator(offload_bytes=10**9).estimate(prompt_of(Operation.CHAT, body), ["small"], "g", 1)
+        expected = await estimator(inline=inf).estimate(prompt_of(Operation.CHAT, body), ["small"], "g", 1)
         for way in (here, away, nearby, nearby):
             prompt = parse(Operation.CHAT, raw, {}, 0.0, "").prompt
             assert await way.estimate(prompt, ["small"], "g", 1) == expected
@@ -237,9 +239,9 @@ def test_token_ids_are_not_the_text_that_their_bytes_spell() -> None:
     text = "abcd" * 3000
     ids = array("I", text.encode()).tolist()
     for first, second in ((completion(text), completion(ids)), (completion(ids), completion(text))):
-        warm = estimator(offload_bytes=10**9)
+        warm = estimator(inline=inf)
         read(warm, first)
-        assert read(warm, second) == read(estimator(offload_bytes=10**9), second)
+        assert read(warm, second) == read(estimator(inline=inf), second)
 
 
 def test_a_learned_block_size_counts_from_the_next_prompt_on() -> None:
@@ -265,7 +267,7 @@ def test_a_conversation_costs_its_new_text() -> None:
 def test_a_text_that_grows_costs_its_last_segment() -> None:
     """A completion prompt is recognised from its beginning too."""
     encoders = CountingEncoders()
-    growing = estimator(encoders=encoders, offload_bytes=10**9)
+    growing = estimator(encoders=encoders, inline=inf)
     read(growing, completion(LONG[:100_000]))
     encoders.new()
     read(growing, completion(LONG[:101_000]))
@@ -275,7 +277,7 @@ def test_a_text_that_grows_costs_its_last_segment() -> None:
 def test_text_behind_a_new_beginning_is_not_tokenised_again() -> None:
     """A date in the system prompt changes all blocks, but not the token ids of the following messages."""
     encoders = CountingEncoders()
-    dated = estimator(encoders=encoders, offload_bytes=10**9)
+    dated = estimator(encoders=encoders, inline=inf)
     read(dated, chat("Monday", *[LONG[i : i + 2000] for i in range(0, 20_000, 2000)]))
     encoders.new()
     read(dated, chat("Tuesday", *[LONG[i : i + 2000] for i in range(0, 20_000, 2000)]))
@@ -285,13 +287,13 @@ def test_text_behind_a_new_beginning_is_not_tokenised_again() -> None:
 def test_a_changed_long_message_is_encoded_from_the_change_on() -> None:
     """A document with another question below it is recognised up to the question."""
     encoders = CountingEncoders()
-    asked = estimator(encoders=encoders, offload_bytes=10**9)
+    asked = estimator(encoders=encoders, inline=inf)
     read(asked, chat("be brief", LONG[:100_000] + " Why?"))
     encoders.new()
     again = chat("be brief", LONG[:100_000] + " Since when?")
     found = read(asked, again)
     assert sum(map(len, encoders.new())) <= 2 * 2048
-    assert found == read(asked, again) == read(estimator(offload_bytes=10**9), again)
+    assert found == read(asked, again) == read(estimator(inline=inf), again)
 
 
 def test_pools_with_one_tokenizer_tokenise_once() -> None:
@@ -305,7 +307,7 @@ def test_pools_with_one_tokenizer_tokenise_once() -> None:
 async def test_only_large_new_text_is_encoded_in_a_thread() -> None:
     """Small or known prompts are answered without a task switch."""
     threads = CountingThreads(1)
-    mixed = estimator(executor=threads, offload_bytes=10_000)
+    mixed = estimator(executor=threads, encoders=lambda name: SLOW)
     await mixed.estimate(chat("small"), ["small"], "g", 1)
     assert threads.given == 0
     large = await mixed.estimate(chat(LONG[:20_000]), ["small"], "g", 1)
@@ -315,9 +317,30 @@ async def test_only_large_new_text_is_encoded_in_a_thread() -> None:
     mixed.close()
 
 
+@pytest.mark.parametrize(("speed", "in_threads"), [(2e6, 3), (20e6, 2), (60e6, 1)])
+async def test_what_is_large_follows_the_speed_of_the_encoder(speed: float, in_threads: int) -> None:
+    """2, 8 and 100 KB never seen, by three encoders: those that take longer than 0.5 ms go to a thread."""
+    threads = CountingThreads(1)
+    measured = estimator(executor=threads, encoders=lambda name: Encoder(CL100K.pack, speed=speed))
+    for number, size in enumerate((2_000, 12_000, 100_000)):
+        await measured.estimate(chat(str(number) + LONG[:size]), ["small"], "g", 1)
+    assert threads.given == in_threads
+    measured.close()
+
+
+async def test_other_scripts_count_as_three_times_as_long() -> None:
+    """A character of them takes up to four bytes and as many tokens."""
+    threads = CountingThreads(1)
+    measured = estimator(executor=threads, encoders=lambda name: Encoder(CL100K.pack, speed=20e6))
+    for text in ("a" * 6_000, "好" * 6_000):
+        await measured.estimate(chat(text), ["small"], "g", 1)
+    assert threads.given == 1
+    measured.close()
+
+
 async def test_a_thread_and_the_loop_give_equal_estimates() -> None:
     """The estimate is the same in a thread and on the loop."""
-    threaded, direct = estimator(offload_bytes=0), estimator(offload_bytes=10**9)
+    threaded, direct = estimator(inline=0), estimator(inline=inf)
     prompt = chat(LONG[:50_000], "and then?")
     found = await threaded.estimate(prompt, ["small"], "g", 1)
     assert found == await direct.estimate(prompt, ["small"], "g", 1)
@@ -326,7 +349,7 @@ async def test_a_thread_and_the_loop_give_equal_estimates() -> None:
 
 async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> None:
     """An estimate under way keeps its block size."""
-    changing = estimator(offload_bytes=0)
+    changing = estimator(inline=0)
     under_way = asyncio.create_task(changing.estimate(chat(LONG[:5_000]), ["small"], "g", 1))
     await asyncio.sleep(0)
     changing.set_block_size("small", 32)
@@ -337,7 +360,7 @@ async def test_a_block_size_learned_meanwhile_does_not_disturb_an_estimate() -> 
 async def test_a_prompt_which_is_long_to_decode_is_decoded_in_a_thread() -> None:
     """Only the unknown rest counts."""
     threads = CountingThreads(1)
-    far = estimator(offload_bytes=10**9, open_bytes=10_000, executor=threads)
+    far = estimator(inline=inf, open_bytes=10_000, executor=threads)
     texts = ["word " * 1000] * 4
     for turn in range(1, 5):
         await far.estimate(raw_chat(*texts[:turn]), ["small"], "g", 1)
@@ -360,7 +383,7 @@ async def test_many_short_messages_count_as_large() -> None:
 async def test_others_get_their_turn_while_a_long_prompt_is_read_and_remembered() -> None:
     """Both are done in the thread."""
     threads = CountingThreads(1)
-    large = estimator(open_bytes=0, offload_bytes=0, executor=threads)
+    large = estimator(open_bytes=0, inline=0, executor=threads)
     turns = 0
 
     async def others() -> None:
@@ -381,7 +404,7 @@ async def test_others_get_their_turn_while_a_long_prompt_is_read_and_remembered(
 
 def test_memory_is_bounded() -> None:
     """Caches stay within their bytes under any traffic."""
-    bounded = estimator(cache_bytes=100_000, offload_bytes=10**9)
+    bounded = estimator(cache_bytes=100_000, inline=inf)
     for i in range(200):
         read(bounded, chat(f"{i} {LONG[i : i + 3000]}"))
         assert bounded.cached_bytes <= 100_000
