@@ -30,7 +30,7 @@ lint: $(DEV) ## run ruff, mypy --strict and the layer contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(DEV) ## compare with nginx, two routers in Rust and the last committed result (BENCH_ARGS="--rounds 1")
+bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last committed result (BENCH_ARGS="--rounds 1")
 	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed

@@ -9,28 +9,17 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
-from random import Random
+from itertools import pairwise
 from time import perf_counter
 
 HOST = "127.0.0.1"
+KEY = "sk-bench-0123456789abcdef"
 TOKEN = b'"content":" token"'
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 WORDS = """the of and to a in is that for it as was with be by on not he his but at are this have from or had an they
 which one you were all her she there would their we him been has when who will no more if out so what up said about
 other into than its time only could new them man some these then two first may any request gateway token answer engine
 cache prefix deadline "yes" (which) budget, model. stream: latency; list\n- item""".split(" ")
-_seeds = count(1)
-
-
-def text(size: int) -> str:
-    """Prose of `size` characters, never used before: about 4.5 characters a token."""
-    random = Random(next(_seeds))
-    return f"{random.getrandbits(60):x} {' '.join(random.choices(WORDS, k=size // 3))}"[:size]
-
-
-def texts(sizes: Iterable[int]) -> list[str]:
-    return [text(size) for size in sizes]
 
 
 def request(shape: str, messages: Sequence[str], model: str = "bench") -> bytes:
@@ -41,16 +30,17 @@ def request(shape: str, messages: Sequence[str], model: str = "bench") -> bytes:
     body = json.dumps({"model": model, "stream": shape != "whole", "messages": turns}).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\naccept: */*\r\n"
-        f"authorization: Bearer sk-bench-0123456789abcdef\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
 @dataclass(slots=True)
 class Answer:
-    """`sent` and `reads`: s; `reads` are those with tokens. A whole answer has none."""
+    """`sent`, `ended` and `reads`: s; `reads` are those with tokens. A whole answer has none."""
 
     sent: float
+    ended: float = 0.0
     reads: list[float] = field(default_factory=list)
 
     @property
@@ -139,6 +129,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         if self.waiter is not None and not self.waiter.done():
+            self.answer.ended = perf_counter()
             self.waiter.set_result(self.answer)
 
 
@@ -163,21 +154,29 @@ async def closed_loop(port: int, requests: Iterable[bytes], at_once: int) -> int
     return done
 
 
-async def open_loop(port: int, request: bytes, rate: float, seconds: float) -> list[Answer]:
-    """Open loop: a new request every 1/rate seconds, over kept-alive connections."""
+async def open_loop(port: int, requests: Sequence[bytes], rate: float, patience: float = 60.0) -> list[Answer]:
+    """Open loop: a new request every 1/rate seconds, over kept-alive connections. Returns the answers which have ended
+    `patience` seconds after the last request was sent."""
     loop, idle, tasks = asyncio.get_running_loop(), list[Connection](), list[asyncio.Task[Answer]]()
 
-    async def one() -> Answer:
+    async def one(request: bytes) -> Answer:
         connection = idle.pop() if idle else await connect(port)
-        answer = await connection.ask(request)
+        try:
+            answer = await connection.ask(request)
+        except asyncio.CancelledError:
+            connection.disconnect()
+            raise
         idle.append(connection)
         return answer
 
     start = loop.time()
-    for i in range(int(rate * seconds)):
-        await asyncio.sleep(start + i / rate - loop.time())
-        tasks.append(loop.create_task(one()))
-    answers = await asyncio.gather(*tasks)
+    for number, request in enumerate(requests):
+        await asyncio.sleep(start + number / rate - loop.time())
+        tasks.append(loop.create_task(one(request)))
+    ended, late = await asyncio.wait(tasks, timeout=patience)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
     for connection in idle:
         connection.disconnect()
-    return list(answers)
+    return [task.result() for task in ended]

@@ -1,9 +1,10 @@
 """A minimal-cost server which looks like vLLM: `engine.py PORT...`.
 
-The prompt selects the answer: `[stream-N-MS]` is a stream of N tokens, MS milliseconds apart, the first with the head;
-`[hose]` is a stream as fast as the reader, for OFFERED bytes, without an end; any other prompt is answered at once and
-whole. (Some routers drop unknown models and fields.) `GET /taken` reports the bytes written to hoses, of which up to
-SEND_BUFFER each are still in the send buffer.
+The end of the prompt selects the answer: `[stream-N-MS]` is a stream of N tokens, MS milliseconds apart, the first
+with the head; `[stream-N-MS-WAIT]` begins after WAIT milliseconds, as behind a prefill; `[hose]` is a stream as fast as
+the reader, for OFFERED bytes, without an end; any other prompt is answered at once and whole. (Some routers drop
+unknown models and fields.) `GET /taken` reports the bytes written to hoses, of which up to SEND_BUFFER each are still
+in the send buffer.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ TOKEN = event(b'{"content":" token"}')
 END = event(b"{}", b'"stop"') + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 HOSE = event(b'{"content":"%b"}' % (b"x" * 400)) * 20
 OFFERED = 400 * 1024  # by a hose: with thousands of hoses, the most a kernel can buffer
-SHAPE = re.compile(rb"\[(?:hose|stream-(\d+)-(\d+))\]")
+SHAPE = re.compile(rb"\[(?:hose|stream-(\d+)-(\d+)(?:-(\d+))?)\]")
 SEND_BUFFER = 16 * 1024  # bytes, of a hose: not yet taken
-LARGE = 4096  # bytes of a body too large to be searched
+TAIL = 4096  # bytes at the end of a body that are searched
 MODEL = b"bench"  # as configured in `benchmarks.serve`: the gateway asks
 INFO = whole(
     b'{"model_path":"%b","tokenizer_path":"%b","is_generation":true,"served_model_name":"%b"}' % ((MODEL,) * 3)
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(SMALL.get(self.path, MISSING))
         else:
             body = b"".join(self.parts)
-            self.answer(SHAPE.search(body) if len(body) < LARGE else None)
+            self.answer(SHAPE.search(body, max(len(body) - TAIL, 0)))
 
     def answer(self, shape: re.Match[bytes] | None) -> None:
         if shape is None:
@@ -123,9 +124,16 @@ class Connection(asyncio.Protocol):
             self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
             self.hose()
         else:
-            self.transport.write(HEAD + ROLE + TOKEN)
-            gap, now = int(shape[2]) / 1e3, self.loop.time()
-            self.timer = self.loop.call_at(now + gap, self.stream, int(shape[1]) - 1, gap, now + gap)
+            tokens, gap, wait = (int(each or 0) for each in shape.groups())
+            begins = self.loop.time() + wait / 1e3
+            if wait:
+                self.timer = self.loop.call_at(begins, self.begin, tokens, gap / 1e3, begins)
+            else:
+                self.begin(tokens, gap / 1e3, begins)
+
+    def begin(self, tokens: int, gap: float, now: float) -> None:
+        self.transport.write(HEAD + ROLE + TOKEN)
+        self.timer = self.loop.call_at(now + gap, self.stream, tokens - 1, gap, now + gap)
 
     def stream(self, left: int, gap: float, due: float) -> None:
         self.transport.write(TOKEN if left else END)

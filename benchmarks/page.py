@@ -6,23 +6,26 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures.figure import Figure
-from benchmarks.peers import NGINX, OURS, PACKAGES, PEERS
+from benchmarks.figures.figure import Block, Figure
+from benchmarks.peers import NGINX, OURS, PACKAGES, PEERS, SMG
 from benchmarks.processes import ROOT
 
 HERE = Path(__file__).parent
+COMPARED = (NGINX, SMG)  # of which ratios are shown
+KEEPS_UP = 0.95  # of the rate offered
 PAGE, DATA = HERE / "RESULTS.md", HERE / "results.json"
 INTRODUCTION = """# Results
 
 Written by `make bench`; what is measured, and how, is said in the modules under [`figures/`](figures). Less is better
-everywhere. Ours has routing on in full: estimate, prefix index, prediction, Records and metrics. One worker of each
-peer on one core, engines and load on the other; medians of {rounds} rounds in which the peers take turns. Absolute
-times move with the machine, by half on a busy one: compare along a row.
+where nothing else is said; `x nginx` and `x smg` are ours divided by theirs. Ours has routing on in full: estimate,
+prefix index, prediction, Records and metrics. One worker of each peer on one core, engines and load on the other;
+medians of {rounds} rounds in which the peers take turns. Absolute times move with the machine, by half on a busy one:
+compare along a row.
 
 {when}, Python {python}, {machine}; the host took {stolen:.0%} of the machine's time for others.
 
@@ -52,8 +55,15 @@ class Results:
         today = f"{datetime.now(UTC):%-d %B %Y}"
         return cls(medians, decision, rounds, stolen, today, platform.python_version(), _processor())
 
-    def median(self, figure: Figure, name: str) -> float | None:
-        return self.figures.get(figure.key, {}).get(name)
+    def of_key(self, key: str) -> Mapping[str, float]:
+        """By peer."""
+        return self.figures.get(key, {})
+
+    def on_top_of(self, before: Results | None) -> Results:
+        """These, and the figures of `before` which were not measured now."""
+        if before is None:
+            return self
+        return replace(self, figures={**before.figures, **self.figures}, decision=self.decision or before.decision)
 
 
 def committed() -> Results | None:
@@ -64,49 +74,70 @@ def committed() -> Results | None:
     return Results(**json.loads(shown.stdout)) if shown.returncode == 0 else None
 
 
-def write(figures: Sequence[Figure], results: Results, last: Results | None) -> None:
+def stored() -> Results | None:
+    """The results of the last run that was kept, committed or not."""
+    return Results(**json.loads(DATA.read_text())) if DATA.exists() else None
+
+
+def write(blocks: Sequence[Block], results: Results, last: Results | None) -> None:
     DATA.write_text(json.dumps(asdict(results), indent=1) + "\n")
     decided = DECISION.format("\n".join(results.decision)) if results.decision else ""
-    PAGE.write_text(INTRODUCTION.format(**asdict(results)) + table(figures, results, last) + decided)
+    PAGE.write_text(INTRODUCTION.format(**asdict(results)) + tables(blocks, results, last) + decided)
+
+
+def tables(blocks: Sequence[Block], results: Results, last: Results | None) -> str:
+    """Markdown, without the blocks and figures that were not measured."""
+    parts = []
+    for block in blocks:
+        figures = [figure for figure in block.figures if {figure.key, figure.achieved} & set(results.figures)]
+        if figures:
+            parts.append(f"## {block.title}\n\n{block.about}\n\n{table(figures, results, last)}")
+    return "\n".join(parts)
 
 
 def table(figures: Sequence[Figure], results: Results, last: Results | None) -> str:
-    """Markdown. A peer without results has no column."""
-    measured = {name for peers in results.figures.values() for name in peers}
+    """Markdown: the ratios first. A peer without results has no column."""
+    measured = {name for figure in figures for key in (figure.key, figure.achieved) for name in results.of_key(key)}
     peers = [name for name in PEERS if name != OURS and name in measured]
-    heads = ["", "goal", OURS, "x nginx", *(PACKAGES.get(name, name) for name in peers), "last committed"]
-    rows = [_row(figure, peers, results, last) for figure in figures]
+    compared = [name for name in COMPARED if name in measured]
+    packages = (PACKAGES.get(name, name) for name in peers)
+    heads = ["", "goal", *(f"x {name}" for name in compared), OURS, *packages, "last committed"]
+    rows = [_row(figure, compared, peers, results, last) for figure in figures]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _row(figure: Figure, peers: Sequence[str], results: Results, last: Results | None) -> list[str]:
-    ours, nginx = results.median(figure, OURS), results.median(figure, NGINX)
+def _row(
+    figure: Figure, compared: Sequence[str], peers: Sequence[str], results: Results, last: Results | None
+) -> list[str]:
+    values = results.of_key(figure.key)
     return [
         figure.title,
-        _goal(figure),
-        f"**{_number(figure, ours)}**{'' if _met(figure, ours, nginx) else ' (missed)'}",
-        f"{ours / nginx:.2f}" if ours is not None and nginx and not figure.added else "",
-        *(_number(figure, results.median(figure, name)) for name in peers),
-        _number(figure, last.median(figure, OURS) if last is not None else None),
+        ", ".join(map(str, figure.goals)),
+        *(_ratio(values.get(OURS), values.get(name)) for name in compared),
+        f"**{_value(figure, results, OURS)}**{'' if _met(figure, values) else ' (missed)'}",
+        *(_value(figure, results, name) for name in peers),
+        "" if last is None else _value(figure, last, OURS),
     ]
 
 
-def _goal(figure: Figure) -> str:
-    if figure.goal is None:
-        return ""
-    return f"{figure.goal:g} x nginx" if figure.times_nginx else f"{figure.goal:g}"
+def _ratio(ours: float | None, other: float | None) -> str:
+    """Empty where a peer was not measured, and where an addition drowns in noise."""
+    return f"{ours / other:.2f}" if ours is not None and other is not None and min(ours, other) > 0 else ""
 
 
-def _met(figure: Figure, ours: float | None, nginx: float | None) -> bool:
+def _met(figure: Figure, values: Mapping[str, float]) -> bool:
     """Also true where there is nothing to compare with."""
-    if figure.goal is None or ours is None or (figure.times_nginx and nginx is None):
-        return True
-    limit = figure.goal * (nginx or 0.0) if figure.times_nginx else figure.goal
-    return round(ours, figure.digits) <= limit
+    ours = values.get(OURS)
+    return ours is None or all(goal.met(round(ours, figure.digits), values) for goal in figure.goals)
 
 
-def _number(figure: Figure, value: float | None) -> str:
+def _value(figure: Figure, results: Results, name: str) -> str:
+    """The rate instead, of a proxy that did not keep up with the rate offered."""
+    achieved = results.of_key(figure.achieved).get(name)
+    if figure.rate and achieved is not None and achieved < KEEPS_UP * figure.rate:
+        return f"only {achieved:.0f}/s"
+    value = results.of_key(figure.key).get(name)
     return "" if value is None else f"{value:.{figure.digits}f}"
 
 

@@ -1,11 +1,12 @@
-"""Peers of the comparison: our gateway, nginx (Debian: nginx-light) and two routers in Rust from PyPI.
+"""Peers of the comparison: our gateway, nginx (Debian: nginx-light), three routers in Rust and LiteLLM from PyPI.
 
-The routers are installed on demand, each into an environment of its own under `.cache/peers`; an unavailable peer is
-left out, with a message. All proxies run on one core, in front of the same engines.
+Those from PyPI are installed on demand, each into an environment of its own under `.cache/peers`; an unavailable peer
+is left out, with a message. All proxies run on one core, in front of the same engines.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import resource
@@ -20,17 +21,26 @@ from pathlib import Path
 from time import monotonic, sleep
 from urllib.request import Request, urlopen
 
+from benchmarks.client import KEY
 from benchmarks.processes import READY, ROOT, child, free_port, gateway
 
 log = logging.getLogger("benchmarks")
 
 CORE = 0  # of the proxy; engines and load use the other core
 HOME = ROOT / ".cache/peers"
-INSTALLING = 300.0  # s
+INSTALLING = 600.0  # s
 QUESTION = b'{"model":"bench","messages":[{"role":"user","content":"hello"}]}'
 OURS, NGINX, DIRECT = "ours", "nginx", "direct"
+SGLANG, SMG, VLLM, LITELLM = "sglang", "smg", "vllm", "litellm"
 EARLIER, EARLIER_CHECKOUT = "earlier", "FIRSTTOKEN_EARLIER"  # a peer, and the variable that names its checkout
-PACKAGES = {"sglang": "sglang-router==0.3.2", "vllm": "vllm-router==0.1.17"}
+PACKAGES = {
+    SGLANG: "sglang-router==0.3.2",
+    SMG: "smg==1.13.0",
+    VLLM: "vllm-router==0.1.17",
+    LITELLM: "litellm[proxy]==1.106.0",
+}
+SLOWNESS = {LITELLM: 16}  # some 20 ms for a request, 1 ms for a chunk: it gets a 16th of the requests
+PATIENCE = {LITELLM: 120.0}  # s until a peer that starts slowly must listen
 CONFIG = """
 daemon off; master_process off; worker_processes 1; worker_rlimit_nofile 20000; error_log stderr crit; pid {home}/pid;
 events {{ worker_connections 16384; multi_accept on; }}
@@ -58,6 +68,11 @@ class Proxy:
     port: int
     pid: int
 
+    @property
+    def slowness(self) -> int:
+        """The share of a load's requests that it gets: one of so many."""
+        return SLOWNESS.get(self.name, 1)
+
 
 @contextmanager
 def running(name: str, engines: Sequence[int]) -> Iterator[Proxy]:
@@ -68,27 +83,16 @@ def running(name: str, engines: Sequence[int]) -> Iterator[Proxy]:
     port, urls = free_port(), [f"http://127.0.0.1:{engine}" for engine in engines]
     with tempfile.TemporaryDirectory() as home:
         command = _COMMANDS[name](port, urls, Path(home))
-        with child(command, port, CORE, quiet=name != OURS) as pid:
+        with child(command, port, CORE, quiet=name != OURS, patience=PATIENCE.get(name, READY)) as pid:
             _wait_until_it_answers(port)
             yield Proxy(name, port, pid)
-
-
-def available(names: Sequence[str], engines: Sequence[int]) -> list[str]:
-    """The peers which start; prints the others."""
-    found = []
-    for name in names:
-        try:
-            with running(name, engines):
-                found.append(name)
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("%s is left out: %s", name, error)
-    return found
 
 
 def _wait_until_it_answers(port: int) -> None:
     """A router listens before its engines are ready."""
     ends = monotonic() + READY
-    asked = Request(f"http://127.0.0.1:{port}/v1/chat/completions", QUESTION, {"content-type": "application/json"})
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    asked = Request(f"http://127.0.0.1:{port}/v1/chat/completions", QUESTION, headers)
     while True:
         try:
             with urlopen(asked, timeout=READY):
@@ -131,12 +135,37 @@ def _nginx(port: int, urls: Sequence[str], home: Path) -> list[str]:
 
 
 def _sglang(port: int, urls: Sequence[str], _home: Path) -> list[str]:
-    program = [str(_installed("sglang") / "python"), "-m", "sglang_router.launch_router", "--log-level", "warn"]
+    program = [str(_installed(SGLANG) / "python"), "-m", "sglang_router.launch_router", "--log-level", "warn"]
+    return [*program, *_router(port, urls)]
+
+
+def _smg(port: int, urls: Sequence[str], _home: Path) -> list[str]:
+    program = [str(_installed(SMG) / "smg"), "launch", "--disable-tokenizer-autoload", "--log-level", "warn"]
     return [*program, *_router(port, urls)]
 
 
 def _vllm(port: int, urls: Sequence[str], _home: Path) -> list[str]:
-    return [str(_installed("vllm") / "vllm-router"), "--log-level", "error", *_router(port, urls)]
+    return [str(_installed(VLLM) / "vllm-router"), "--log-level", "error", *_router(port, urls)]
+
+
+def _litellm(port: int, urls: Sequence[str], home: Path) -> list[str]:
+    """With the key of the load, which LiteLLM demands; without a database and cost map from the network."""
+    served = [
+        {"model_name": name, "litellm_params": {"model": "openai/bench", "api_base": f"{url}/v1", "api_key": "none"}}
+        for name in ("bench", "unhurried")
+        for url in urls
+    ]
+    config = home / "litellm.json"
+    config.write_text(json.dumps({"model_list": served, "litellm_settings": {"telemetry": False}}))
+    settings = [
+        f"LITELLM_MASTER_KEY={KEY}",
+        "LITELLM_MODE=PRODUCTION",
+        "LITELLM_LOG=ERROR",
+        "LITELLM_LOCAL_MODEL_COST_MAP=True",
+    ]
+    program = str(_installed(LITELLM) / "litellm")
+    options = ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    return ["env", *settings, program, "--config", str(config), *options]
 
 
 def _router(port: int, urls: Sequence[str]) -> list[str]:
@@ -174,7 +203,9 @@ _COMMANDS: dict[str, Callable[[int, Sequence[str], Path], list[str]]] = {
     OURS: _ours,
     EARLIER: _earlier,
     NGINX: _nginx,
-    "sglang": _sglang,
-    "vllm": _vllm,
+    SGLANG: _sglang,
+    SMG: _smg,
+    VLLM: _vllm,
+    LITELLM: _litellm,
 }
 PEERS = tuple(name for name in _COMMANDS if name != EARLIER or EARLIER_CHECKOUT in os.environ)

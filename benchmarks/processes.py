@@ -24,8 +24,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def child(command: Sequence[str], port: int, core: int | None = None, *, quiet: bool = False) -> Iterator[int]:
-    """Runs `command` until the block ends; yields its process id once it listens on `port`."""
+def child(
+    command: Sequence[str], port: int, core: int | None = None, *, quiet: bool = False, patience: float = READY
+) -> Iterator[int]:
+    """Runs `command` until the block ends; yields its process id once it listens on `port`, within `patience` s."""
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -34,7 +36,7 @@ def child(command: Sequence[str], port: int, core: int | None = None, *, quiet: 
         preexec_fn=None if core is None else lambda: pin(core),
     )
     try:
-        wait_for(port, process)
+        wait_for(port, process, patience)
         yield process.pid
     finally:
         process.terminate()
@@ -50,9 +52,9 @@ def pin(core: int) -> None:
     os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
 
 
-def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes], patience: float = READY) -> None:
     """Raises TimeoutError, or ChildProcessError if the process has ended."""
-    ends = time.monotonic() + READY
+    ends = time.monotonic() + patience
     while time.monotonic() < ends:
         if process.poll() is not None:
             raise ChildProcessError(f"it ended with {process.returncode}")

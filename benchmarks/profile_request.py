@@ -1,6 +1,7 @@
 """CPU profile of a request: `profile_request.py [SECONDS]` prints microseconds by stage and by function.
 
-Three loads: a small request, a conversation of 100 KB with a new last 1 KB, and a chunk of a stream of 200. The cost is
+Four loads: a small request, a new prompt of 8 KB and a conversation of 100 KB with a new last 1 KB, each answered by a
+stream of 200 tokens, and a chunk of such a stream. The cost is
 measured on an undisturbed gateway; the shares by stage on another, sampled meanwhile (`sampled.py`) for SECONDS of its
 CPU. Time in a library or the kernel is in the row of the caller; reading from sockets, accepting and waiting are in
 `loop`. The kernel ticks about 250 times a second: at 30 s a row of 1% has an error of a tenth.
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -25,7 +26,8 @@ from typing import Any
 import uvloop
 
 from benchmarks.client import closed_loop, request
-from benchmarks.figures.cost import AT_ONCE, LONG, QUESTION, continued
+from benchmarks.figures.cost import QUESTION
+from benchmarks.figures.users import AT_ONCE, SHAPE, TOKENS, Prompts
 from benchmarks.peers import CORE
 from benchmarks.processes import ROOT, child, cpu_seconds, free_port, gateway, pin
 from benchmarks.suite import engines
@@ -95,16 +97,28 @@ def small(port: int) -> int:
     return uvloop.run(closed_loop(port, repeat(request("whole", QUESTION), 2_000), 32))
 
 
-def large(port: int) -> int:
-    return uvloop.run(closed_loop(port, continued(200), 16))
+def streams(prompts: Prompts) -> Play:
+    """Never the same prompts twice, but for the two gateways, which take turns."""
+    seeds = count()
+
+    def play(port: int) -> int:
+        first, requests = prompts.ask(2 * AT_ONCE, f"{prompts.name} {next(seeds) // 2}")
+        uvloop.run(closed_loop(port, first, AT_ONCE))
+        return uvloop.run(closed_loop(port, requests, AT_ONCE))
+
+    return play
 
 
 def chunk(port: int) -> int:
-    asked = request(f"stream-{LONG}-5", ["Go on."])
-    return LONG * uvloop.run(closed_loop(port, repeat(asked, AT_ONCE), AT_ONCE))
+    return TOKENS * uvloop.run(closed_loop(port, repeat(request(SHAPE, ["Go on."]), AT_ONCE), AT_ONCE))
 
 
-LOADS: Mapping[str, Play] = {"small request": small, "100 KB, 1 KB new": large, f"chunk of {LONG}": chunk}
+LOADS: Mapping[str, Play] = {
+    "small request": small,
+    "8 KB, new, streamed": streams(Prompts(8_000, False)),
+    "100 KB, 1 KB new, streamed": streams(Prompts(100_000, True)),
+    f"chunk of {TOKENS}": chunk,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +135,13 @@ def profile(play: Play, gateways: Gateways, seconds: float) -> tuple[float, Samp
     play(gateways.alone[0])
     play(gateways.sampled[0])
     read_samples(gateways)
-    used, count, until = 0.0, 0, cpu_seconds(gateways.sampled[1]) + seconds
+    used, played, until = 0.0, 0, cpu_seconds(gateways.sampled[1]) + seconds
     while cpu_seconds(gateways.sampled[1]) < until:
         before = cpu_seconds(gateways.alone[1])
-        count += play(gateways.alone[0])
+        played += play(gateways.alone[0])
         used += cpu_seconds(gateways.alone[1]) - before
         play(gateways.sampled[0])
-    return used * 1e6 / count, Samples.of(read_samples(gateways))
+    return used * 1e6 / played, Samples.of(read_samples(gateways))
 
 
 def read_samples(gateways: Gateways) -> Any:

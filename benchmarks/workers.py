@@ -21,8 +21,9 @@ from time import perf_counter
 
 import uvloop
 
-from benchmarks.client import closed_loop, request, text
+from benchmarks.client import closed_loop, request
 from benchmarks.processes import child, cpu_seconds, free_port
+from benchmarks.prompts import text
 
 CORES = os.cpu_count() or 1
 CONFIG = """

@@ -1,20 +1,20 @@
-"""CPU of the proxy per request and per streamed chunk, in microseconds."""
+"""CPU of the proxy per request without a long answer, in microseconds: small requests, and prompts by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from itertools import repeat
 
-from benchmarks.client import closed_loop, request, text, texts
-from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
+from benchmarks.client import closed_loop, request
+from benchmarks.figures.figure import Engines, Figure, Goal, Measured, Scenario
+from benchmarks.figures.users import SHORT, Prompts
 from benchmarks.peers import Proxy
 from benchmarks.processes import cpu_seconds
 
-TURNS, TURN = 50, 2_000  # of a conversation of 100 KB, and bytes of each
-NEW = 1_000  # bytes of the new turn
-SMALL, LARGE, UNSEEN = 3_000, 400, 60  # requests
-SHORT, LONG = 10, 200  # tokens
+SMALL, STREAMS, WHOLE = 3_000, 256, 96  # requests
 AT_ONCE = 64  # streams
+WHOLE_GOALS = {"100k-new": [Goal(900)], "100k-seen": [Goal(450)]}
 QUESTION = ["Tell me a short story about a gateway that routes requests to engines. " * 2]
 
 
@@ -27,45 +27,35 @@ async def cost(proxy: Proxy, requests: Iterable[bytes], at_once: int) -> float:
 
 async def small(proxy: Proxy, _engines: Engines) -> Measured:
     asked = request("whole", QUESTION)
-    await closed_loop(proxy.port, repeat(asked, 200), 32)
-    return {"small": await cost(proxy, repeat(asked, SMALL), 32)}
+    await closed_loop(proxy.port, repeat(asked, 200 // proxy.slowness), 32)
+    return {"small": await cost(proxy, repeat(asked, SMALL // proxy.slowness), 32)}
 
 
-async def unseen(proxy: Proxy, _engines: Engines) -> Measured:
-    return {"unseen": await cost(proxy, [request("whole", texts([TURN] * TURNS)) for _ in range(UNSEEN)], 4)}
+async def stream(proxy: Proxy, _engines: Engines) -> Measured:
+    asked = request(f"stream-{SHORT}-5", ["Go on."])
+    await closed_loop(proxy.port, repeat(asked, AT_ONCE // proxy.slowness), AT_ONCE)
+    return {"stream": await cost(proxy, repeat(asked, STREAMS // proxy.slowness), AT_ONCE)}
 
 
-def continued(count: int) -> list[bytes]:
-    """A conversation, again and again with another last turn."""
-    history = texts([TURN] * (TURNS - 1))
-    return [request("whole", [*history, text(NEW)]) for _ in range(count)]
+@lru_cache(maxsize=1)
+def asked(prompts: Prompts, turn: int) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    return prompts.ask(WHOLE, f"{prompts.name} whole {turn}", "whole")
 
 
-async def seen(proxy: Proxy, _engines: Engines) -> Measured:
-    asked = continued(LARGE + 16)
-    await closed_loop(proxy.port, asked[:16], 4)
-    return {"seen": await cost(proxy, asked[16:], 16)}
+async def whole(prompts: Prompts, proxy: Proxy, engines: Engines) -> Measured:
+    first, requests = asked(prompts, engines.turn)
+    await closed_loop(proxy.port, first, 4)
+    return {f"whole-{prompts.name}": await cost(proxy, requests[: WHOLE // proxy.slowness], 16)}
 
 
-async def chunk(proxy: Proxy, _engines: Engines) -> Measured:
-    """The difference between long and short streams is the cost of their chunks."""
-    short, long = (request(f"stream-{tokens}-5", ["Go on."]) for tokens in (SHORT, LONG))
-    await closed_loop(proxy.port, repeat(short, AT_ONCE), AT_ONCE)
-    few = await cost(proxy, repeat(short, 4 * AT_ONCE), AT_ONCE)
-    many = await cost(proxy, repeat(long, 2 * AT_ONCE), AT_ONCE)
-    return {"stream": few, "chunk": (many - few) / (LONG - SHORT)}
+def whole_scenario(prompts: Prompts) -> Scenario:
+    name = f"whole-{prompts.name}"
+    figure = Figure(name, f"{prompts.title}, answered whole, us", WHOLE_GOALS.get(prompts.name, ()))
+    return Scenario(name, [figure], partial(whole, prompts))
 
 
 SCENARIOS = (
-    Scenario("small", (Figure("small", "request of 200 B, us", 200),), small),
-    Scenario("unseen", (Figure("unseen", "request of 100 KB, never seen, us", 900),), unseen),
-    Scenario("seen", (Figure("seen", "request of 100 KB, all but 1 KB seen before, us", 450),), seen),
-    Scenario(
-        "chunk",
-        (
-            Figure("stream", f"stream of {SHORT} tokens, us"),
-            Figure("chunk", "streamed chunk, us", 1.15, times_nginx=True, digits=1),
-        ),
-        chunk,
-    ),
+    *(whole_scenario(Prompts(size, seen)) for size in (8_000, 100_000) for seen in (False, True)),
+    Scenario("small", [Figure("small", "request of 200 B, us", [Goal(200)])], small),
+    Scenario("stream", [Figure("stream", f"stream of {SHORT} tokens, us")], stream),
 )

@@ -12,17 +12,17 @@ from time import perf_counter
 
 from benchmarks.client import HOST, BadAnswer, Connection, closed_loop, connect, request
 from benchmarks.engine import OFFERED
-from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
-from benchmarks.peers import Proxy
+from benchmarks.figures.figure import Engines, Figure, Goal, Measured, Scenario
+from benchmarks.peers import NGINX, Proxy
 from benchmarks.processes import cpu_seconds, resident
+from benchmarks.prompts import Writer
 
 STREAMS, RAMP, WINDOW = 500, 2.0, 5.0  # live streams, s to open all of them, s of measurement
 READERS = 2_000
 PATIENCE = 30  # s until buffers are full
 IDLE = 2_000
-QUESTION, SHORT, LONG, HOSE = (
-    request(shape, ["Go on."]) for shape in ("whole", "stream-10-5", "stream-400-50", "hose")
-)
+PROMPT = 8_000  # bytes, of a live stream
+QUESTION, SHORT, HOSE = (request(shape, ["Go on."]) for shape in ("whole", "stream-10-5", "hose"))
 
 
 async def warmed(proxy: Proxy) -> int:
@@ -36,9 +36,9 @@ async def warmed(proxy: Proxy) -> int:
 async def live(proxy: Proxy, _engines: Engines) -> Measured:
     """20 tokens a second each: the share of a core, and memory of each."""
     before, connections = await warmed(proxy), list[Connection]()
-    for _ in range(STREAMS):
+    for number in range(STREAMS):
         connections.append(await connect(proxy.port))
-        connections[-1].ask(LONG)
+        connections[-1].ask(request("stream-400-50", [Writer(number).text(PROMPT)]))
         await asyncio.sleep(RAMP / STREAMS)
     await asyncio.sleep(1.0)
     began, used = perf_counter(), cpu_seconds(proxy.pid)
@@ -112,8 +112,8 @@ SCENARIOS = (
     Scenario(
         "live",
         (
-            Figure("core_share", f"{STREAMS} streams of 20 tokens/s, % of a core", 1.15, times_nginx=True, digits=1),
-            Figure("live_kb", "memory of a live stream, KB", 40, digits=1),
+            Figure("core_share", f"{STREAMS} streams of 20 tokens/s, % of a core", [Goal(1.15, NGINX)], digits=1),
+            Figure("live_kb", "memory of a live stream after a prompt of 8 KB, KB", [Goal(40)], digits=1),
         ),
         live,
         fresh=True,
@@ -121,7 +121,7 @@ SCENARIOS = (
     Scenario(
         "stalled",
         (
-            Figure("stalled_kb", f"memory of a stalled reader, one of {READERS}, KB", 128, digits=1),
+            Figure("stalled_kb", f"memory of a stalled reader, one of {READERS}, KB", [Goal(128)], digits=1),
             Figure("stalled_taken", f"taken for it from its engine, of {OFFERED // 1024} KB offered, KB"),
         ),
         stalled,

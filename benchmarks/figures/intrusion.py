@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from benchmarks.client import BadAnswer, connect, request, text
-from benchmarks.figures.figure import Engines, Figure, Measured, Scenario
+from benchmarks.client import BadAnswer, connect, request
+from benchmarks.figures.figure import Engines, Figure, Goal, Measured, Scenario
 from benchmarks.peers import Proxy
+from benchmarks.prompts import text
 
 MODEL = "unhurried"
 STREAMS, GAP = 50, 0.05  # s between two tokens of each
@@ -43,7 +44,10 @@ SCENARIOS = (
         "intrusion",
         (
             Figure(
-                "intrusion", f"largest gap that a prompt of 200k tokens adds to {STREAMS} streams, ms", 10, added=True
+                "intrusion",
+                f"largest gap that a prompt of 200k tokens adds to {STREAMS} streams, ms",
+                [Goal(10)],
+                added=True,
             ),
         ),
         intrusion,

@@ -64,8 +64,16 @@ async def test_any_status_but_200_is_a_failure() -> None:
         connection.waiter.result()
 
 
-@pytest.mark.parametrize(("shape", "groups"), [("stream-10-5", (b"10", b"5")), ("hose", (None, None)), ("whole", None)])
-def test_the_engine_reads_the_shape_that_the_load_asks_for(shape: str, groups: tuple[bytes, bytes] | None) -> None:
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ("stream-10-5", (b"10", b"5", None)),
+        ("stream-200-5-2000", (b"200", b"5", b"2000")),
+        ("hose", (None, None, None)),
+        ("whole", None),
+    ],
+)
+def test_the_engine_reads_the_shape_that_the_load_asks_for(shape: str, groups: tuple[bytes | None, ...] | None) -> None:
     """The shape is in the prompt, which every router passes on."""
     found = SHAPE.search(request(shape, ["one", "two", "three"]))
     assert (found.groups() if found else None) == groups
