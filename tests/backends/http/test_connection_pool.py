@@ -102,7 +102,7 @@ async def test_the_most_recently_used_connection_is_taken_first() -> None:
 async def test_idle_connections_expire() -> None:
     """By one timer, in order of their idle time."""
     async with Upstream([reply()], [Pause(0.01), reply()]) as upstream:
-        origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=0.02)
+        origin = ConnectionPool(upstream.url, connect_timeout=2, idle_timeout=0.5)
         await asyncio.gather(*(ask(origin) for _ in range(3)))
         assert origin.idle == upstream.connections == 3
         await upstream.until(lambda up: up.hangups == 3)
