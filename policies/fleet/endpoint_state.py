@@ -424,9 +424,10 @@ class InFlightAttempt:
         if wait.load_s and adapters is not None:
             adapters.learn(ttft - self.predicted_ttft - (wait.seconds - wait.load_s))
 
-    def learn_tpot(self, itl: float, tokens: int) -> None:
-        """Teaches the inter-token latency without the prefills which stalled the answer."""
+    def learn_tpot(self, itl: float, tokens: int, now: float) -> None:
+        """Teaches the inter-token latency: its spread, and without the prefills which stalled the answer."""
         state = self.state
+        state.tpot_predictor.spread.observe(self.candidate.load, itl, now)
         stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
         running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
         state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))

@@ -53,6 +53,7 @@ from policies.types import (
     Load,
     Pool,
     PoolEstimate,
+    TpotChance,
 )
 
 __all__ = ["AttemptReport", "Fleet"]
@@ -154,6 +155,12 @@ class Fleet:
                 )
             )
         return candidates
+
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> TpotChance:
+        """Chances of an answer sent there now to keep the TPOT budget."""
+        predictor, load = self._states[candidate.endpoint.id].tpot_predictor, candidate.load
+        rest = predictor.at_rest(load.running, load.context)
+        return TpotChance(predictor.spread.probability(load, budget, now), rest.keepable(budget))
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         """An attempt of this cost keeps within `limits.external` of the route."""
@@ -373,7 +380,7 @@ class Fleet:
             state.newest_answered = max(state.newest_answered, attempt.sent_at)
             if state.adapters is not None:
                 state.adapters.on_answer(attempt.prompt.adapter)
-        self._learn_from_report(key, attempt, computed, report)
+        self._learn_from_report(key, attempt, computed, report, now)
         self._touch(state)
 
     def is_outlier(self, endpoint_id: str) -> bool:
@@ -562,7 +569,7 @@ class Fleet:
                 self._touch(learner)
 
     def _learn_from_report(
-        self, key: Hashable, attempt: InFlightAttempt, computed: bool, report: AttemptReport
+        self, key: Hashable, attempt: InFlightAttempt, computed: bool, report: AttemptReport, now: float
     ) -> None:
         """`computed`: the engine has computed the prompt."""
         state, prompt, pending, accounted = attempt.state, attempt.prompt, attempt.pending_prompt, False
@@ -573,6 +580,6 @@ class Fleet:
         if report.prompt_tokens is not None and prompt.text_tokens and (pool := self._pools.get(state.pool.name)):
             pool.scale.observe(prompt.text_tokens, prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None:
-            attempt.learn_tpot(report.mean_itl, report.completion_tokens or 0)
+            attempt.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
         if report.cached_tokens is not None and attempt.candidate.hit and state.pool.local and not accounted:
             attempt.confirm_hit(report.cached_tokens)

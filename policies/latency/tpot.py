@@ -12,11 +12,14 @@ An engine at rest prefills nothing. A promise below the TPOT of an answer that d
 or without a further prefill: it causes no expected misses, teaches nothing, and the engine is closed only for what
 prefills cost beyond the engine's own pace.
 Derivation and measurements: docs/decisions/0011-decode-interference.md.
+
+Before an answer begins, its TPOT is a distribution (`TpotSpread`): the prediction times what it was wrong by lately.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp, log
@@ -44,6 +47,10 @@ ALONE_MULTIPLE = 1.25  # times the TPOT of an answer alone that is borne for any
 REST_MULTIPLE = 5.0  # times the TPOT at rest that answers with a lost promise bear: 80% of the time for prefills
 KNOWN_ANSWERS, KNOWN_DECODE_S = 3, 5.0  # answers, or seconds of decoding at rest, from which the TPOT is known
 REST_PRIOR = 0.1  # s of decoding as predicted, beside what was measured at rest
+
+PRESSURE_CLASSES = 4  # of TPOT pressure, between 0 and 1; more than 1 is one class more
+SPREAD_ANSWERS, SPREAD_AGE = 128, 600.0  # latest answers of a class; s: so a pool left for its pace is tried again
+SPREAD_PRIOR = 20  # answers in time, believed before any
 
 MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anywhere
 NO_MISSES: MissCurve = ()
@@ -87,6 +94,55 @@ class RestingAnswers:
         self.context = self.context * decay + context * tokens
 
 
+class RecentRatios:
+    """The latest answers' TPOT over the predicted one."""
+
+    def __init__(self) -> None:
+        self._recent = deque[tuple[float, float]]()  # (time, ratio), oldest first
+        self._sorted: list[float] = []
+
+    def observe(self, ratio: float, now: float) -> None:
+        self._forget(now, SPREAD_ANSWERS - 1)
+        self._recent.append((now, ratio))
+        insort(self._sorted, ratio)
+
+    def share_within(self, ratio: float, now: float) -> float:
+        """Share of the answers with at most this ratio, SPREAD_PRIOR imagined ones among them."""
+        self._forget(now, SPREAD_ANSWERS)
+        within = bisect_right(self._sorted, ratio)
+        return (within + SPREAD_PRIOR) / (len(self._sorted) + SPREAD_PRIOR)
+
+    def _forget(self, now: float, most: int) -> None:
+        while self._recent and (len(self._recent) > most or self._recent[0][0] < now - SPREAD_AGE):
+            _, ratio = self._recent.popleft()
+            del self._sorted[bisect_left(self._sorted, ratio)]
+
+
+class TpotSpread:
+    """Distribution of the TPOT of an answer that begins now, by the TPOT pressure at its sending.
+
+    Learned from whole answers with everything that stalled them. Of a short one, a single prefill is most of its TPOT:
+    short answers are the tail of the distribution.
+    """
+
+    def __init__(self) -> None:
+        self._ratios = defaultdict[int, RecentRatios](RecentRatios)
+
+    def observe(self, sent: Load, tpot: float, now: float) -> None:
+        """`sent`: load at the sending."""
+        if sent.tpot:
+            self._ratios[_pressure_class(sent)].observe(tpot / sent.tpot, now)
+
+    def probability(self, load: Load, budget: float, now: float) -> float:
+        """P(TPOT <= `budget`); 1 where nothing is known."""
+        known = self._ratios.get(_pressure_class(load))
+        return known.share_within(budget / load.tpot, now) if known is not None and load.tpot else 1.0
+
+
+def _pressure_class(load: Load) -> int:
+    return int(min(load.tpot_pressure, 1.0) * PRESSURE_CLASSES)
+
+
 class TpotPredictor:
     """Time of a decoding step, which grows with the number of requests and with context.
 
@@ -96,6 +152,7 @@ class TpotPredictor:
 
     def __init__(self) -> None:
         self.samples = 0  # answers learned from
+        self.spread = TpotSpread()
         self._regression = Regression(DECODE_VARIANCES)
         self._changes = ChangeDetector()
         self._resting = RestingAnswers()

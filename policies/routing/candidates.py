@@ -38,6 +38,7 @@ from policies.types import (
     PromptEstimate,
     Rejection,
     RequestView,
+    TpotChance,
 )
 
 TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
@@ -116,6 +117,10 @@ class FleetView(Protocol):
 
         `loads`: by endpoint id; `left`: s of the TTFT budget.
         """
+        ...
+
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> TpotChance:
+        """Chances of an answer sent there at `now` to keep the TPOT budget, s per token."""
         ...
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:

@@ -5,6 +5,9 @@ Rules:
   the answer, the first token must leave time for the reasoning, by the pool's own earlier answers.
 - A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
   qualifying tiers: quality the first, cost the cheapest, latency the fastest.
+- Where load would make the answer miss its TPOT in the first qualifying tier, the next one that keeps TTFT and TPOT
+  with the target probability is taken. Where none does, or the first misses the TPOT even at rest, the TPOT is no
+  reason to leave; and it makes no request late. An unknown TPOT counts as kept, until a few answers tell.
 - Within a tier the route's scorer ranks. Ties are broken by the sequence number of the request, so equal idle
   endpoints share the load.
 - A half-open endpoint of the chosen tier gets the next request expected in time there, whatever the scorer prefers: a
@@ -93,18 +96,48 @@ _PREFERENCES: Mapping[str, Callable[[TierCandidates], float]] = {
     "latency": lambda tier: min(candidate.forecast.p50 for candidate in tier),
 }
 
+_BY = {"quality": "", "cost": " by cost", "latency": " by latency"}
+
 
 def _walk(found: CandidateSet, qualifying: list[TierCandidates], others: TierCandidates) -> Decision:
     numbers, fallback_count = _numbers(found.target, found.left == FOREVER), len(others)
+    by = _BY[found.queued.route.prefer]
     if len(qualifying) > 1:
         qualifying.sort(key=_PREFERENCES[found.queued.route.prefer])
+        if _move_tpot_first(found, qualifying):
+            by = " for its TPOT"
         fallback_count += sum(map(len, qualifying[1:]))
-    fallbacks = partial(_fallbacks, found, qualifying, others, numbers)
+    fallbacks = partial(_fallbacks, found, qualifying, others, by, numbers)
     ranking: Sequence[Candidate] = _by_score(found, qualifying[0], numbers, fallbacks, fallback_count)
     if (probed := _probed(found, qualifying[0])) is not None:
         ranking = _with_probe(probed, ranking)
     chosen = ranking[0]
     return _decision(found, _PLACE, ranking, f"tier {chosen.tier + 1}: {chosen.reason}")
+
+
+def _move_tpot_first(found: CandidateSet, qualifying: list[TierCandidates]) -> bool:
+    """Moves the first tier that keeps the TPOT to the front, where load makes the present first one miss it.
+
+    An answer that is not streamed shows no pace, and a request without a deadline waits for an idle engine anyway.
+    """
+    request = found.queued.request
+    budget = found.queued.route.tpot_budget(request.tpot_budget)
+    if budget is None or not request.stream or found.left == FOREVER:
+        return False
+    if _keeps_tpot(found, qualifying[0], budget, against_rest=True):
+        return False
+    keeping = next((i for i, tier in enumerate(qualifying) if _keeps_tpot(found, tier, budget)), 0)
+    qualifying.insert(0, qualifying.pop(keeping))
+    return keeping > 0
+
+
+def _keeps_tpot(found: CandidateSet, tier: TierCandidates, budget: float, against_rest: bool = False) -> bool:
+    """An endpoint keeps TTFT and TPOT with the target probability; `against_rest`: as far as it could at rest."""
+    for candidate in tier:
+        chance = found.view.tpot_chance(candidate, budget, found.now)
+        if candidate.probability * chance.now >= found.target * (chance.at_rest if against_rest else 1.0):
+            return True
+    return False
 
 
 @cache
@@ -114,11 +147,10 @@ def _numbers(target: float, unbounded: bool) -> str:
 
 
 def _fallbacks(
-    found: CandidateSet, qualifying: Sequence[TierCandidates], others: TierCandidates, numbers: str
+    found: CandidateSet, qualifying: Sequence[TierCandidates], others: TierCandidates, by: str, numbers: str
 ) -> list[Candidate]:
-    """Candidates after the chosen tier."""
-    chosen, prefer = qualifying[0][0].tier + 1, found.queued.route.prefer
-    by = "" if prefer == "quality" else f" by {prefer}"
+    """Candidates after the chosen tier. `by`: what it is preferred by."""
+    chosen = qualifying[0][0].tier + 1
     after: list[Candidate] = []
     for tier in qualifying[1:]:
         after += _by_score(found, tier, f"qualifies in tier {tier[0].tier + 1}; tier {chosen} preferred{by}: {numbers}")

@@ -22,6 +22,7 @@ from policies.types import (
     Price,
     PromptEstimate,
     RequestView,
+    TpotChance,
 )
 
 RATE = 20_000.0  # prefill, tokens per second
@@ -32,11 +33,12 @@ P90 = 1.4
 
 @dataclass
 class GivenPredictions:
-    """A FleetView: TTFT is the given value plus the queued tokens at RATE; hits are given."""
+    """A FleetView: TTFT is the given value plus the queued tokens at RATE; hits and chances of TPOT are given."""
 
     ttft: Mapping[str, float]
     pools: Mapping[str, str]  # by endpoint
     hits: Mapping[str, int] = field(default_factory=dict)
+    tpot: Mapping[str, TpotChance] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def candidates(
@@ -50,6 +52,9 @@ class GivenPredictions:
     ) -> list[Candidate]:
         self.asked += loads
         return [self._candidate(name, load, prompt, tier, price, left) for name, load in loads.items()]
+
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> TpotChance:
+        return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0))
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         return True
@@ -79,6 +84,7 @@ class DecisionScenario:
     ttft: Mapping[str, Mapping[str, float]]
     loads: Mapping[str, Load] = field(default_factory=dict)
     hits: Mapping[str, int] = field(default_factory=dict)
+    tpot: Mapping[str, TpotChance] = field(default_factory=dict)
     pools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens: int = 1000
     route: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +92,7 @@ class DecisionScenario:
     def __post_init__(self) -> None:
         pools = {id: pool for pool, endpoints in self.ttft.items() for id in endpoints}
         ttft = {id: s for pool in self.ttft.values() for id, s in pool.items()}
-        self.beliefs = GivenPredictions(ttft, pools, self.hits)
+        self.beliefs = GivenPredictions(ttft, pools, self.hits, self.tpot)
 
     def decide(self, request: RequestView | None = None, now: float = 0.0, sequence: int = 0) -> Decision:
         request = request or RequestView(0.0, stream=True)

@@ -128,6 +128,43 @@ def test_a_request_spills_early_when_its_own_tier_is_predicted_late() -> None:
     assert queue.destination("r") == LARGE.id
 
 
+def stalled_answers(queue: QueueFixture, endpoint: Endpoint, tpot: float, count: int = 40) -> None:
+    """Short answers that began at the present load, and took `tpot` s per token because of a prefill."""
+    chosen = Candidate(endpoint, 0, 1, 0, Forecast(0.1), 1.0, 0.0, load=queue.load(endpoint))
+    for number in range(count):
+        queue.fleet.on_sent(number, chosen, PoolEstimate(1), queue.now, True)
+        queue.fleet.on_first_token(number, queue.now)
+    queue.send("stall", endpoint, 400_000, queue.now)
+    queue.end("stall")
+    for number in range(count):
+        report = AttemptReport(completion_tokens=8, mean_itl=tpot)
+        queue.fleet.on_ended(number, AttemptOutcome.COMPLETED, queue.now, report)
+
+
+@pytest.mark.parametrize("tpot", [0.045, 0.08])
+def test_a_request_spills_when_answers_lose_their_tpot_in_its_own_tier(tpot: float) -> None:
+    """At the next comparison of tiers, though the first token would still come in time. Not while answers keep it."""
+    queue = QueueFixture((ONE, API))
+    queue.decode(token=0.0435)
+    queue.enter("r", **MIXED, tpot={"budget": "50ms"})
+    queue.release(later=RECHECK_TIERS + TICK)
+    assert queue.assigned() == ["r"]
+    stalled_answers(queue, ONE, tpot)
+    released = queue.release(later=RECHECK_TIERS + TICK)
+    assert (released, queue.assigned()) == ((["r"], []) if tpot > 0.05 else ([], ["r"]))
+
+
+def test_a_request_stays_queued_where_no_tier_keeps_its_tpot() -> None:
+    """Leaving would cost the other tier, and help nobody."""
+    queue = QueueFixture((ONE, API))
+    queue.decode(token=0.0435)
+    queue.enter("r", **MIXED, tpot={"budget": "50ms"})
+    stalled_answers(queue, ONE, 0.08)
+    stalled_answers(queue, API, 0.2)
+    assert queue.release(later=RECHECK_TIERS + TICK) == []
+    assert queue.assigned() == ["r"]
+
+
 def test_a_request_with_a_single_tier_stays_queued() -> None:
     """Up to the deadline and beyond."""
     queue = QueueFixture()
