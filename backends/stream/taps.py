@@ -8,9 +8,10 @@ Rules:
 - A tap never changes or delays a byte.
 - A role preamble, an empty delta, the id of a tool call or of audio, a comment, a ping and usage are no output.
 - After `ended` nothing turns success into failure; after `failure` nothing turns failure into success.
-- Events are decoded, by C and into the few fields in use: JSON has many spellings, beyond any byte pattern. An event
-  equal to the last decoded event, byte for byte, except for the string of the content, is known
-  without decoding: servers write all tokens of an answer in the same form. This saves half of the work for a chunk.
+- Events are decoded, by C and into the few fields in use: JSON has many spellings, beyond any byte pattern. Events
+  equal to the last decoded event, byte for byte, except for the string of the content, are known without decoding, one
+  or several in a read: servers write all tokens of an answer in the same form, and a busy machine reads them in groups.
+  This saves half of the work for a chunk.
 - Of an event above 1 MiB, as with an image in it, long strings are left out: the tap needs no more than their names.
 - An event that is no JSON object (junk) would break a caller's parser and is never relayed. The stream goes on without
   it if no text is lost. Junk without quotes and braces is no part of a chunk. Junk with the beginning of a text, too
@@ -155,6 +156,9 @@ class StreamTap(_ReplyTap):
         ):
             self.tokens += 1
             return True
+        if known := self._known_events(data):
+            self.tokens += known
+            return True
         tokens, was_pending = self.tokens, self._decoder.pending
         rest = self._decoder.rest_of_event(data) if self._decoder.shortened else b""
         try:
@@ -166,6 +170,15 @@ class StreamTap(_ReplyTap):
         if len(events) == 1 and self.tokens == tokens + 1 and not was_pending:
             self._learn_form(data)
         return self.tokens > tokens
+
+    def _known_events(self, data: bytes) -> int:
+        """The number of events in a read of several of the known form, and of nothing else; or 0."""
+        prefix, suffix = self._prefix, self._suffix
+        if self._decoder.pending or not (data.startswith(prefix) and data.endswith(suffix)):
+            return 0
+        contents = data[len(prefix) : -len(suffix)].split(suffix + prefix)
+        plain = all(contents) and all(map(_IS_STRING, contents)) and (data.isascii() or _is_utf8(data))
+        return len(contents) if plain else 0
 
     def close(self) -> None:
         """The body is complete."""

@@ -142,6 +142,40 @@ def test_an_event_of_several_lines_is_read_the_same_at_any_split(stream: bytes) 
         assert state(read([stream[:cut], stream[cut:]])) == whole
 
 
+CONTENTS = (
+    *(b"a", b"\xc3\xa9", rb"\n", rb"\u00e9", b"", b'"', b"\\", b"\0", b"\xff"),
+    *(b'"}}]}\n\ndata: [DONE]\n\n', b'b","refusal":"c'),
+)
+
+
+def read_until_spoiled(parts: Sequence[bytes]) -> StreamTap:
+    """As the relay does."""
+    tap = StreamTap()
+    for part in parts:
+        if not tap.spoiled:
+            tap.feed(part)
+    tap.close()
+    return tap
+
+
+@given(st.lists(st.sampled_from(CONTENTS), min_size=1, max_size=5), st.sets(st.integers(2, 5)))
+def test_several_tokens_in_one_read_are_read_like_one_after_the_other(contents: list[bytes], cuts: set[int]) -> None:
+    """Also where a content is empty, broken or has JSON of its own, and the form of the tokens is known."""
+    events = [b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % each for each in (b"a", *contents)]
+    groups = [b"".join(events[start:end]) for start, end in pairwise([0, 1, *sorted(cuts), None])]
+    apart, together = read_until_spoiled(events), read_until_spoiled(groups)
+    assert state(together) == state(apart)
+    assert together.junk == apart.junk
+
+
+def test_tokens_in_one_read_are_counted() -> None:
+    """As output, without a second reading."""
+    tap, token = StreamTap(), b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    assert tap.feed(token)
+    assert tap.feed(3 * token)
+    assert tap.tokens == 4
+
+
 @given(st.lists(st.integers(0, 2200), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_any_splits_and_line_ends_read_the_same(cuts: list[int], end: bytes) -> None:
     """With any number of events in one read."""
