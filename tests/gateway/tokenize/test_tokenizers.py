@@ -150,6 +150,12 @@ def test_a_tokenizer_json_reads_text_alone_and_whole(tokenizer_json: Path) -> No
     assert encoder(str(tokenizer_json)).encode(PROSE) == plain.encode(PROSE, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("model", [models.BPE(), models.Unigram()])
+def test_tokenizers_can_be_told_to_keep_no_words(model: models.Model) -> None:
+    """Its cache of words is shared by all tenants. A release without this way to turn it off is not to be used."""
+    model._resize_cache(0)
+
+
 def test_a_model_folder_stands_for_the_tokenizer_json_in_it(tokenizer_json: Path) -> None:
     """Models are downloaded as folders."""
     assert encoder(str(tokenizer_json.parent)).encode("hello") == encoder(str(tokenizer_json)).encode("hello")
