@@ -39,6 +39,7 @@ from policies.queue import late_work, placement_round
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.placement_round import PlacementRound, with_first
 from policies.routes.route import Route
+from policies.routing import tiers
 from policies.routing.candidates import QueuedRequest
 from policies.scorers import scorers
 from policies.types import FOREVER, Decision
@@ -141,11 +142,6 @@ IDEAS = (
     Idea("price of engine time", "only this request's own delay counts", ((scorers, "ENGINE_TIME", 0.0),)),
     Idea("near ties", "costs within 5% are not equal", ((scorers, "NEAR", 0.0),)),
     Idea(
-        "rebalancing",
-        "an idle engine takes nothing from the queues of others",
-        ((PlacementRound, "rebalance", _nothing),),
-    ),
-    Idea(
         "spilling",
         "a queued request never moves to another tier",
         ((PlacementRound, "spill", _nothing),),
@@ -175,6 +171,12 @@ IDEAS = (
         "tier walk by probability",
         "the first tier that fits is taken, late or not, and no request counts as late",
         change=_any_chance,
+        plays_in=_with_tiers,
+    ),
+    Idea(
+        "TPOT in the tier walk",
+        "tiers are compared by their TTFT alone",
+        ((tiers, "_move_tpot_first", _never),),
         plays_in=_with_tiers,
     ),
 )

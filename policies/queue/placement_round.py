@@ -51,7 +51,7 @@ TICK = 0.05  # s between two rounds without events
 
 @dataclass(slots=True)
 class PlacementRound:
-    """Decisions and idle endpoints as of `now`. `rate_limited_until`: the end of each API's latest refusal; `refused`:
+    """Decisions as of `now`. `rate_limited_until`: the end of each API's latest refusal; `refused`:
     requests that may come back."""
 
     queues: EndpointQueues
@@ -277,24 +277,6 @@ class PlacementRound:
         """Another tier exists, and the last comparison is RECHECK_TIERS old."""
         return queued.spill_at < FOREVER and self._is_due(queued)
 
-    def idle_endpoints(self) -> list[str]:
-        """Idle endpoints; the end of each rate limit is remembered."""
-        return [name for name in self.fleet.snapshot(self.now).loads if self.is_idle(name)]
-
-    def rebalance(self, endpoint: str) -> tuple[QueuedRequest, Decision] | None:
-        """The first head of another queue in the pool with this idle endpoint as the decision."""
-        pool = endpoint.partition("/")[0]
-        for name, queue in self.queues.assigned.items():
-            if name.partition("/")[0] == pool:
-                queued, decision = queue[0], self.decide(queue[0])
-                chosen = decision.chosen
-                if chosen is None or chosen.endpoint.id != endpoint or self.is_closed(queued, endpoint):
-                    continue
-                if chosen.probability >= queued.route.target:
-                    self.queues.unassign(queued)
-                    return queued, decision
-        return None
-
     # ---------------------------------------------------------------- best-effort requests
 
     def best_effort_order(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
@@ -379,6 +361,11 @@ class PlacementRound:
     def has_room(self, endpoint: str, load: Load) -> bool:
         return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(endpoint)
 
+    def note_rate_limits(self) -> None:
+        """The end of each rate limit is remembered."""
+        for endpoint in self.fleet.snapshot(self.now).loads:
+            self.is_rate_limited(endpoint)
+
     def is_rate_limited(self, endpoint: str) -> bool:
         """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds."""
         blocked_until = self.fleet.snapshot(self.now).loads[endpoint].blocked_until
@@ -386,7 +373,7 @@ class PlacementRound:
             self.rate_limited_until[endpoint] = blocked_until
         return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
 
-    def is_idle(self, endpoint: str, prefill_s: float = 0.0, harmless: float = HARMLESS, within: float = IDLE) -> bool:
+    def is_idle(self, endpoint: str, prefill_s: float, harmless: float, within: float) -> bool:
         """No prefill above `within` seconds, no queue, and answers able to bear a stall of `prefill_s` with `harmless`
         expected misses."""
         load = self.fleet.snapshot(self.now).loads[endpoint]

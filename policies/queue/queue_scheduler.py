@@ -7,8 +7,8 @@ Rules:
 - A request that finds an endpoint with room (`policies.queue.placement_round`) is dispatched at once, unless answers in
   progress would feel the prefill and it can wait.
 - Any other is assigned to the endpoint of its decision, earliest deadline first, and counts there as work ahead of what
-  is due later. It is decided again at the head of the queue, and when another engine of the pool is idle. It spills to
-  another tier when that promises more, and at the last moment at which that one still makes the deadline.
+  is due later. It is decided again at the head of the queue. It spills to another tier when that promises more,
+  and at the last moment at which that one still makes the deadline.
 - Best effort: a request that cannot make its deadline any more, or has none, waits for an idle endpoint
   whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn. With
   `on_miss: best_effort` it is dispatched after FORCED_AFTER seconds whatever the load; with `on_miss: queue` it is
@@ -119,9 +119,7 @@ class QueueScheduler:
                 yield from self._released(queue[0], turn.spill(queue[0]))
         for queued in queues.due_to_spill(turn.now):
             yield from self._released(queued, turn.spill(queued))
-        for endpoint in turn.idle_endpoints():
-            if (moved := turn.rebalance(endpoint)) is not None:
-                yield from self._released(*moved)
+        turn.note_rate_limits()
         while queues.best_effort and (best_effort := self._next_best_effort(turn)) is not None:
             yield from self._released(*best_effort)
         for queued in queues.best_effort.first():

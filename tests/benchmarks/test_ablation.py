@@ -20,12 +20,13 @@ from policies.queue.placement_round import PlacementRound
 from tests.gateway.replay.builders import arrivals as chats
 
 # The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late
-# prefills of seconds need long prompts and engines that are idle at times.
+# prefills of seconds need long prompts and engines that are idle at times; a learned TPOT needs answers before it.
 TRAFFIC = {
     "holding": "tiers",
     "spilling": "tiers",
     "spill at the last moment": "tiers",
     "tier walk by probability": "tiers",
+    "TPOT in the tier walk": "long tiers",
     "hedging": "hanging",
     "harm of late requests": "long sessions",
     "calm pool for late prefills": "long sessions",
@@ -37,11 +38,13 @@ def busy(traffic: str) -> tuple[Scenario, list[Arrival]]:
     """A scenario with more than its engines can serve, for a few seconds."""
     if traffic == "hanging":
         return replace(scenarios.setting("c"), hung=0.1), chats(150, rate=20.0, route="chat")
-    found = scenarios.setting("c" if traffic == "tiers" else "d")
+    found = scenarios.setting("c" if traffic in ("tiers", "long tiers") else "d")
     routes = cycle(found.routes)
     shape = Agents(seconds=8.0, sessions=30.0, pause=1.0, task=6_000)
     if traffic == "long sessions":
         shape = Agents(seconds=20.0, sessions=3.0, pause=3.0, task=20_000)
+    if traffic == "long tiers":
+        shape, routes = Agents(seconds=30.0, sessions=8.0, pause=1.0, task=1_000), cycle(["chat"])
     sessions = agents(shape, 1)
     return found, [replace(arrival, route=next(routes)) for arrival in sessions]
 
@@ -78,10 +81,10 @@ def test_a_patch_of_a_name_that_is_gone_fails() -> None:
 
 def test_an_idea_is_on_again_after_its_replay() -> None:
     """Workers play many replays."""
-    before = PlacementRound.rebalance
-    with without(BY_NAME["rebalancing"]):
-        assert PlacementRound.rebalance is not before
-    assert PlacementRound.rebalance is before
+    before = PlacementRound.spill
+    with without(BY_NAME["spilling"]):
+        assert PlacementRound.spill is not before
+    assert PlacementRound.spill is before
 
 
 def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
