@@ -211,10 +211,10 @@ class Connection(asyncio.Protocol):
         if self._between_chunks and data.endswith(b"\r\n"):
             # One chunk, plainly written? Its size must be in hexadecimal, with no leading zero and no extension (RFC
             # 9112, 7.1). Comparing with the size that the read implies needs no parsing.
-            line_end = data.find(b"\r\n", 1, 10)
-            size = len(data) - line_end - 4
-            if line_end > 0 and size > 0 and data[:line_end].lower() == b"%x" % size:
-                exchange.sink.on_body(data[line_end + 2 : -2], data)
+            line, _, rest = data.partition(b"\r\n")
+            size = len(rest) - 2
+            if size > 0 and line.lower() == b"%x" % size:
+                exchange.sink.on_body(rest[:size], data)
                 return
         self._parse(exchange, data)
 
