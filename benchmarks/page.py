@@ -60,10 +60,11 @@ class Results:
         return self.figures.get(key, {})
 
     def on_top_of(self, before: Results | None) -> Results:
-        """These, and the figures of `before` which were not measured now."""
+        """These, and the figures and peers of `before` which were not measured now."""
         if before is None:
             return self
-        return replace(self, figures={**before.figures, **self.figures}, decision=self.decision or before.decision)
+        figures = {key: {**before.of_key(key), **self.of_key(key)} for key in {**before.figures, **self.figures}}
+        return replace(self, figures=figures, decision=self.decision or before.decision)
 
 
 def committed() -> Results | None:

@@ -88,8 +88,8 @@ def test_a_peer_that_did_not_stand_it_has_an_empty_cell() -> None:
 def test_a_part_of_the_suite_replaces_its_figures_alone() -> None:
     """So that the suite can be measured in parts."""
     before = results(cost={"ours": [80], "nginx": [20]}, chunk={"ours": [12]})
-    merged = results(chunk={"ours": [11]}).on_top_of(before)
-    assert merged.figures == {"cost": {"ours": 80, "nginx": 20}, "chunk": {"ours": 11}}
+    merged = results(chunk={"ours": [11]}, cost={"smg": [30]}).on_top_of(before)
+    assert merged.figures == {"cost": {"ours": 80, "nginx": 20, "smg": 30}, "chunk": {"ours": 11}}
 
 
 def test_blocks_without_measurements_are_left_out() -> None:
