@@ -319,7 +319,7 @@ async def test_only_large_new_text_is_encoded_in_a_thread() -> None:
 
 @pytest.mark.parametrize(("speed", "in_threads"), [(2e6, 3), (20e6, 2), (60e6, 1)])
 async def test_what_is_large_follows_the_speed_of_the_encoder(speed: float, in_threads: int) -> None:
-    """2, 8 and 100 KB never seen, by three encoders: those that take longer than 0.5 ms go to a thread."""
+    """2, 8 and 100 KB never seen, by three encoders: those that take longer than 0.6 ms go to a thread."""
     threads = CountingThreads(1)
     measured = estimator(executor=threads, encoders=lambda name: Encoder(CL100K.pack, speed=speed))
     for number, size in enumerate((2_000, 12_000, 100_000)):
