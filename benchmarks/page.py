@@ -24,8 +24,8 @@ INTRODUCTION = """# Results
 Written by `make bench`; what is measured, and how, is said in the modules under [`figures/`](figures). Less is better
 where nothing else is said; `x nginx` and `x smg` are ours divided by theirs. Ours has routing on in full: estimate,
 prefix index, prediction, Records and metrics. One worker of each peer on one core, engines and load on the other;
-medians of {rounds} rounds in which the peers take turns. Absolute times move with the machine, by half on a busy one:
-compare along a row.
+medians of {rounds} or more rounds in which the peers take turns. Absolute times move with the machine, to twice as
+much on a busy one: compare along a row.
 
 {when}, Python {python}, {machine}; the host took {stolen:.0%} of the machine's time for others.
 
@@ -64,7 +64,8 @@ class Results:
         if before is None:
             return self
         figures = {key: {**before.of_key(key), **self.of_key(key)} for key in {**before.figures, **self.figures}}
-        return replace(self, figures=figures, decision=self.decision or before.decision)
+        rounds, decision = min(self.rounds, before.rounds), self.decision or before.decision
+        return replace(self, figures=figures, decision=decision, rounds=rounds)
 
 
 def committed() -> Results | None:

@@ -44,7 +44,7 @@ class Crowd:
     async def measure(self, proxy: Proxy, engines: Engines) -> Measured:
         """Requests per second and mean TTFT by number of callers; the throughput of the most beside the best."""
         first, turns = requests(self, engines.turn)
-        await closed_loop(proxy.port, first, 4)
+        await closed_loop(proxy.port, first, CONVERSATIONS)
         found, rates = dict[str, float](), list[float]()
         for callers in CALLERS:
             answers = await self.play(proxy.port, turns, callers)
@@ -111,7 +111,12 @@ def scenario(crowd: Crowd) -> Scenario:
     kept = Figure(
         f"{crowd.name}-kept", f"{what}: throughput of most callers / best", [Goal(0.95, least=True)], digits=2
     )
-    return Scenario(crowd.name, [*figures, kept], crowd.measure)
+    return Scenario(
+        crowd.name,
+        [*figures, kept],
+        crowd.measure,
+        fresh=not saturated,  # nothing learned of other engines
+    )  # nothing learned of other engines
 
 
 BLOCKS = (

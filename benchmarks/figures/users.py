@@ -50,7 +50,7 @@ class Prompts:
         if not self.seen:
             return [], [request(shape, [writer.text(self.size)]) for _ in range(count)]
         histories = [self.history(writer) for _ in range(CONVERSATIONS)]
-        first = [request("whole", [*history, writer.text(LAST)]) for history in histories]
+        first = [request(shape, [*history, writer.text(LAST)]) for history in histories]
         return first, [request(shape, [*each, writer.text(LAST)]) for each in islice(cycle(histories), count)]
 
     def history(self, writer: Writer) -> list[str]:
