@@ -19,7 +19,7 @@ from backends.openai import OpenAI
 
 MAX_MODEL = 128  # characters of a model's name
 MAX_ADAPTERS = 16  # adapters of running requests to be read
-MAX_ADAPTER_TEXT = 400  # characters of their names: a report that workers share has 1 KB for everything
+MAX_ADAPTER_TEXT = 400  # characters of their names: every poll is sent to all workers
 _MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
 
 _RUNNING_ADAPTERS = re.compile(rb'[{,]running_lora_adapters="([^"\\]*)"')

@@ -1,37 +1,42 @@
-"""One worker and two behind one port: requests a second, and CPU per request (`workers.py [ROUNDS]`).
+"""Workers of one gateway beside as many replicas over Redis, at saturation: requests a second, and CPU per request.
 
-Both gateways run all the time and are loaded in turns. With one worker, one of two cores is the gateway's, the other
-the engine's and the load's; two workers have a core each, shared with engine and load. So requests a second are valid
-for this machine with everything on it; CPU per request carries over to a larger machine.
+    python -m benchmarks.workers [ROUNDS]
+
+Everything runs on this machine without pinning: engine, load, gateways, Redis. Any process takes any core, so requests
+a second are limited by the sum of all CPU per request; that of gateways and Redis is shown apart and carries over to a
+larger machine. All gateways run all the time and are loaded in turns; the idle ones cost every variant the same. The
+load divides its connections evenly over replicas, as a balancer does; the kernel divides them over workers by chance.
+
+How well they route is measured by `benchmarks.replicas`.
 """
 
 from __future__ import annotations
 
-import os
+import json
+import re
 import statistics
 import sys
 import tempfile
+from asyncio import gather
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import repeat
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import uvloop
 
 from benchmarks.client import closed_loop, request
 from benchmarks.processes import child, cpu_seconds, free_port
 from benchmarks.prompts import text
+from benchmarks.replicas import VARIANTS, Variant, running_redis
 
-CORES = os.cpu_count() or 1
-CONFIG = """
-server: {{listen: 127.0.0.1:{port}, admin: 127.0.0.1:0}}
-pools: {{engines: {{backend: vllm, model: bench, endpoints: [http://127.0.0.1:{engine}]}}}}
-passthrough: engines
-telemetry: {{access_log: off}}
-"""
+COMPARED = [variant for variant in VARIANTS.values() if variant.name != "apart-4"]
+KEY, LIMITED = "sk-bench-0123456789abcdef", "sk-bench-limited-01234567"  # of equal length
+AMPLE = 10**9  # a limit that is counted and never reached
 
 
 @dataclass(frozen=True)
@@ -41,75 +46,120 @@ class Load:
     name: str
     shape: str  # of the answer
     count: int
-    at_once: int
     size: int
+    key: str = KEY
+    at_once: int = 64
+
+    def requests(self) -> Iterator[bytes]:
+        """Prompts never used before."""
+        for _ in range(self.count):
+            yield request(self.shape, [text(self.size)]).replace(KEY.encode(), self.key.encode())
 
 
 LOADS = (
-    Load("request, 200 B", "whole", 3000, 32, 60),
-    Load("request, 8 KB", "whole", 1500, 32, 8000),
-    Load("stream of 10", "stream-10-5", 512, 64, 60),
+    Load("200 B, 10 tokens", "stream-10-5", 300, 60),
+    Load("200 B, 10 tokens, a key with limits", "stream-10-5", 300, 60, LIMITED),
+    Load("8 KB, 50 tokens", "stream-50-2", 150, 8000),
 )
+
+
+def gateway_config(port: int, engines: Sequence[int], redis: str | None) -> dict[str, Any]:
+    """Routing is fully on, and nothing is refused: on a saturated machine small prompts teach that tokens are slow."""
+    budgets = {"ttft": {"budget": "2s"}, "tpot": {"budget": "200ms"}}
+    limits = {"requests_per_minute": AMPLE, "tokens_per_minute": AMPLE, "concurrent_requests": AMPLE}
+    return {
+        "server": {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0"},
+        "pools": {
+            "engines": {"backend": "vllm", "model": "bench", "endpoints": [f"http://127.0.0.1:{at}" for at in engines]}
+        },
+        "routes": {"bench": {"tiers": ["engines"], "on_miss": "best_effort", **budgets}},
+        "keys": [
+            {"name": "open", "sha256": sha256(KEY.encode()).hexdigest()},
+            {"name": "limited", "sha256": sha256(LIMITED.encode()).hexdigest(), **limits},
+        ],
+        "telemetry": {"access_log": "off"},
+        **({"state": {"redis": redis}} if redis else {}),
+    }
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A running gateway: the supervisor, if any, and the serving processes."""
+    """The gateways of a variant. `redis`: process ids, none or one."""
 
-    port: int
-    pid: int
-    workers: tuple[int, ...]
+    ports: Sequence[int]
+    gateways: Sequence[int]
+    redis: Sequence[int]
 
 
 @contextmanager
-def serving(home: Path, engine: int, workers: int) -> Iterator[Serving]:
-    port = free_port()
-    config = home / f"{workers}.yaml"
-    config.write_text(CONFIG.format(port=port, engine=engine))
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--workers", str(workers)]
-    with child(command, port) as pid:
-        forked = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        serves = tuple(map(int, forked[:workers])) or (pid,)
-        for core, worker in enumerate(serves):
-            os.sched_setaffinity(worker, {core % CORES})
-        yield Serving(port, pid, serves)
+def serving(variant: Variant, engines: Sequence[int], home: Path) -> Iterator[Serving]:
+    with ExitStack() as stack:
+        url, redis = stack.enter_context(running_redis(home)) if variant.redis else (None, None)
+        ports, gateways = [free_port() for _ in range(variant.gateways)], []
+        for port in ports:
+            config = home / f"{port}.json"
+            config.write_text(json.dumps(gateway_config(port, engines, url)))
+            gateways.append(stack.enter_context(child(variant.command(config), port, quiet=True)))
+        yield Serving(ports, gateways, () if redis is None else (redis,))
 
 
-def measure(gateway: Serving, load: Load) -> tuple[float, float, float]:
-    """Requests a second; microseconds of CPU per request, of all processes; the least share of a worker."""
-    before = [cpu_seconds(pid) for pid in (gateway.pid, *gateway.workers)]
+async def saturate(ports: Sequence[int], load: Load) -> float:
+    """Requests a second."""
+    requests = iter(list(load.requests()))
     began = perf_counter()
-    uvloop.run(closed_loop(gateway.port, repeat(request(load.shape, [text(load.size)]), load.count), load.at_once))
-    took = perf_counter() - began
-    spent = [cpu_seconds(pid) - was for pid, was in zip((gateway.pid, *gateway.workers), before, strict=True)]
-    return load.count / took, spent[0] * 1e6 / load.count, min(spent[1:]) / spent[0]
+    await gather(*(closed_loop(port, requests, load.at_once // len(ports)) for port in ports))
+    return load.count / (perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """`rate`: requests a second; the rest: us of CPU per request."""
+
+    rate: float
+    cpu: float  # of gateways and Redis
+    redis: float
+
+
+def measure(served: Serving, load: Load) -> Saturated:
+    before = [sum(map(cpu_seconds, pids)) for pids in (served.gateways, served.redis)]
+    rate = uvloop.run(saturate(served.ports, load))
+    after = [sum(map(cpu_seconds, pids)) for pids in (served.gateways, served.redis)]
+    gateways, redis = (1e6 * (now - then) / load.count for now, then in zip(after, before, strict=True))
+    return Saturated(rate, gateways + redis, redis)
 
 
 def main(rounds: int) -> None:
-    engine, found = free_port(), defaultdict[tuple[int, str], list[tuple[float, float, float]]](list)
+    engines = [free_port() for _ in range(4)]
+    found = defaultdict[tuple[str, str], list[Saturated]](list)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine_pid = stack.enter_context(child([sys.executable, "-m", "benchmarks.engine", str(engine)], engine))
-        gateways = {workers: stack.enter_context(serving(home, engine, workers)) for workers in (1, 2)}
+        stack.enter_context(child([sys.executable, "-m", "benchmarks.engine", *map(str, engines)], engines[-1]))
+        served = {each.name: stack.enter_context(serving(each, engines, home)) for each in COMPARED}
         for turn in range(rounds + 1):  # the first warms up
             for load in LOADS:
-                for workers, gateway in gateways.items():
-                    for pid in (0, engine_pid):
-                        os.sched_setaffinity(pid, {1 % CORES} if workers == 1 else range(CORES))
-                    if (measured := measure(gateway, load)) and turn:
-                        found[workers, load.name].append(measured)
+                for name in list(served)[:: 1 if turn % 2 else -1]:
+                    if (one := measure(served[name], load)) and turn:
+                        found[load.name, name].append(one)
     report(found)
 
 
-def report(found: Mapping[tuple[int, str], Sequence[tuple[float, float, float]]]) -> None:
-    print("| best of all rounds | workers | requests/s | us of CPU per request | least share of a worker |")
-    print("|---|---|---|---|---|")
-    for (workers, load), measured in sorted(found.items(), key=lambda item: item[0][1]):
-        rates, costs, shares = zip(*measured, strict=True)
-        rate, cost, share = max(rates), min(costs), statistics.median(shares)
-        print(f"| {load} | {workers} | {rate:.0f} | {cost:.0f} | {share:.0%} |")
-    print(f"One worker: it on core 0, engine and load on core 1. Two: one on each of {CORES} cores, the rest anywhere.")
+def report(found: Mapping[tuple[str, str], Sequence[Saturated]]) -> None:
+    print(
+        "| | | requests/s | of as many over Redis | CPU of gateways and Redis | of as many over Redis | Redis alone |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for (load, name), runs in sorted(found.items(), key=lambda item: item[0][0]):
+        peers = found.get((load, re.sub("workers|earlier", "redis", name)), runs)
+        rate, rates = compared([one.rate for one in runs], [one.rate for one in peers])
+        cpu, cpus = compared([one.cpu for one in runs], [one.cpu for one in peers])
+        redis = statistics.median(one.redis for one in runs)
+        print(f"| {load} | {name} | {rate:.0f} | {rates:.2f} | {cpu:.0f} us | {cpus:.2f} | {redis:.0f} us |")
+
+
+def compared(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """The median, and the median of the ratios of each round."""
+    return statistics.median(ours), statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +68,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("firsttoken")
 
 
-class SlotSharing(PeerLink, SharedPolls, Protocol):
-    """A link to the other workers, in which each endpoint has a slot."""
+class WorkerLink(PeerLink, SharedPolls, Protocol):
+    """A link to the other workers."""
 
-    def share(self, endpoints: Iterable[str]) -> None:
-        """Share these endpoints only."""
+    async def start(self, knows: Callable[[str], bool]) -> None:
+        """`knows`: True for an endpoint of this gateway."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class WorkerContext:
     number: int
     data: socket
     admin: socket
-    peers: SlotSharing
+    peers: WorkerLink
     group: bytes
     log_lock: Path
     quotas: LocalQuotas
@@ -165,7 +167,7 @@ class Gateway:
         self.registry.register(self.monitor.ejections)
 
     def _build_shared_state(self, config: Config) -> None:
-        """State shared with other workers through memory, and with other replicas through Redis."""
+        """State shared with other workers, and with other replicas through Redis."""
         worker = self.worker
         self.redis: RedisClient | None = None
         self.shared_quotas: RedisQuotas | None = None
@@ -269,6 +271,8 @@ class Gateway:
         self._admin_runner = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=HANDLER_GRACE)
         await self._admin_runner.setup()
         await web.SockSite(self._admin_runner, admin, backlog=BACKLOG).start()
+        if self.worker is not None:
+            await self.worker.peers.start(self.fleet.knows)
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
@@ -345,8 +349,6 @@ class Gateway:
         self.on_screen.refine(budgets(routes))
         self._watch_endpoints()
         self._watch_kv_events()
-        if self.worker is not None:
-            self.worker.peers.share(new.upstreams)
         if self.telemetry is not None:
             self.telemetry.reload(served_endpoints(new.upstreams))
 
@@ -410,6 +412,8 @@ class Gateway:
         ):
             if optional_component is not None:
                 await optional_component.close()
+        if self.worker is not None:
+            await self.worker.peers.close()
         for connections in self.runtime.current.connections.values():
             await connections.close()
         self.estimator.close()

@@ -1,4 +1,4 @@
-"""Load and prompt updates between replicas: message format, pending updates, and the view of the peers. Pure.
+"""Load and prompt updates between workers and between replicas: messages, pending updates, view of the peers. Pure.
 
 Rules:
 - A message holds loads by endpoint id and prompts as hashes of their blocks: never text.
@@ -9,7 +9,8 @@ Rules:
 - A peer silent for PEER_TIMEOUT has no load. Repeated messages, and messages as late as this, are dropped.
 - Prefill seconds are summed from the increments of each sender since its first message, so the sum never jumps.
 - Memory is bounded: MAX_PEERS, endpoints known to the reader, MAX_PENDING_BLOCKS.
-- Messages of the own group are ignored: workers of one gateway share memory.
+- Messages of the own group are ignored. Over Redis the workers of one gateway are a group, as they have sockets among
+  themselves (`gateway.workers.worker_peers`); over these sockets each worker is a group of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from math import isfinite, isnan
@@ -54,7 +55,7 @@ CLOCK_DRIFT = 2e-4  # s per s between two clocks: several times the drift of cry
 MAX_PEERS = 1024
 MAX_PENDING_BLOCKS = 1 << 20  # 8 MiB
 
-Prompts = Sequence[tuple[str, "array[int]"]]
+Prompts = Collection[tuple[str, "array[int]"]]
 
 
 class MalformedUpdate(ValueError):
@@ -123,6 +124,11 @@ def group_of(raw: bytes) -> bytes:
     return raw[8:16]
 
 
+def sender_of(raw: bytes) -> bytes:
+    """Reads the sender of a message of this format."""
+    return raw[16:24]
+
+
 def _encode_load(load: PeerLoad, now: float) -> bytes:
     numbers, misses = [*load.numbers()], load.expected_tpot_misses
     numbers[TIMES] = [now - time for time in numbers[TIMES]]
@@ -186,7 +192,7 @@ def ages_to_times(load: PeerLoad, sent_at: float) -> PeerLoad:
 class PendingUpdates:
     """Updates to send: of each endpoint the latest load; prompts once, cut beyond MESSAGE_BLOCKS or BLOCK_RATE.
 
-    `group`: name of the processes with shared memory.
+    `group`: name of the processes that ignore the messages.
     """
 
     def __init__(self, group: bytes, sender: bytes | None = None) -> None:
@@ -220,6 +226,10 @@ class PendingUpdates:
             self._full_at = now + FULL_INTERVAL
             self._loads = {name: load for name, load in loads.items() if load != NO_LOAD}
         return message
+
+    def introduction(self, prompts: Prompts, now: float) -> bytes:
+        """The first message to a new peer: every load, and earlier prompts."""
+        return PeerUpdate(self._group, self._sender, now, self._loads, prompts, full=True).encode()
 
     def farewell(self, now: float) -> bytes:
         return PeerUpdate(self._group, self._sender, now, full=True, last=True).encode()
@@ -278,7 +288,7 @@ class Peers:
         self._expires_at = min(self._expires_at, now + PEER_TIMEOUT)
         self._apply(peer, update, sent_at)
         if update.last:
-            self._remove(update.sender)
+            self.remove(update.sender)
 
     def merge(self, reader: PeerReader, now: float) -> None:
         """Passes changes on to the reader."""
@@ -298,6 +308,11 @@ class Peers:
         """Number of live gateways, including this gateway."""
         return 1 + len({peer.group for peer in self._peers.values() if now < peer.received_at + PEER_TIMEOUT})
 
+    def remove(self, sender: bytes) -> None:
+        """A peer that is gone has no load."""
+        if (gone := self._peers.pop(sender, None)) is not None:
+            self._changed |= dict.fromkeys(gone.loads)
+
     def _apply(self, peer: PeerState, update: PeerUpdate, sent_at: float) -> None:
         loads = {name: ages_to_times(load, sent_at) for name, load in update.loads.items() if self._knows(name)}
         for name, load in loads.items():
@@ -316,11 +331,8 @@ class Peers:
         if now < self._expires_at:
             return
         for sender in [sender for sender, peer in self._peers.items() if peer.received_at + PEER_TIMEOUT <= now]:
-            self._remove(sender)
+            self.remove(sender)
         self._expires_at = min((peer.received_at for peer in self._peers.values()), default=FOREVER) + PEER_TIMEOUT
-
-    def _remove(self, sender: bytes) -> None:
-        self._changed |= dict.fromkeys(self._peers.pop(sender).loads)
 
 
 @dataclass(slots=True)

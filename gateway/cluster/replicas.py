@@ -40,7 +40,7 @@ CHANNEL = "{namespace}:replicas:1"  # 1: version of the message format
 class Replicas:
     """Implements `policies.fleet.peers.PeerLink`.
 
-    `group`: name of the processes with shared memory; `knows`: True for an endpoint of this gateway.
+    `group`: name of the workers of this gateway; `knows`: True for an endpoint of this gateway.
     """
 
     def __init__(self, redis: RedisClient, namespace: str, group: bytes, knows: Callable[[str], bool]) -> None:

@@ -3,8 +3,8 @@
 Rules:
 - Each endpoint with a load or health page is polled. Attempts report to the fleet themselves, and so do cache events
   (`gateway.fleet.kv_event_listener`).
-- Of several workers a single one polls an endpoint, and the others read the results from shared memory. Each worker
-  draws its own conclusions, and polls by itself where the one in charge has told nothing for STALLED seconds.
+- Of several workers a single one polls an endpoint and sends the results to the others. Each worker draws its own
+  conclusions, and polls by itself where it has heard no result for STALLED seconds.
 - An engine that names another model than configured is asked for all its models: the configured name may be a second
   name, or an adapter. If the name is unknown there, the endpoint is down until the engine knows it. An engine that
   takes requests for any name (SGLang) is down only if it served the configured model before.
@@ -82,7 +82,7 @@ class SharedPolls(Protocol):
     def put_poll(self, endpoint_id: str, result: PollResult) -> None: ...
 
     def latest_poll(self, endpoint_id: str) -> PollResult | None:
-        """Of the worker in charge."""
+        """Of the worker in charge, or of one that stands in."""
 
 
 class EndpointPoll:

@@ -2,7 +2,7 @@
 
 The player replaces sockets and the clock only, and is deterministic: equal seeds give equal results. Each worker or
 replica is a SimGateway of its own. Requests are assigned to gateways at random, as the kernel does with connections.
-Workers share state through the same shared memory, replicas through the same messages as over Redis.
+Workers and replicas exchange the same messages as over Unix sockets and Redis.
 
 Time advances from one possible decision to the next. While no request is queued or has several attempts, only arrivals
 and timers allow decisions. Otherwise any event may be one, and the servers run at most `SimFleet.overhead` ahead, the
@@ -30,12 +30,12 @@ from gateway.replay.sim_fleet import Clock, Fault, Node, Scenario, SimFleet
 from gateway.replay.sim_gateway import ATTEMPTS, SimGateway
 from gateway.replay.traces import Arrival
 from gateway.replay.traffic import Traffic
-from gateway.workers.shared_memory import Memory
 from policies.fleet.peers import PeerLink
 from policies.types import FOREVER
 
 PROGRESS = 0.2  # s between two counts of generated tokens
 SCRAPE = 0.5  # s between two scrapes of an engine
+WORKER_DELAY = 0.0005  # s of a message between workers of one machine
 Row = TypeVar("Row", ResultRow, SessionRow)
 DRAIN = 300.0  # s after the last arrival at which the replay ends
 
@@ -66,15 +66,14 @@ class Player:
     def _peer_links(self) -> list[PeerLink | None]:
         """One per gateway process."""
         scenario = self.scenario
-        if scenario.clairvoyant or max(scenario.workers, scenario.replicas) == 1:
+        count = max(scenario.workers, scenario.replicas)
+        if scenario.clairvoyant or count == 1:
             return [None]
-        if scenario.replicas > 1:
-            nodes: list[Node] = []
-            for _ in range(scenario.replicas):
-                Node(self.clock, scenario.peer_delay, nodes, scenario.profiles.__contains__)
-            return [*nodes]
-        memory = Memory(scenario.profiles, scenario.workers)
-        return [memory.member(number) for number in range(scenario.workers)]
+        delay = scenario.peer_delay if scenario.replicas > 1 else WORKER_DELAY
+        nodes: list[Node] = []
+        for _ in range(count):
+            Node(self.clock, delay, nodes, scenario.profiles.__contains__)
+        return [*nodes]
 
     def play(self) -> Results:
         """Runs until the last answer, or until DRAIN seconds after the last arrival."""

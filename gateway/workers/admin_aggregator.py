@@ -44,7 +44,7 @@ from gateway.observe.metrics.series import counter, gauge
 from gateway.process import BACKLOG, HANDLER_GRACE
 from gateway.reload import ReloadCounts, invalid_config
 from gateway.strict_json import encode
-from gateway.workers.shared_memory import SharedState, WorkerState
+from gateway.workers.shared_state import SharedState, WorkerState
 from gateway.workers.worker import COUNTS, ControlChannel, Order, Report
 
 log = logging.getLogger("firsttoken")

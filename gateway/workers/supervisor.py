@@ -42,12 +42,12 @@ from gateway.reload import ConfigSource, ReloadCounts, reload_result
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
 from gateway.workers.admin_aggregator import serve_aggregator
-from gateway.workers.shared_memory import Memory, SharedState, WorkerState, WorkerStatus
+from gateway.workers.shared_state import SharedState, WorkerState, WorkerStatus
 from gateway.workers.worker import Order, Report, WorkerSlot, exit_reason, fork, run_loop, serve_worker, signal_socket
+from gateway.workers.worker_peers import WorkerPeers
 
 log = logging.getLogger("firsttoken")
 
-SPARE_SLOTS = 64  # endpoints beyond those at the start, so a reload can replace endpoints
 KILL_AFTER = 5.0  # s beyond its grace for a process to exit
 POSTED = "POST /reload"
 
@@ -84,7 +84,8 @@ class Supervisor:
         self.reserved, self.admin = reserved, admin
         self.private = [listen_unix(home / f"{number}.sock") for number in range(count)]
         self.log_lock, self.group = home / "lines.lock", new_group()
-        self.memory = Memory(config.urls(), count, len(config.urls()) + SPARE_SLOTS)
+        self.peer_paths = [home / f"{number}.peers.sock" for number in range(count)]
+        self.peer_sockets = [listen_unix(path) for path in self.peer_paths]
         tls = config.server.tls
         self.certificate = None if tls is None else ServerCertificate(tls)
         self.quotas = SharedQuotaMemory((key.name for key in config.keys), count)
@@ -160,12 +161,12 @@ class Supervisor:
     def _run_worker(self, number: int, channel: socket.socket) -> int:
         data = self.workers[number].listening
         assert data is not None
-        self._close_inherited(data, self.private[number])
+        self._close_inherited(data, self.private[number], self.peer_sockets[number])
         context = WorkerContext(
             number=number,
             data=data,
             admin=self.private[number],
-            peers=self.memory.member(number),
+            peers=WorkerPeers(number, self.peer_paths, self.peer_sockets[number], self.shared.is_running),
             group=self.group,
             log_lock=self.log_lock,
             quotas=self.quotas.member(number),
@@ -183,7 +184,7 @@ class Supervisor:
         self.selector.close()
         channels = (slot.child.channel for slot in self.slots if slot.child is not None)
         listening = (worker.listening for worker in self.workers)
-        for each in (self.reserved, self.admin, *channels, *self.private, *listening):
+        for each in (self.reserved, self.admin, *channels, *self.private, *self.peer_sockets, *listening):
             if each is not None and each not in kept:
                 each.close()
 
@@ -278,7 +279,6 @@ class Supervisor:
         self.reload.on_applied(slot)
         if slot is not self.aggregator:
             self._set_state(slot, WorkerState.ENDED)
-            self.memory.wipe(self.workers.index(slot))
         if self.phase is Phase.ENDING:
             self._stop_aggregator()
         elif self.phase is Phase.STARTING:

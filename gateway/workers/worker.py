@@ -30,7 +30,7 @@ from gateway.app import Gateway, WorkerContext
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
-from gateway.workers.shared_memory import SharedValue
+from gateway.workers.shared_state import SharedValue
 
 log = logging.getLogger("firsttoken")
 

@@ -90,7 +90,7 @@ class PeerReader(Protocol):
 
 
 class PeerLink(Protocol):
-    """A link to peers, over shared memory or a network. Updates may be lost, but not garbled."""
+    """A link to peers, on one machine or over a network. Updates may be lost, but not garbled."""
 
     def publish(self, endpoint_id: str, load: PeerLoad) -> None:
         """Publishes all of our load at the endpoint."""

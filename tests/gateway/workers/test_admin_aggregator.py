@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetri
 from gateway.config.models import Config
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator, readiness
-from gateway.workers.shared_memory import SharedState, WorkerState, WorkerStatus
+from gateway.workers.shared_state import SharedState, WorkerState, WorkerStatus
 from gateway.workers.worker import COUNTS, ControlChannel, encode_counts
 from tests.support.gateways import document, pool
 
@@ -94,7 +94,7 @@ async def test_a_counter_total_never_decreases(tmp_path: Path) -> None:
 
 
 async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
-    """Counters of exited workers are in shared memory, not in one process."""
+    """Counters of exited workers are shared, not in one process."""
     shared = SharedState(2)
     async with aggregating(tmp_path, shared) as (aggregator, (one, _)):
         one.requests = 3

@@ -17,7 +17,7 @@ from gateway.workers.admin_aggregator import (
     merge_endpoints,
     merge_metrics,
 )
-from gateway.workers.shared_memory import SharedValue
+from gateway.workers.shared_state import SharedValue
 from gateway.workers.worker import encode_counts
 
 

@@ -1,0 +1,243 @@
+"""Messages between workers over Unix sockets: load, prompts, polls, and workers that exit, start late or hang."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from gateway.cluster.gossip import PEER_TIMEOUT, PeerUpdate, ages_to_times
+from gateway.fleet.monitor import PollResult
+from gateway.process import listen_unix
+from gateway.workers.worker_peers import POLL, RECENT_BLOCKS, SIZE, UNREAD, WorkerPeers
+from policies.fleet.peers import NO_LOAD, PeerLoad
+from policies.types import EngineLoad
+from tests.support.simulated import eventually
+
+NAMES = ("small/a", "small/b")
+BUSY = replace(NO_LOAD, in_flight=3, prefilling=1, queued_tokens=500, decode_tokens=20.0, tpot_limit=0.05)
+POLLED = PollResult(12.5, True, EngineLoad(3, 2, 0.25, 16, 1000, 1.7e9, 10.0, None), "served", True)
+
+
+@dataclass
+class Worker:
+    """A worker's peers, and what it has read of them."""
+
+    peers: WorkerPeers
+    loads: dict[str, PeerLoad] = field(default_factory=dict)
+    prompts: list[tuple[str, list[int]]] = field(default_factory=list)
+
+    def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
+        self.loads[endpoint_id] = load
+
+    def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
+        self.prompts.append((endpoint_id, list(hashes)))
+
+    def read(self) -> Worker:
+        self.peers.merge(self, monotonic())
+        return self
+
+    def in_flight(self, endpoint: str) -> int:
+        return self.read().loads.get(endpoint, NO_LOAD).in_flight
+
+
+class Gateway:
+    """Workers in one process, with real sockets. `running`: numbers; the supervisor's part is played by the test."""
+
+    def __init__(self, home: Path, count: int) -> None:
+        self.paths = [home / f"{number}.sock" for number in range(count)]
+        self.sockets = [listen_unix(path) for path in self.paths]
+        self.running = set(range(count))
+
+    def worker(self, number: int) -> Worker:
+        return Worker(WorkerPeers(number, self.paths, self.sockets[number].dup(), self.running.__contains__))
+
+    async def start(self, number: int, endpoints: Sequence[str] = NAMES) -> Worker:
+        made = self.worker(number)
+        await made.peers.start(endpoints.__contains__)
+        return made
+
+
+@asynccontextmanager
+async def started(
+    home: Path, count: int, endpoints: Sequence[str] = NAMES
+) -> AsyncIterator[tuple[Gateway, list[Worker]]]:
+    """Workers, each connected to all others."""
+    gateway = Gateway(home, count)
+    workers = [await gateway.start(number, endpoints) for number in range(count)]
+    try:
+        await eventually(lambda: all(len(each.peers._connections) == count - 1 for each in workers))
+        yield gateway, workers
+    finally:
+        for each in workers:
+            await each.peers.close()
+        for sock in gateway.sockets:
+            sock.close()
+
+
+async def test_a_load_arrives_at_all_other_workers(tmp_path: Path) -> None:
+    """Whole, with past times; not at the sender."""
+    began = monotonic()
+    async with started(tmp_path, 3) as (_, (sender, *others)):
+        sent = replace(BUSY, queued_since=began - 0.25, last_used_at=began - 0.5)
+        sender.peers.publish(NAMES[1], sent)
+        for each in others:
+            await eventually(lambda each=each: each.in_flight(NAMES[1]) == 3)
+            found = each.loads[NAMES[1]]
+            assert (found.queued_since, found.last_used_at) == pytest.approx((began - 0.25, began - 0.5), abs=0.2)
+            assert replace(found, queued_since=0.0, last_used_at=0.0) == replace(
+                sent, queued_since=0.0, last_used_at=0.0
+            )
+        assert sender.read().loads == {}
+
+
+async def test_loads_of_several_workers_are_added_up(tmp_path: Path) -> None:
+    async with started(tmp_path, 3) as (_, (reader, *others)):
+        for each in others:
+            each.peers.publish(NAMES[0], BUSY)
+        await eventually(lambda: reader.in_flight(NAMES[0]) == 6)
+
+
+async def test_prompts_arrive_once_and_in_order(tmp_path: Path) -> None:
+    """Those of unknown endpoints are left out."""
+    async with started(tmp_path, 2) as (_, (sender, reader)):
+        sent = [(NAMES[number % 2], list(range(number, number + 20))) for number in range(200)]
+        for name, hashes in sent:
+            sender.peers.publish_prompt(name, hashes)
+            sender.peers.publish_prompt("unknown/a", hashes)
+        await eventually(lambda: len(reader.read().prompts) >= len(sent))
+        assert reader.prompts == sent
+        assert sender.read().prompts == []
+
+
+async def test_a_worker_that_has_exited_has_no_load_at_once(tmp_path: Path) -> None:
+    """Long before the time after which a silent worker is given up."""
+    async with started(tmp_path, 3) as (_, (exits, stays, reader)):
+        for each in (exits, stays):
+            each.peers.publish(NAMES[0], BUSY)
+        await eventually(lambda: reader.in_flight(NAMES[0]) == 6)
+        ended = monotonic()
+        await exits.peers.close()
+        await eventually(lambda: reader.in_flight(NAMES[0]) == 3)
+        assert monotonic() - ended < PEER_TIMEOUT / 2
+
+
+async def test_a_successor_gets_loads_and_recent_prompts_of_the_others(tmp_path: Path) -> None:
+    """The engines still hold the prefixes of prompts that were sent before its start."""
+    async with started(tmp_path, 2) as (gateway, (stays, exits)):
+        stays.peers.publish(NAMES[0], BUSY)
+        stays.peers.publish_prompt(NAMES[1], [1, 2])
+        await eventually(lambda: exits.in_flight(NAMES[0]) == 3)
+        await exits.peers.close()
+        successor = await gateway.start(1)
+        try:
+            await eventually(lambda: successor.in_flight(NAMES[0]) == 3)
+            assert successor.prompts == [(NAMES[1], [1, 2])]
+            successor.peers.publish(NAMES[1], BUSY)
+            await eventually(lambda: stays.in_flight(NAMES[1]) == 3)
+        finally:
+            await successor.peers.close()
+
+
+async def test_recent_prompts_are_bounded() -> None:
+    peers = WorkerPeers(0, [], None, bool)  # type: ignore[arg-type]
+    for number in range(RECENT_BLOCKS // 100 + 50):
+        peers._remember(NAMES[0], array("Q", [number] * 100))
+    assert peers._recent_blocks == sum(len(hashes) for _, hashes in peers._recent) <= RECENT_BLOCKS
+    assert peers._recent[-1][1][0] == RECENT_BLOCKS // 100 + 49
+
+
+async def test_thousands_of_endpoints_are_shared(tmp_path: Path) -> None:
+    """A message may be larger than the buffer of a socket."""
+    endpoints = [f"small/engine-{number}.model-servers.internal:8000" for number in range(3000)]
+    async with started(tmp_path, 2, endpoints) as (_, (sender, reader)):
+        for name in endpoints:
+            sender.peers.publish(name, BUSY)
+        await eventually(lambda: all(reader.in_flight(name) == 3 for name in (endpoints[0], endpoints[-1])))
+        assert reader.loads.keys() == {*endpoints}
+
+
+async def test_messages_for_a_worker_that_hangs_are_bounded_and_made_up_for(tmp_path: Path) -> None:
+    """The latest load arrives once the worker reads again."""
+    gateway, connected = Gateway(tmp_path, 2), asyncio.get_running_loop().create_future()
+    hung = await asyncio.start_unix_server(lambda reader, _: connected.set_result(reader), sock=gateway.sockets[1])
+    sender = await gateway.start(0)
+    reader = await connected
+    [connection] = sender.peers._connections
+    for _ in range(200):
+        sender.peers.put_poll(NAMES[0], replace(POLLED, model="x" * 50_000))
+        await asyncio.sleep(0)
+    assert UNREAD <= connection.get_write_buffer_size() < UNREAD + 60_000
+    sender.peers.publish(NAMES[0], BUSY)
+    async with asyncio.timeout(10):
+        while (await next_update(reader)).get(NAMES[0]) != BUSY:
+            pass
+    await sender.peers.close()
+    hung.close()
+    gateway.sockets[0].close()
+
+
+async def next_update(reader: asyncio.StreamReader) -> dict[str, PeerLoad]:
+    """Loads of the next message; of a poll none. Times of BUSY are at an infinite age."""
+    message = await reader.readexactly(int.from_bytes(await reader.readexactly(SIZE), "little"))
+    if message.startswith(POLL):
+        return {}
+    return {name: ages_to_times(load, 0.0) for name, load in PeerUpdate.decode(message).loads.items()}
+
+
+async def test_a_poll_arrives_unchanged_and_never_after_a_later_one(tmp_path: Path) -> None:
+    """Of a known endpoint."""
+    async with started(tmp_path, 2) as (_, workers):
+        sender, reader = sorted(workers, key=lambda each: not each.peers.in_charge(NAMES[0]))
+        assert reader.peers.latest_poll(NAMES[0]) is None
+        sender.peers.put_poll("unknown/a", POLLED)
+        sender.peers.put_poll(NAMES[0], POLLED)
+        sender.peers.put_poll(NAMES[0], replace(POLLED, at=11.0, answered=False))
+        sender.peers.publish(NAMES[1], BUSY)
+        await eventually(lambda: reader.in_flight(NAMES[1]) == 3)
+        assert reader.peers.latest_poll(NAMES[0]) == POLLED
+        assert reader.peers.latest_poll("unknown/a") is None
+
+
+async def test_of_several_workers_that_stand_in_for_a_hung_one_a_single_one_goes_on(tmp_path: Path) -> None:
+    """Each polls after the same silence. If each heard the other, both would stop."""
+    async with started(tmp_path, 3) as (gateway, workers):
+        in_order = []
+        while gateway.running:
+            [first] = [number for number in gateway.running if workers[number].peers.in_charge(NAMES[0])]
+            in_order.append(workers[first])
+            gateway.running.remove(first)
+        _, second, third = in_order
+        for each in (second, third):
+            each.peers.put_poll(NAMES[0], POLLED)
+            each.peers.publish(NAMES[1], BUSY)
+        await eventually(lambda: second.in_flight(NAMES[1]) == third.in_flight(NAMES[1]) == 3)
+        assert third.peers.latest_poll(NAMES[0]) == POLLED
+        assert second.peers.latest_poll(NAMES[0]) is None
+
+
+async def test_one_running_worker_is_in_charge_of_an_endpoint(tmp_path: Path) -> None:
+    """After its death the next one, until its successor runs. Every worker is in charge of some."""
+    gateway = Gateway(tmp_path, 3)
+    workers = [gateway.worker(number).peers for number in range(3)]
+    endpoints = [f"small/{number}" for number in range(60)]
+
+    def in_charge(endpoint: str) -> list[int]:
+        return [number for number in sorted(gateway.running) if workers[number].in_charge(endpoint)]
+
+    before = {endpoint: in_charge(endpoint) for endpoint in endpoints}
+    assert sorted({number for [number] in before.values()}) == [0, 1, 2]
+    gateway.running.remove(1)
+    moved = {endpoint: in_charge(endpoint) for endpoint in endpoints}
+    assert all(len(found) == 1 for found in moved.values())
+    assert {endpoint for endpoint in endpoints if moved[endpoint] != before[endpoint]} == {
+        endpoint for endpoint in endpoints if before[endpoint] == [1]
+    }
+    gateway.running.add(1)
+    assert {endpoint: in_charge(endpoint) for endpoint in endpoints} == before
