@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -240,6 +240,11 @@ def sockets(args: argparse.Namespace) -> None:
             print(
                 f"round {turn + 1}: {variant.name}: good {one.good:.1%}, late {one.late * 1e3:.0f} ms", file=sys.stderr
             )
+    report(found)
+
+
+def report(found: Mapping[str, Sequence[RunResult]]) -> None:
+    """Means, by name of the variant."""
     print("| | good | prompt tokens cached | TTFT p50 | p95 | CPU per request | late |")
     print("|---|---|---|---|---|---|---|")
     for name, runs in found.items():

@@ -1,13 +1,13 @@
-"""Workers of one gateway beside as many replicas over Redis, at saturation: requests a second, and CPU per request.
+"""Workers of one gateway beside as many replicas over Redis: requests a second and CPU per request at saturation.
 
-    python -m benchmarks.workers [ROUNDS]
+    python -m benchmarks.workers [ROUNDS [SECONDS]]     # and how well each routes, in SECONDS of sessions
 
 Everything runs on this machine without pinning: engine, load, gateways, Redis. Any process takes any core, so requests
 a second are limited by the sum of all CPU per request; that of gateways and Redis is shown apart and carries over to a
 larger machine. All gateways run all the time and are loaded in turns; the idle ones cost every variant the same. The
 load divides its connections evenly over replicas, as a balancer does; the kernel divides them over workers by chance.
 
-How well they route is measured by `benchmarks.replicas`.
+How well they route is measured as `benchmarks.replicas` does, and can be replayed there in virtual time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks import replicas
 from benchmarks.client import closed_loop, request
 from benchmarks.processes import child, cpu_seconds, free_port
 from benchmarks.prompts import text
@@ -128,9 +129,10 @@ def measure(served: Serving, load: Load) -> Saturated:
     return Saturated(rate, gateways + redis, redis)
 
 
-def main(rounds: int) -> None:
+def main(rounds: int, seconds: float) -> None:
     engines = [free_port() for _ in range(4)]
     found = defaultdict[tuple[str, str], list[Saturated]](list)
+    routed = defaultdict[str, list[replicas.RunResult]](list)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(child([sys.executable, "-m", "benchmarks.engine", *map(str, engines)], engines[-1]))
@@ -140,7 +142,11 @@ def main(rounds: int) -> None:
                 for name in list(served)[:: 1 if turn % 2 else -1]:
                     if (one := measure(served[name], load)) and turn:
                         found[load.name, name].append(one)
+            for variant in COMPARED if turn and seconds else ():
+                routed[variant.name].append(replicas.run(variant, replicas.offered(seconds, 1.0, turn), home))
     report(found)
+    if routed:
+        replicas.report(routed)
 
 
 def report(found: Mapping[tuple[str, str], Sequence[Saturated]]) -> None:
@@ -162,4 +168,5 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, flo
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4)
+    rounds, seconds = [*sys.argv[1:], *("4", "0")[len(sys.argv) - 1 :]]
+    main(int(rounds), float(seconds))
