@@ -128,9 +128,9 @@ class Proxy:
             timeline.identified(request_id_of(http.headers), operation.name.lower(), trace)
             try:
                 await self.serve(http, operation, timeline)
-            except QueueTimeout as refusal:
-                timeline.held(monotonic(), refusal.rate_limited_s)
-                self.refuse(http, refusal, timeline, RequestOutcome.SHED)
+            except QueueTimeout as timeout:
+                timeline.held(monotonic(), timeout.rate_limited_s)
+                self.refuse(http, timeout, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
                 self.refuse(http, refusal, timeline)
             except asyncio.CancelledError:

@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
             return  # never connected, or given up by the pool while connecting
         exchange, self._exchange = self._exchange, None
         self._transport = None
-        del self._parser  # parser and connection reference each other
+        self._parser = HttpResponseParser(None)  # the earlier parser and the connection reference each other
         self._pool.lost(self)
         if exchange is None:
             return

@@ -15,21 +15,13 @@ import msgspec
 
 from backends import failures
 from backends.interface import Usage
+from backends.stream.event_shapes import MessageEventShape
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
 
 _TEXTS = frozenset({"text", "thinking", "redacted_thinking"})  # blocks without a name or result
 
 
-class _MessageEvent(msgspec.Struct, gc=False):
-    type: Any = None
-    message: Any = None
-    content_block: Any = None
-    delta: Any = None
-    usage: Any = None
-    error: Any = None
-
-
-_event_decoder = msgspec.json.Decoder(_MessageEvent)
+_event_decoder = msgspec.json.Decoder(MessageEventShape)
 
 
 class MessagesTap(StreamTap):

@@ -15,6 +15,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import Failure, FailureKind, Usage
+from backends.stream.event_shapes import ResponseEventShape, ResponseShape
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
 
@@ -29,22 +30,8 @@ _FAILED = ("response.failed", "error")
 _FAILURE = Failure(FailureKind.SERVER, "The backend failed.")
 
 
-class _Response(msgspec.Struct, gc=False):
-    status: Any = None
-    usage: Any = None
-    error: Any = None
-    output: Any = None
-
-
-class _Event(msgspec.Struct, gc=False):
-    type: Any = None
-    delta: Any = None
-    response: _Response | None = None
-    error: Any = None
-
-
-_event_decoder = msgspec.json.Decoder(_Event)
-_response_decoder = msgspec.json.Decoder(_Response)
+_event_decoder = msgspec.json.Decoder(ResponseEventShape)
+_response_decoder = msgspec.json.Decoder(ResponseShape)
 
 
 class ResponsesTap(StreamTap):
@@ -89,17 +76,17 @@ class ResponsesTap(StreamTap):
         else:
             self.answer_begun = True
 
-    def _read_end(self, response: _Response | None) -> None:
+    def _read_end(self, response: ResponseShape | None) -> None:
         if response is not None:
             read_response_usage(self.usage, response.usage)
         self.ended = self.failure is None
 
-    def _read_failure(self, kind: str, event: _Event, data: bytes) -> None:
+    def _read_failure(self, kind: str, event: ResponseEventShape, data: bytes) -> None:
         """A server may name the event in its data alone."""
         if kind == "error":
             self._read_error(data)
             return
-        response = event.response or _Response()
+        response = event.response or ResponseShape()
         error = response.error or event.error
         read_response_usage(self.usage, response.usage)
         self._failed = data if kind else b""

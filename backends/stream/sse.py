@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from backends import failures
+from backends.stream.event_shapes import UsageShape
 
 EVENT_LIMIT = 16 << 20  # bytes of an event that has to be whole
 EXCERPT_LIMIT = 1 << 20  # bytes of an event in which strings are shortened
@@ -48,7 +49,7 @@ class StreamError(ValueError):
 class SseDecoder:
     """Turns bytes, torn anywhere, into events. An event is complete at the blank line, whatever ends the lines."""
 
-    limit = EVENT_LIMIT
+    limit: ClassVar[int] = EVENT_LIMIT
 
     def __init__(self) -> None:
         self.pending = False  # holds the beginning of an event
@@ -132,7 +133,7 @@ _LONG = 256  # bytes of a string that is shortened
 class ExcerptDecoder(SseDecoder):
     """Shortens the strings of an event above the limit. `shortened`: those of the incomplete event."""
 
-    limit = EXCERPT_LIMIT
+    limit: ClassVar[int] = EXCERPT_LIMIT
     shortened = False
 
     def rest_of_event(self, data: bytes) -> bytes:
@@ -181,12 +182,7 @@ _GAP = rb"(?:\s|data:)*"  # JSON may continue in the next data line
 _NO_CHOICES = re.compile(rb'"choices"' + _GAP + b":" + _GAP + rb"\[" + _GAP + rb"\]")
 
 
-class _UsageChunk(msgspec.Struct, gc=False):
-    choices: list[Any] | None = None
-    usage: Any = None
-
-
-_decode_chunk = msgspec.json.Decoder(_UsageChunk).decode
+_decode_chunk = msgspec.json.Decoder(UsageShape).decode
 
 
 class WholeEvents:

@@ -28,52 +28,12 @@ import msgspec
 
 from backends import failures
 from backends.interface import EngineTimes, Failure, FailureKind, Usage
+from backends.stream.event_shapes import ChoiceShape, ChunkShape, DeltaShape, WholeShape
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
-# ------------------------------------------------------- the fields in use
-
-
-class _Delta(msgspec.Struct, gc=False):
-    content: Any = None  # a text; Mistral: or a list of parts
-    reasoning: Any = None  # vLLM, OpenRouter
-    reasoning_content: Any = None  # DeepSeek, SGLang, llama.cpp
-    reasoning_details: Any = None  # OpenRouter
-    reasoning_text: Any = None  # GitHub Copilot
-    thinking_blocks: Any = None  # LiteLLM
-    extra_content: Any = None  # Gemini: marks a content as a thought
-    refusal: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-    audio: Any = None
-    images: Any = None  # OpenRouter
-    annotations: Any = None  # OpenAI, OpenRouter: citations
-    citations: Any = None  # Perplexity
-
-
-class _Choice(msgspec.Struct, gc=False):
-    index: Any = None
-    delta: _Delta | None = None
-    text: Any = None
-    finish_reason: Any = None
-
-
-class _Body(msgspec.Struct, gc=False):
-    usage: Any = None
-    error: Any = None
-    metrics: Any = None
-
-
-class _Whole(_Body, gc=False):
-    choices: Any = None
-
-
-class _Chunk(_Body, gc=False):
-    choices: list[_Choice] | None = None
-
-
 T = TypeVar("T")
-_chunk_decoder = msgspec.json.Decoder(_Chunk)
-_body_decoder = msgspec.json.Decoder(_Whole)
+_chunk_decoder = msgspec.json.Decoder(ChunkShape)
+_body_decoder = msgspec.json.Decoder(WholeShape)
 
 
 def decode_as(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -246,7 +206,7 @@ class StreamTap(_ReplyTap):
         self.reasoning_begun = self.reasoning_begun or reasoning
         self.tokens += answer or reasoning
 
-    def _end_choice(self, choice: _Choice) -> None:
+    def _end_choice(self, choice: ChoiceShape) -> None:
         if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
             self._fail(Failure(FailureKind.SERVER, "The backend failed."))
             return
@@ -370,7 +330,7 @@ _OUTPUT = (
 _OUTPUT_DEPTH = 6  # a tool call's name is at 3: list, call, function
 
 
-def _answers(delta: _Delta) -> bool:
+def _answers(delta: DeltaShape) -> bool:
     content, extra = delta.content, delta.extra_content
     if content and (extra is None or not _is_gemini_thought(extra)):
         if isinstance(content, str):
@@ -386,7 +346,7 @@ def _answers(delta: _Delta) -> bool:
     return any(map(_is_output, filter(None, (delta.refusal, delta.function_call))))
 
 
-def _reasons(delta: _Delta) -> bool:
+def _reasons(delta: DeltaShape) -> bool:
     texts = delta.reasoning or delta.reasoning_content or delta.reasoning_text
     if texts or delta.reasoning_details or delta.thinking_blocks:
         return _is_output([texts, delta.reasoning_details, delta.thinking_blocks])

@@ -16,7 +16,7 @@ import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -25,6 +25,7 @@ from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
 from gateway.api.api_error import bad_request
 from gateway.api.dialects import READERS
+from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
 from gateway.api.state_ids import StateIds
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, decode, element, encode, members
@@ -37,53 +38,18 @@ KEY_HEADERS = ("authorization", "x-api-key", "api-key")  # OpenAI's, Anthropic's
 KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
 _MAX_NAME = 256  # characters of a model name cached
-_TOKENS = Annotated[int, msgspec.Meta(ge=1)]
-_CHOICES = Annotated[int, msgspec.Meta(ge=1, le=128)]
 _USER, _MEDIA, _IMAGES = 1, 2, 4  # flags of a message: from the user, with more than text, with an image
 _USERS = tuple(_USER | more for more in (0, _MEDIA, _MEDIA | _IMAGES))
 _IMAGE_TYPES, _TEXT_TYPES = ("image_url", "input_image"), {"text", "refusal"}
 _MESSAGE_DEPTH = MAX_DEPTH - 2  # a message is an element of an array of an object
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-class _Common(msgspec.Struct):
-    """Fields read or type-checked by the gateway."""
-
-    model: Annotated[str, msgspec.Meta(min_length=1)]
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: _TOKENS | None = None
-    n: _CHOICES | None = None
-    best_of: _CHOICES | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop: str | list[str] | None = None
-    user: str | None = None
-
-
-class _Chat(_Common, kw_only=True):
-    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
-    max_completion_tokens: _TOKENS | None = None
-    tools: list[dict[str, Any]] | None = None
-    response_format: dict[str, Any] | None = None
-
-
-class _Completion(_Common, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-
-
 _messages: GenerationalCache[int] = GenerationalCache(KNOWN_MESSAGES)  # flags by digest
 _parameters: GenerationalCache[Parameters] = GenerationalCache(KNOWN_PARAMETERS)
-_SHAPES: Mapping[Operation, type[_Chat | _Completion]] = {Operation.CHAT: _Chat, Operation.COMPLETION: _Completion}
+_SHAPES: Mapping[Operation, type[ChatShape | CompletionShape]] = {
+    Operation.CHAT: ChatShape,
+    Operation.COMPLETION: CompletionShape,
+}
 
 
 def read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
@@ -138,7 +104,7 @@ def _known_parameters(rest: dict[str, Any], key: int) -> Parameters:
     known = _parameters.get(digest)
     if known is None:
         fields = decode(written)
-        known = _parameters_of(msgspec.convert({**fields, "messages": [{"role": "user"}]}, _Chat), fields)
+        known = _parameters_of(msgspec.convert({**fields, "messages": [{"role": "user"}]}, ChatShape), fields)
         known.definitions = tuple(digest_of(name, rest[name]) for name in definitions(rest))
         if len(known.model) <= _MAX_NAME:
             _parameters.put(digest, known)
@@ -154,7 +120,7 @@ def _decode_new(messages: list[Raw], keys: list[int], flags: list[int | None]) -
     for index, known in enumerate(flags):
         if known is None:
             decoded[index] = message = element(messages[index], _MESSAGE_DEPTH)
-            flags[index] = _message_flags(msgspec.convert(message, _Message))
+            flags[index] = _message_flags(msgspec.convert(message, MessageShape))
     for index in decoded:
         _messages.put(keys[index], flags[index] or 0)
     return decoded
@@ -167,7 +133,7 @@ def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
     """Raises ApiError (400)."""
     body = decode_object(raw)
     valid = checked(body, _SHAPES[operation])
-    flags = [_message_flags(message) for message in valid.messages] if isinstance(valid, _Chat) else []
+    flags = [_message_flags(message) for message in valid.messages] if isinstance(valid, ChatShape) else []
     return ParsedBody(
         members=body,
         prompt=prompt_of(operation, body),
@@ -180,10 +146,10 @@ def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
 # -- parameters --------------------------------------------------------------------------------
 
 
-def _parameters_of(valid: _Chat | _Completion, body: Mapping[str, Any]) -> Parameters:
+def _parameters_of(valid: ChatShape | CompletionShape, body: Mapping[str, Any]) -> Parameters:
     response_format = body.get("response_format")  # may be anything in a completion: the engine judges it
     max_tokens = valid.max_tokens
-    if isinstance(valid, _Chat) and valid.max_completion_tokens is not None:
+    if isinstance(valid, ChatShape) and valid.max_completion_tokens is not None:
         max_tokens = valid.max_completion_tokens
     return Parameters(
         model=valid.model,
@@ -193,7 +159,7 @@ def _parameters_of(valid: _Chat | _Completion, body: Mapping[str, Any]) -> Param
         tools=bool(body.get("tools")),
         json_schema=isinstance(response_format, dict) and response_format.get("type") in ("json_schema", "json_object"),
         choices=max(valid.n or 1, valid.best_of or 1)
-        * (_prompts(valid.prompt) if isinstance(valid, _Completion) else 1),
+        * (_prompts(valid.prompt) if isinstance(valid, CompletionShape) else 1),
     )
 
 
@@ -202,7 +168,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> int:
     return 1 if isinstance(prompt, str) else max(sum(type(each) is not int for each in prompt), 1)
 
 
-def _message_flags(message: _Message) -> int:
+def _message_flags(message: MessageShape) -> int:
     flags = _USER if message.role == "user" else 0
     if type(message.content) is list:
         kinds = {str(part.get("type")) for part in message.content}

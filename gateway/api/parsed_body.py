@@ -13,6 +13,7 @@ from backends.interface import Operation
 from backends.translation.answer import SHAPE_ERRORS
 from backends.translation.registry import as_chat
 from gateway.api.api_error import ApiError, bad_request
+from gateway.api.openai_shapes import MessageShape
 from gateway.strict_json import BadJson, decode
 from gateway.tokenize.prompt import Prompt, prompt_of
 
@@ -66,19 +67,11 @@ def checked(body: Mapping[str, Any], shape: type[Shape]) -> Shape:
         raise _invalid(str(error)) from None
 
 
-class Turn(msgspec.Struct):
-    """A message of a chat, as far as a prompt is made of it."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
 def translated_prompt(operation: Operation, body: Mapping[str, Any]) -> Prompt:
     """The prompt of a body in a dialect other than chat. Raises ApiError (400) for members of no known shape."""
     try:
         chat = as_chat(operation, body)
-        msgspec.convert(chat["messages"], list[Turn])
+        msgspec.convert(chat["messages"], list[MessageShape])
         return prompt_of(Operation.CHAT, chat)
     except SHAPE_ERRORS as error:
         raise bad_request("The messages of this request have no known shape.", logged=type(error).__name__) from None

@@ -41,9 +41,9 @@ def canonical(path: str) -> tuple[str, str]:
     if path.startswith(("/openai/models/", "/openai/responses/")):
         path = "/v1" + path.removeprefix("/openai")
     elif (azure := _AZURE.fullmatch(path)) is not None:
-        deployment, operation, path = azure[1], azure[2], azure[3]
-        if deployment:
-            return "/v1" + operation, unquote(deployment)
+        if azure[1]:
+            return "/v1" + azure[2], unquote(azure[1])
+        path = azure[3]
     if (stored := _STORED.fullmatch(path)) is not None:
         return f"/v1/responses/{{id}}{stored[2]}", unquote(stored[1])
     if path.startswith(_ONE_MODEL) and len(path) > len(_ONE_MODEL):

@@ -10,7 +10,8 @@ import msgspec
 
 from backends.interface import Operation
 from gateway.api.api_error import bad_request
-from gateway.api.parsed_body import Parameters, ParsedBody, Turn, checked, decode_object
+from gateway.api.openai_shapes import MessageShape
+from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
 from gateway.tokenize.prompt import prompt_of
 
 _TEXTS = ("input", "query", "documents", "text_1", "text_2", "queries", "prompt")  # members rendered into prompts
@@ -18,7 +19,7 @@ _TEXTS = ("input", "query", "documents", "text_1", "text_2", "queries", "prompt"
 
 class _Pooling(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(min_length=1)]
-    messages: list[Turn] | None = None
+    messages: list[MessageShape] | None = None
 
 
 class _Embeddings(_Pooling):

@@ -308,7 +308,7 @@ class Estimator:
         self.reload(pools)
         self._scale = scale
         self._encoders = encoders
-        self._inline = inline
+        self._inline_effort = inline
         self._open_bytes = open_bytes
         self._tokenizer = IncrementalTokenizer(encoders, cache_bytes)
         self.executor = executor or ThreadPoolExecutor(WORKERS, "estimator")
@@ -385,7 +385,7 @@ class Estimator:
         if effort > self._open_bytes:
             return await loop.run_in_executor(self.executor, lambda: read_all(open_all()))
         tails = open_all()
-        if sum(map(self._effort, tails)) > self._inline:
+        if sum(map(self._effort, tails)) > self._inline_effort:
             return await loop.run_in_executor(self.executor, read_all, tails)
         return read_all(tails)
 

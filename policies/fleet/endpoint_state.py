@@ -399,7 +399,7 @@ class InFlightAttempt:
     adapter_wait: AdapterWait = LOADED
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
-    context: float = 0.0  # tokens of the prompts of these answers
+    context: int = 0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
 

@@ -251,7 +251,10 @@ class EnginePredictor(TtftPredictor):
         self._changes.restore(saved.changes)
         self._idle_errors.restore(saved.idle_errors, age, now)
         self._queued_errors.restore(saved.queued_errors, age, now)
-        self._own_samples = deque(TtftSample(PrefillWork(*one[:5]), *one[5:]) for one in saved.own)  # type: ignore[arg-type]
+        self._own_samples = deque(
+            TtftSample(PrefillWork(int(prompt_tokens), int(uncached), *rest), predicted, ttft)
+            for prompt_tokens, uncached, *rest, predicted, ttft in saved.own
+        )
         self.samples = round(saved.samples * kept_share(age))
         self._update_costs()
         self.drain_rate = self.max_prefill_rate

@@ -233,9 +233,7 @@ class EndpointCache:
             held = depth * blocks.size * blocks.scale
         else:
             held = run.binding.cached_tokens(depth, prompt)
-        if held >= prompt.tokens:
-            held = prompt.tokens - 1
-        return int(held) // block_size * block_size
+        return int(min(held, prompt.tokens - 1)) // block_size * block_size
 
     # ----------------------------------------------------------------- prompts of ours
 

@@ -91,10 +91,12 @@ def work_ahead(tenant: str, own_s: float, *works: Mapping[str, float]) -> float:
 
     Tenants take turns: until a request begins, no other tenant has begun more than its own.
     """
-    ahead_s = sum(work.get(tenant, 0.0) for work in works)
-    others = {other for work in works for other in work if other != tenant}
-    turns = (sum(work.get(other, 0.0) for work in works) for other in others)
-    return ahead_s + sum(min(other_s, ahead_s + own_s) for other_s in turns)
+    waiting_s = defaultdict[str, float](float)
+    for work in works:
+        for each, prefill_s in work.items():
+            waiting_s[each] += prefill_s
+    ahead_s = waiting_s.pop(tenant, 0.0)
+    return ahead_s + sum(min(other_s, ahead_s + own_s) for other_s in waiting_s.values())
 
 
 @dataclass(frozen=True, slots=True)

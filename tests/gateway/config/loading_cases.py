@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import policies
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
@@ -22,7 +23,7 @@ pools:
 ROUTES = "routes:\n  chat: {tiers: [large, small]}\n"
 
 
-PRESETS = sorted(Path(__file__).parents[3].glob("policies/presets/*.yaml"))
+PRESETS = sorted(Path(policies.__path__[0]).glob("presets/*.yaml"))
 
 
 DIGEST = "0123456789abcdef" * 4

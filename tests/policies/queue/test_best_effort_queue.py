@@ -146,6 +146,7 @@ def calls(act: Callable[[], object]) -> int:
     return counted
 
 
+@pytest.mark.source  # counts calls of Python functions
 @pytest.mark.parametrize("bound", [60, 2000])
 def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrivals, departures, checks, and refusals at the bound of the queue."""
