@@ -19,7 +19,7 @@ def gateway_config(port: int, urls: list[str]) -> dict[str, Any]:
         "server": {"listen": f"127.0.0.1:{port}", "admin": "127.0.0.1:0"},
         "pools": {"engines": {"backend": "vllm", "model": "bench", "endpoints": urls}},
         "routes": {
-            "bench": {"tiers": ["engines"], "ttft": {"budget": "2s"}, "tpot": {"budget": "200ms"}},
+            "bench": {"tiers": ["engines"], "ttft": {"budget": "10s"}, "tpot": {"budget": "200ms"}},
             "unhurried": {"tiers": ["engines"], "workload": "batch"},
         },
         "telemetry": {"access_log": "off"},
