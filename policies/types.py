@@ -285,14 +285,6 @@ class Forecast:
         return self.point_estimate * self.ratios[NINETIETH]
 
 
-@dataclass(slots=True)
-class TpotChance:
-    """Probabilities of an answer to keep its TPOT budget: sent `now`, and `at_rest`, beside no prefill."""
-
-    now: float
-    at_rest: float
-
-
 # --------------------------------------------------------------------------- the decision
 
 

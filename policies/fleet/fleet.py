@@ -53,7 +53,6 @@ from policies.types import (
     Load,
     Pool,
     PoolEstimate,
-    TpotChance,
 )
 
 __all__ = ["AttemptReport", "Fleet"]
@@ -156,11 +155,14 @@ class Fleet:
             )
         return candidates
 
-    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> TpotChance:
-        """Chances of an answer sent there now to keep the TPOT budget."""
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
+        """Probability of an answer sent there now to keep the TPOT budget."""
+        return self._states[candidate.endpoint.id].tpot_predictor.spread.probability(candidate.load, budget, now)
+
+    def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
+        """The same beside no prefill."""
         predictor, load = self._states[candidate.endpoint.id].tpot_predictor, candidate.load
-        rest = predictor.at_rest(load.running, load.context)
-        return TpotChance(predictor.spread.probability(load, budget, now), rest.keepable(budget))
+        return predictor.at_rest(load.running, load.context).keepable(budget)
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         """An attempt of this cost keeps within `limits.external` of the route."""

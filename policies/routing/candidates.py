@@ -38,7 +38,6 @@ from policies.types import (
     PromptEstimate,
     Rejection,
     RequestView,
-    TpotChance,
 )
 
 TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
@@ -119,8 +118,12 @@ class FleetView(Protocol):
         """
         ...
 
-    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> TpotChance:
-        """Chances of an answer sent there at `now` to keep the TPOT budget, s per token."""
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
+        """Probability of an answer sent there at `now` to keep the TPOT budget, s per token."""
+        ...
+
+    def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
+        """The same at an endpoint that prefills nothing."""
         ...
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:

@@ -134,8 +134,10 @@ def _move_tpot_first(found: CandidateSet, qualifying: list[TierCandidates]) -> b
 def _keeps_tpot(found: CandidateSet, tier: TierCandidates, budget: float, against_rest: bool = False) -> bool:
     """An endpoint keeps TTFT and TPOT with the target probability; `against_rest`: as far as it could at rest."""
     for candidate in tier:
-        chance = found.view.tpot_chance(candidate, budget, found.now)
-        if candidate.probability * chance.now >= found.target * (chance.at_rest if against_rest else 1.0):
+        chance = candidate.probability * found.view.tpot_chance(candidate, budget, found.now)
+        if chance >= found.target:
+            return True
+        if against_rest and chance >= found.target * found.view.tpot_chance_at_rest(candidate, budget):
             return True
     return False
 

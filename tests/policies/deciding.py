@@ -22,13 +22,20 @@ from policies.types import (
     Price,
     PromptEstimate,
     RequestView,
-    TpotChance,
 )
 
 RATE = 20_000.0  # prefill, tokens per second
 # 10% of TTFTs exceed 1.4 times the median, 1% about 2.7 times.
 RATIOS = (0.7, 0.75, 0.8, 0.87, 0.92, 0.96, 1.0, 1.05, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0)
 P90 = 1.4
+
+
+@dataclass(frozen=True)
+class TpotChance:
+    """Probabilities of an answer to keep its TPOT budget: sent `now`, and `at_rest`, beside no prefill."""
+
+    now: float
+    at_rest: float
 
 
 @dataclass
@@ -53,8 +60,11 @@ class GivenPredictions:
         self.asked += loads
         return [self._candidate(name, load, prompt, tier, price, left) for name, load in loads.items()]
 
-    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> TpotChance:
-        return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0))
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
+        return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0)).now
+
+    def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
+        return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0)).at_rest
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         return True
