@@ -124,6 +124,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+def test_every_decision_has_a_number_of_its_own() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert [number for number, times in Counter(page.name[:4] for page in pages).items() if times > 1] == []
+    assert all(page.read_text().startswith(f"# {page.name[:4]}. ") for page in pages[1:])  # the template is the first
+
+
 def test_every_key_of_the_configuration_is_explained() -> None:
     """docs/policies.md names each key of the configuration schema."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")

@@ -14,7 +14,7 @@ Rules:
   just make the deadline, at RISK of the usual risk.
 - A request of a tenant above its share (`policies.queue.fair_share`) counts as late.
 - A long late prefill begins only while the pool is calm, and a late request that would wait for too long is refused at
-  once (`policies.queue.late_work`).
+  once (`policies.queue.late_work`), unless the forecast is not trained.
 - Late requests go to idle endpoints only. An engine is idle if a prefill there makes no other request miss a deadline
   or pace. An API is idle unless at the rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a
   place from a request in time.
@@ -190,7 +190,8 @@ class PlacementRound:
         late = self.queues.best_effort.late_work(queued)
         ahead_s = self.refused.work_ahead(queued, late, self.now)
         starts = not ahead_s and self._starts_within(queued, preferred, PATIENCE)
-        if not starts and (refusal := self.refused.refuse_new(queued, decision, late, ahead_s, self.now)) is not None:
+        may_refuse = not starts and not self._is_guess(preferred)
+        if may_refuse and (refusal := self.refused.refuse_new(queued, decision, late, ahead_s, self.now)) is not None:
             return refusal
         queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
         self.queues.best_effort.add(queued, self.now)
@@ -203,7 +204,7 @@ class PlacementRound:
             return None
         decision = self.decide(queued)
         order = self.best_effort_order(queued, decision) if decision.ranked else []
-        if self._starts_within(queued, order, patience_left(queued, now)):
+        if self._is_guess(order) or self._starts_within(queued, order, patience_left(queued, now)):
             return None
         wait = late.wait(self.refused.work_ahead(queued, late, now), now)
         return self.refused.refuse(queued, decision, wait, now)
@@ -302,6 +303,10 @@ class PlacementRound:
     def _starts_within(self, queued: QueuedRequest, candidates: list[Candidate], seconds: float) -> bool:
         """A prefill in progress is all that the request waits for."""
         return seconds > 0 and self.first_idle(queued, candidates, seconds) is not None
+
+    def _is_guess(self, candidates: list[Candidate]) -> bool:
+        """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""
+        return any(not each.forecast.trained and self.fleet.is_local(each.endpoint.id) for each in candidates)
 
     def _may_begin(self, queued: QueuedRequest, candidate: Candidate, harmless: float, within: float) -> bool:
         endpoint, prefill_s = candidate.endpoint, candidate.forecast.prefill

@@ -55,6 +55,7 @@ class QueueFixture:
     now: float = START
     released: dict[str, Decision] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)  # keys of completed requests
+    lessons: int = LESSONS
 
     def __post_init__(self) -> None:
         members = {endpoint.pool: [e for e in self.endpoints if e.pool == endpoint.pool] for endpoint in self.endpoints}
@@ -69,7 +70,7 @@ class QueueFixture:
     def _teach(self, endpoint: Endpoint) -> None:
         """Completes requests at the predicted TTFT: each prompt on the idle endpoint, and a second prompt behind the
         first."""
-        for lesson in range(LESSONS):
+        for lesson in range(self.lessons):
             at = START - 200 + lesson
             tokens = {
                 key: at + self.send(key, endpoint, 500 + 100 * lesson, at, stream=True) for key in ("first", "second")

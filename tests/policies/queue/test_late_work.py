@@ -10,7 +10,7 @@ import pytest
 from policies.queue import late_work
 from policies.queue.late_work import PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
 from policies.routing.candidates import QueuedRequest
-from policies.types import NEVER, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
+from policies.types import NEVER, TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 
 SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
@@ -63,6 +63,17 @@ def test_a_late_request_that_would_wait_too_long_is_refused_at_once() -> None:
     assert held
     assert refused
     assert all(queue.released[name].retry_after > PATIENCE for name in refused)
+
+
+def test_nothing_is_refused_for_a_wait_that_is_a_guess() -> None:
+    """Of engines with fewer than TRAINED_SAMPLES first tokens, as after a first start: all wait."""
+    queue = QueueFixture(lessons=TRAINED_SAMPLES // 2 - 1)
+    queue.decode()
+    for number in range(150):
+        queue.enter(f"r{number}", **LONG_LATE)
+    for _ in range(8):
+        queue.release(later=PATIENCE / 4)
+    assert Placement.OVERLOADED not in {decision.outcome for decision in queue.released.values()}
 
 
 def test_a_late_request_is_refused_once_its_wait_turns_out_too_long() -> None:
