@@ -37,6 +37,7 @@ REFUSALS = 2  # in a row: not connected, or reset before a byte
 PROVEN = 60.0  # s since the last answer
 EJECTION = 5.0  # s, the first
 MAX_EJECTION = 300.0  # s
+MAX_DOUBLINGS = 10  # of an ejection: more exceed any limit, and after hours any float
 EJECTION_RESET = 60.0  # s closed, after which an opening counts as the first again
 PEER_REPORTS_IGNORED = 30.0  # s
 MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
@@ -295,7 +296,7 @@ class CircuitBreaker:
             return
         self.openings += 1
         first, longest = EJECTIONS.get(self.cause, (EJECTION, self._max_ejection))
-        self.until = now + min(first * 2 ** (self.openings - 1), longest)
+        self.until = now + min(first * 2 ** min(self.openings - 1, MAX_DOUBLINGS), longest)
         if self.down_since == NEVER:
             self.down_since = now
 

@@ -36,6 +36,7 @@ MIN_SCALE = 0.05
 PRIOR_LENGTH = 256  # tokens of an answer, before any
 PRIOR_ANSWERS = 8  # answers which the prior counts for
 LENGTH_WEIGHT = 1 / 64  # of the latest answer in the mean
+MAX_LENGTH = 131_072  # tokens: a longer answer is a wrong report
 
 
 @dataclass(slots=True)
@@ -205,13 +206,13 @@ class OutputLengths:
 
     def observe(self, tokens: int) -> None:
         self._answers += 1
-        self._mean += (tokens - self._mean) * max(1 / self._answers, LENGTH_WEIGHT)
+        self._mean += (min(tokens, MAX_LENGTH) - self._mean) * max(1 / self._answers, LENGTH_WEIGHT)
 
     def learned(self) -> LearnedLengths:
         return LearnedLengths(self._mean, self._answers)
 
     def restore(self, saved: LearnedLengths, age: float) -> None:
-        self._mean = saved.mean
+        self._mean = min(saved.mean, MAX_LENGTH)
         self._answers = max(int(saved.answers * kept_share(age)), PRIOR_ANSWERS)
 
     def expected(self, max_tokens: int | None = None) -> int:

@@ -6,6 +6,8 @@ Rules:
   while after it has refused the name of the LoRA adapter.
 - A wait for a provider's rate limit is part of the forecast: within the TTFT budget, the endpoint is a candidate.
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
+- A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
+  request unfit.
 - Where no endpoint of any tier is left, those that are down for failed replies alone are candidates after all.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
@@ -141,7 +143,7 @@ class CandidateSet:
     now: float
     target: float  # probability of making the TTFT deadline required of a tier
     left: float  # of the TTFT budget, s
-    max_output: int  # tokens: the caller's or the route's limit; without a limit, the expected output
+    max_output: int  # tokens: the caller's or the route's limit; without a limit, the expected output, or 1
     expected_output: int  # tokens
     tiers: list[TierCandidates] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
@@ -287,6 +289,9 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
     found.add_tiers()
     if not found.tiers and found.waited_for:
         found.waiting = True
+        found.add_tiers()
+    if not found.tiers and found.unfit and queued.output_cap is None:
+        found.max_output = 1
         found.add_tiers()
     if not found.tiers and any(load.failing for load in fleet.loads.values()):
         found.add_tiers(last_resort=True)

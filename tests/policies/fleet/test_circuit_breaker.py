@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fleet.circuit_breaker import PEER_REPORTS_IGNORED, TRANSITIONS, BreakerEvent, BreakerState, CircuitBreaker
+from policies.fleet.circuit_breaker import (
+    MAX_EJECTION,
+    PEER_REPORTS_IGNORED,
+    TRANSITIONS,
+    BreakerEvent,
+    BreakerState,
+    CircuitBreaker,
+)
 from policies.types import NEVER, AttemptOutcome, Health
 
 
@@ -45,6 +52,19 @@ def test_an_answer_resets_the_count_of_failures() -> None:
         breaker.on_ended("good", answer, 0.0)
         breaker.on_ended("bad", AttemptOutcome.FAILED, 0.0)
         assert breaker.health(0.0) is Health.UP
+
+
+def test_an_endpoint_that_was_down_for_days_comes_back_at_its_first_answer() -> None:
+    """Thousands of failed trials in a row: each ejection doubles, up to a limit."""
+    breaker, now = failed(5), 0.0
+    for trial in range(3000):
+        now = max(breaker.until, now)
+        breaker.on_sent(trial, now)
+        breaker.on_ended(trial, AttemptOutcome.FAILED, now)
+    assert breaker.until - now == MAX_EJECTION
+    breaker.on_sent("good", breaker.until)
+    breaker.on_answer("good", breaker.until)
+    assert breaker.health(breaker.until) is Health.UP
 
 
 def test_answers_broken_after_the_first_token_count_as_failures() -> None:

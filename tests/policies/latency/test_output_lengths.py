@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from policies.latency.token_counts import PRIOR_LENGTH, OutputLengths
+from policies.latency.learned_state import LearnedLengths
+from policies.latency.token_counts import MAX_LENGTH, PRIOR_LENGTH, OutputLengths
 
 
 def learned(*tokens: int) -> OutputLengths:
@@ -28,3 +29,11 @@ def test_the_mean_follows_a_change() -> None:
     for _ in range(44):
         lengths.observe(300)
     assert 190 <= lengths.expected() <= 210
+
+
+def test_an_absurd_length_is_outlived_within_hundreds_of_answers() -> None:
+    """A length of 10**12 in a report, or in a saved state, is no longer than the longest answer."""
+    lengths = learned(*[200] * 100, 10**12, *[200] * 300)
+    assert lengths.expected() < 220
+    lengths.restore(LearnedLengths(1e18, 100), age=0.0)
+    assert lengths.expected() == MAX_LENGTH

@@ -125,6 +125,15 @@ def test_the_context_window_is_checked_with_the_routes_output_limit() -> None:
     assert scenario.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.PLACE
 
 
+def test_an_expected_length_beyond_every_context_window_refuses_no_request() -> None:
+    """Without max_tokens the engine ends the answer at its window: the largest prompt that fits is answered."""
+    scenario = DecisionScenario({"large": {"L": 0.1}}, pools={"large": {"context_window": 1001}})
+    assert order(scenario.decide(RequestView(0.0))) == ["L"]
+    assert scenario.decide(RequestView(0.0, max_tokens=2)).outcome is Placement.UNFIT
+    scenario.tokens = 1001
+    assert scenario.decide(RequestView(0.0)).outcome is Placement.UNFIT
+
+
 def test_a_false_when_condition_rejects_its_tier() -> None:
     """The condition is the reason."""
     tiers = [{"pool": "small", "when": {"prompt_tokens": "<= 500"}}, "large"]
