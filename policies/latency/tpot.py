@@ -40,6 +40,7 @@ SHARE_STEP = 0.01  # by which an answer moves the usable share of the TPOT budge
 MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
 COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
 TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
+MAX_TOKENS_PER_EVENT = 100.0  # of an answer: more is a wrong report
 STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
 MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
 KEEPABLE_SLACK = 0.2  # of a budget, that the TPOT of an answer alone leaves: with less, the promise counts for less
@@ -73,7 +74,7 @@ class RestTpot:
         The usable `share` of a budget that can be kept, a multiple of `now` for one that is lost; no step between.
         """
         keepable = self.keepable(budget)
-        kept = max(share * budget, ALONE_MULTIPLE * self.alone)
+        kept = max(share * budget, ALONE_MULTIPLE * self.alone, MIN_TPOT)
         return keepable * kept + (1 - keepable) * max(kept, REST_MULTIPLE * self.now)
 
 
@@ -282,7 +283,7 @@ class DecodeInterference:
             return
         self.context -= answer.context
         if tokens is not None and answer.tokens >= COUNTED:
-            reported = max(tokens / answer.tokens, 1.0)
+            reported = min(max(tokens / answer.tokens, 1.0), MAX_TOKENS_PER_EVENT)
             self.tokens_per_event += (reported - self.tokens_per_event) * TOKENS_PER_EVENT_WEIGHT
         if not self.answers:
             self.expected_tpot_misses = NO_MISSES

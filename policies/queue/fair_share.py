@@ -5,8 +5,8 @@ Models", OSDI 2024) serve the tenant first that has used least per weight; so do
 with a deadline keep the order of deadlines among tenants within their share. Rules:
 - A request costs its tenant the predicted seconds of prefill, and its part of the decoding. An API costs nothing:
   nobody else waits for it.
-- Use decays with TIME_CONSTANT. A tenant that was not served for ACTIVE seconds starts again at the mean, with neither
-  a debt nor a credit.
+- Use decays with TIME_CONSTANT. A tenant that was not served for ACTIVE seconds starts again at the mean of those
+  within their share, with neither a debt nor a credit.
 - A tenant is above its share if its use per weight exceeds that of all other active tenants together, by SLACK and
   GRACE. Alone, no tenant is.
 """
@@ -23,6 +23,7 @@ SLACK = 1.1  # equal tenants differ by as much: lengths vary
 DECAY_INTERVAL = 1.0  # s; in between, use grows only: the comparison needs no common factor
 GRACE = 0.5  # s per weight: a few requests are no flood
 ACTIVE = 10.0  # s
+MOST = 60.0  # s of a request: a caller may ask for a million choices, and leave
 
 
 def engine_seconds(queued: QueuedRequest, chosen: Candidate) -> float:
@@ -31,7 +32,7 @@ def engine_seconds(queued: QueuedRequest, chosen: Candidate) -> float:
     if not forecast.prefill:
         return 0.0
     tokens = queued.estimate.output_tokens * queued.request.choices
-    return forecast.prefill + tokens * forecast.tpot / (chosen.load.in_flight + 1)
+    return min(forecast.prefill + tokens * forecast.tpot / (chosen.load.in_flight + 1), MOST)
 
 
 class FairShare:
@@ -49,7 +50,7 @@ class FairShare:
         if tenant in self._used:
             used, before, _ = self._used[tenant]
         else:
-            used, before = self._total / self._weights * weight if self._weights else 0.0, 0.0
+            used, before = self._usual() * weight, 0.0
             self._total += used
         self._used[tenant] = used + seconds, weight, now
         self._total += seconds
@@ -68,6 +69,11 @@ class FairShare:
             return False
         used, weight, _ = self._used[tenant]
         return used / weight > SLACK * (self._total - used) / (self._weights - weight) + GRACE
+
+    def _usual(self) -> float:
+        """Mean use per weight of the tenants within their share: a flood is no debt of those that come after it."""
+        within = [self._used[tenant][:2] for tenant in self._used if not self.is_over(tenant)]
+        return sum([used for used, _ in within]) / sum([weight for _, weight in within]) if within else 0.0
 
     def _decay(self, now: float) -> None:
         if now - self._decayed_at < DECAY_INTERVAL:

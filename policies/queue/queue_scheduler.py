@@ -132,7 +132,9 @@ class QueueScheduler:
         heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
         for queued in sorted(heads, key=self._best_effort_order):
             if (decision := self._best_effort_decision(queued, turn)) is not None:
-                self.queues.best_effort.begin(queued, turn.now)
+                waiting = self.queues.best_effort
+                leave = waiting.remove if decision.chosen is None else waiting.begin
+                leave(queued, turn.now)
                 self._turn = self._turns_of(queued)
                 self._turns[queued.tenant, queued.route.name] = self._turn + 1
                 return queued, decision

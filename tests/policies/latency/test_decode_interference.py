@@ -25,7 +25,7 @@ from policies.latency.tpot import (
     expected_tpot_misses,
     reopens_in,
 )
-from policies.types import Load
+from policies.types import FOREVER, Load
 
 PACE = 0.02  # s per token without any prefill
 REST = RestTpot(PACE, PACE)
@@ -231,6 +231,23 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
         stall.on_ended(number, tokens=tokens)
     stretch(stall, answer, 0.2, 60)
     assert stall.tpot_pressure(REST) == pytest.approx(1 / stall.tpot_share, rel=0.02)
+
+
+def test_one_absurd_report_of_tokens_hides_no_pace_for_long() -> None:
+    """10**12 tokens in an answer of 50 chunks: after forty answers a chunk is a token again, or nearly."""
+    stall, answer = began(0.05)
+    for number in range(40):
+        stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000, tokens=50), 0.0)
+        stall.on_ended(number, tokens=50 if number else 10**12)
+    stretch(stall, answer, 0.05, 60)
+    assert stall.tpot_pressure(REST) == pytest.approx(1 / stall.tpot_share, rel=0.15)
+
+
+@pytest.mark.parametrize("budget", [1e-6, 5e-324, 0.0])
+def test_an_engine_of_unknown_pace_bears_a_tiny_budget(budget: float) -> None:
+    """An answer alone takes no time, as far as is known: the pressure is a number all the same."""
+    stall = decoding((budget, 1.0, 50))
+    assert 0 < stall.tpot_pressure(RestTpot(0.0, 0.0)) < FOREVER
 
 
 def test_tpot_pressure_decays_within_a_few_time_constants() -> None:

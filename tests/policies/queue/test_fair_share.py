@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.queue.fair_share import ACTIVE, TIME_CONSTANT, FairShare, engine_seconds
+from policies.queue.fair_share import ACTIVE, MOST, TIME_CONSTANT, FairShare, engine_seconds
 from policies.routing.candidates import QueuedRequest
 from policies.types import Candidate, Endpoint, Forecast, Load, Placement, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, QueueFixture, route
@@ -58,6 +58,22 @@ def test_a_new_tenant_has_neither_debt_nor_credit() -> None:
     shares = used(("a", 60.0), ("b", 0.01))
     assert not shares.is_over("a")
     assert not shares.is_over("b")
+
+
+def test_a_new_tenant_inherits_no_debt_of_a_flood() -> None:
+    """Beside a tenant far above its share it starts at the mean of the others, and stays within its share after it."""
+    shares = used(("b", 5.0), ("c", 5.0), ("flood", 50.0), ("flood", 50.0), ("new", 0.1))
+    assert shares.is_over("flood")
+    assert shares.use("new") == pytest.approx(7.6)
+    for second in range(1, 30):
+        for tenant in ("b", "c", "new"):
+            shares.charge(queued(tenant), candidate(0.1), float(second))
+    assert not shares.is_over("new")
+
+
+def test_no_request_costs_more_than_a_minute_of_an_engine() -> None:
+    """10,000 prompts with 128 choices each: counted in full they would hide what all others use for hours."""
+    assert engine_seconds(queued(choices=1_280_000), candidate(0.1, 0.02)) == MOST
 
 
 def test_use_is_forgotten() -> None:

@@ -125,6 +125,22 @@ def test_work_that_begins_shortens_the_wait() -> None:
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
 
 
+def test_refused_late_work_is_none_that_has_begun() -> None:
+    """Engines that go down take nothing: those that wait for them afterwards are told no shorter wait."""
+    queue = QueueFixture()
+    queue.decode()
+    for number in range(10):
+        queue.enter(f"r{number}", **SHORT_LATE, on_miss="best_effort")
+    waiting = queue.scheduler.queues.best_effort
+    work = waiting.late_work(next(iter(waiting)))
+    begun_s = work.begun_s
+    for _ in range(2):
+        queue.fleet.on_probe_failed(ONE.id, queue.now)
+    assert len(queue.release(later=0.01)) == 10
+    assert {decision.outcome for decision in queue.released.values()} == {Placement.UNAVAILABLE}
+    assert work.begun_s <= begun_s
+
+
 def test_a_flood_of_one_tenant_gets_no_other_refused() -> None:
     """Tenants take turns: what one of them has waiting, or was promised, is not ahead of another."""
     queue = QueueFixture()
