@@ -23,7 +23,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
@@ -35,7 +35,7 @@ from policies.queue.late_work import LONG, PATIENCE, RefusedRequests, is_calm, i
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
-from policies.types import FOREVER, NEVER, Candidate, Decision, FleetSnapshot, Health, Load, Placement
+from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -60,6 +60,7 @@ class PlacementRound:
     rate_limited_until: dict[str, float]
     shares: FairShare
     refused: RefusedRequests
+    idle: dict[tuple[str, ...], list[Endpoint]] = field(default_factory=dict)  # for a prompt of no tokens, by pools
 
     # ---------------------------------------------------------------- decisions
 
@@ -197,12 +198,15 @@ class PlacementRound:
         self.queues.best_effort.add(queued, self.now)
         return None
 
-    def refuse_if_overdue(self, queued: QueuedRequest) -> Decision | None:
-        """A refusal of a late request whose wait turns out to be too long, even if it were the next to begin."""
+    def overdue(self) -> list[QueuedRequest]:
+        """The first of each best-effort queue, where its wait turns out to be too long, even as the next to begin."""
+        waiting = self.queues.best_effort
+        return [queued for queued in waiting.first() if is_overdue(queued, waiting.late_work(queued), self.now)]
+
+    def refuse_if_certain(self, queued: QueuedRequest) -> Decision | None:
+        """A refusal of an overdue request; None: it waits for a prefill in progress alone, or its wait is a guess."""
         late, now = self.queues.best_effort.late_work(queued), self.now
-        if not is_overdue(queued, late, now):
-            return None
-        decision = self.decide(queued)
+        decision, queued.checked_at = self.decide(queued), now
         order = self.best_effort_order(queued, decision) if decision.ranked else []
         if self._is_guess(order) or self._starts_within(queued, order, patience_left(queued, now)):
             return None
@@ -297,7 +301,7 @@ class PlacementRound:
     def first_idle(self, queued: QueuedRequest, candidates: list[Candidate], within: float = IDLE) -> Candidate | None:
         """The first candidate that is idle once the engine has prefilled for `within` seconds."""
         harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
-        idle = (c for c in candidates if self._may_begin(queued, c, harmless, within))
+        idle = (c for c in candidates if self._may_take(queued, c.endpoint, c.forecast.prefill, harmless, within))
         return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
 
     def _starts_within(self, queued: QueuedRequest, candidates: list[Candidate], seconds: float) -> bool:
@@ -308,11 +312,25 @@ class PlacementRound:
         """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""
         return any(not each.forecast.trained and self.fleet.is_local(each.endpoint.id) for each in candidates)
 
-    def _may_begin(self, queued: QueuedRequest, candidate: Candidate, harmless: float, within: float) -> bool:
-        endpoint, prefill_s = candidate.endpoint, candidate.forecast.prefill
+    def _may_take(
+        self, queued: QueuedRequest, endpoint: Endpoint, prefill_s: float, harmless: float, within: float
+    ) -> bool:
         if not self.is_idle(endpoint.id, prefill_s, harmless, within):
             return False
         return prefill_s <= LONG or queued.deadline == FOREVER or is_calm(self.fleet, endpoint.pool, self.now)
+
+    def may_begin(self, queued: QueuedRequest) -> bool:
+        """Without a decision: an endpoint may be idle for a best-effort request with the prefill of its placement."""
+        if queued.route.on_miss == "shed":
+            return True
+        if queued.route.pools not in self.idle:
+            pools = [self.fleet.snapshot(self.now).pools.get(name) for name in queued.route.pools]
+            each = [endpoint for pool in pools if pool is not None for endpoint in pool.endpoints]
+            self.idle[queued.route.pools] = [one for one in each if self.is_idle(one.id, 0.0, HARMLESS, IDLE)]
+        return any(
+            self._may_take(queued, one, queued.prefill_s, HARMLESS, IDLE) and not self.is_closed(queued, one.id)
+            for one in self.idle[queued.route.pools]
+        )
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from heapq import nsmallest
+from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
@@ -33,6 +35,7 @@ from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
 
 FORCED_AFTER = 30.0  # s from arrival
 MAX_HELD = 4096  # requests
+MANY = 16  # best-effort queues, or requests at the last moment: with more, not each is decided at every event
 RETRY_AFTER = 5.0  # s, for a request refused because the queue is full
 
 Released = tuple[Hashable, Decision]  # a request key and its placement
@@ -117,20 +120,19 @@ class QueueScheduler:
                 yield from self._released(queued, decision)
             if queue and turn.should_compare_tiers(queue[0]):
                 yield from self._released(queue[0], turn.spill(queue[0]))
-        for queued in queues.due_to_spill(turn.now):
+        for queued in _least(queues.due_to_spill(turn.now), "spill_at"):
             yield from self._released(queued, turn.spill(queued))
         turn.note_rate_limits()
         while queues.best_effort and (best_effort := self._next_best_effort(turn)) is not None:
             yield from self._released(*best_effort)
-        for queued in queues.best_effort.first():
-            if (refusal := turn.refuse_if_overdue(queued)) is not None:
+        for queued in _least(turn.overdue(), "checked_at"):
+            if (refusal := turn.refuse_if_certain(queued)) is not None:
                 queues.best_effort.remove(queued, turn.now)
                 yield from self._released(queued, refusal)
 
     def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
         """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""
-        heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
-        for queued in sorted(heads, key=self._best_effort_order):
+        for queued in sorted(self._best_effort_heads(turn), key=self._best_effort_order):
             if (decision := self._best_effort_decision(queued, turn)) is not None:
                 waiting = self.queues.best_effort
                 leave = waiting.remove if decision.chosen is None else waiting.begin
@@ -140,6 +142,14 @@ class QueueScheduler:
                 return queued, decision
         return None
 
+    def _best_effort_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
+        """The next of each queue; of many, those that an idle engine may take, and those decided longest ago."""
+        heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
+        if len(heads) <= MANY:
+            return heads
+        due = set(_least(heads, "checked_at"))
+        return [queued for queued in heads if queued in due or turn.may_begin(queued)]
+
     def _best_effort_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
         return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence
 
@@ -148,7 +158,7 @@ class QueueScheduler:
 
     def _best_effort_decision(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
         """A decision for an idle endpoint, or for the fastest if the request is overdue. None: stays queued."""
-        decision = turn.decide(queued)
+        decision, queued.checked_at = turn.decide(queued), turn.now
         if decision.chosen is None:
             return decision
         preferred = turn.best_effort_order(queued, decision)
@@ -178,6 +188,11 @@ class QueueScheduler:
             reason=f"{MAX_HELD} requests wait already",
         )
         return _with_rate_limited(queued, decision)
+
+
+def _least(requests: list[QueuedRequest], attribute: str) -> list[QueuedRequest]:
+    """Of more than MANY requests those with the least value; MANY of them."""
+    return requests if len(requests) <= MANY else nsmallest(MANY, requests, key=attrgetter(attribute))
 
 
 def _with_rate_limited(queued: QueuedRequest, decision: Decision) -> Released:

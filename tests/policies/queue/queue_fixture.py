@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import pytest
+
 from policies.fleet.fleet import Fleet
+from policies.queue import placement_round
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
+from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,
     Candidate,
@@ -188,3 +192,15 @@ class QueueFixture:
 
 def _names(queue: Iterable[QueuedRequest]) -> list[str]:
     return [str(queued.request_key) for queued in queue]
+
+
+def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the requests that are decided from now on, one for each decision."""
+    decided: list[str] = []
+
+    def counted(queued: QueuedRequest, *known: Any) -> Decision:
+        decided.append(str(queued.request_key))
+        return decide(queued, *known)
+
+    monkeypatch.setattr(placement_round, "decide", counted)
+    return decided

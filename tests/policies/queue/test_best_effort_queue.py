@@ -11,7 +11,7 @@ import pytest
 
 from policies.queue import queue_scheduler
 from policies.types import Placement
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture
+from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture, count_decisions
 
 LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
 BATCH: dict[str, Any] = {"tokens": 4000, "budget": None}
@@ -160,6 +160,41 @@ def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.Mo
     assert calls(queue.release) < 400
     assert calls(lambda: queue.scheduler.leave(f"r{bound // 2}")) < 100
     assert queue.scheduler.held == bound - 1
+
+
+def late_of_each(tenants: int) -> QueueFixture:
+    """A late request of each tenant, before engines without time."""
+    queue = QueueFixture((ONE, TWO))
+    queue.fill(ONE, TWO)
+    for number in range(tenants):
+        queue.arrive(f"r{number}", **LATE, tenant=f"key {number}", on_miss="best_effort")
+    assert queue.release() == []
+    return queue
+
+
+def test_an_event_decides_as_few_requests_with_many_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions are most of what an event costs: with a thousand tenants they were 60 ms."""
+    queue = late_of_each(200)
+    decided = count_decisions(monkeypatch)
+    queue.release(later=0.01)
+    assert 0 < len(decided) <= 2 * queue_scheduler.MANY
+
+
+def test_no_request_of_many_tenants_is_forgotten() -> None:
+    """Engines that become idle take all; where none is left, all are told within some rounds."""
+    queue = late_of_each(60)
+    queue.first_tokens(*queue.fill(ONE, TWO))
+    while queue.best_effort:
+        for name in queue.release(later=0.5):
+            queue.complete(name)
+    assert {decision.outcome for decision in queue.released.values()} == {Placement.PLACE}
+    queue = late_of_each(60)
+    for endpoint in (ONE, TWO) * 2:
+        queue.fleet.on_probe_failed(endpoint.id, queue.now)
+    for _ in range(60 // queue_scheduler.MANY + 1):
+        queue.release(later=0.05)
+    assert not queue.best_effort
+    assert {decision.outcome for decision in queue.released.values()} == {Placement.UNAVAILABLE}
 
 
 # --------------------------------------------------------------------------- on_miss

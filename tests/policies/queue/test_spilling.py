@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies.fleet.fleet import AttemptReport
 from policies.queue import late_work
 from policies.queue.placement_round import RECHECK_TIERS, TICK
+from policies.queue.queue_scheduler import MANY
 from policies.routing.candidates import QueuedRequest
 from policies.types import (
     FOREVER,
@@ -22,7 +23,7 @@ from policies.types import (
     PromptEstimate,
     RequestView,
 )
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, route
+from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, count_decisions, route
 
 MIXED: dict[str, Any] = {"budget": 3.0, "tiers": ["small", "api"]}
 WIDE: dict[str, Any] = {"budget": 3.0, "tiers": ["small", "large"]}
@@ -72,6 +73,23 @@ def test_every_request_of_a_queue_spills_in_time() -> None:
         queue.release(later=TICK)
     assert {queue.destination(name) for name in names} == {API.id}
     assert min(queue.released[name].ranked[0].probability for name in names) >= 0.9
+
+
+def test_an_event_compares_as_few_requests_with_an_api_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another tier every request is at its last moment, again and again: each is looked at in its turn."""
+    queue = QueueFixture((ONE, API))
+    queue.decode(token=0.0435)
+    rate_limit(queue)
+    names = {f"r{number}" for number in range(100)}
+    for name in names:
+        assert queue.enter(name, tokens=10, budget=30.0, tiers=["small", "api"]) == []
+    queue.now += 2 * RECHECK_TIERS
+    decided = count_decisions(monkeypatch)
+    queue.release(later=TICK)
+    assert 0 < len(decided) <= 2 * MANY
+    for _ in range(len(names) // MANY + 1):
+        queue.release(later=TICK)
+    assert names <= {*decided}
 
 
 def test_requests_that_spill_together_are_released_one_by_one() -> None:
