@@ -238,6 +238,8 @@ class AttemptRunner:
         )
         upstream_request.tap.strict = self.rescue is not None or answer is not None
         self.attempts[attempt.number] = upstream_request
+        if not upstream_request.start():  # first of all: the rest is done while the engine reads the request
+            upstream_request.connecting = self._run(upstream_request.connect())
         fleet.on_sent(
             upstream_request,
             attempt.candidate,
@@ -252,8 +254,6 @@ class AttemptRunner:
         self.dispatcher.on_dispatched(routed.request)
         if not routed.request.stream:
             self._watch(upstream_request, self._patience(attempt.candidate))
-        if not upstream_request.start():
-            upstream_request.connecting = self._run(upstream_request.connect())
 
     def _patience(self, candidate: Candidate) -> float:
         """Seconds in which the candidate would have written the longest answer many times over; FOREVER: not known."""

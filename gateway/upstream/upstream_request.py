@@ -283,10 +283,10 @@ class UpstreamRequest:
     def _commit(self, now: float) -> None:
         self.first_in = self.last_token = now
         self._note_kind(now)
-        if self.stream:
-            self.fleet.on_first_token(self, now)
         if self.listener is not None:
             self.listener.first_token(self)
+        if self.stream:  # after the write to the caller, who need not wait for it
+            self.fleet.on_first_token(self, now)
 
     def _note_kind(self, now: float) -> None:
         """Note the time of a first token of reasoning, or of the answer."""
