@@ -9,6 +9,7 @@ DEV := $(VENV)/.installed-dev
 AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 COMPILE := .cache/compile-venv
+NATIVE := .cache/native-sources
 COMPILED := .cache/compiled-venv
 COMPILED_TESTS := .cache/compiled-tests
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
@@ -65,8 +66,11 @@ vllm: $(DEV) ## run the tests with real vLLM servers, on CPU, and released clien
 	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
 
 wheel-compiled: $(COMPILE) ## build dist/firsttoken-*.whl with the request path compiled by mypyc (C compiler, minutes)
-	@rm -f dist/firsttoken-*
-	@HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILE)/bin/python -m build --no-isolation
+	@rm -rf dist/firsttoken-* $(NATIVE) && mkdir -p $(NATIVE)
+	@$(COMPILE)/bin/python -m build --no-isolation --sdist
+	@tar -xzf dist/firsttoken-*.tar.gz -C $(NATIVE) --strip-components 1
+	@$(COMPILE)/bin/python scripts/native_constructors.py $(NATIVE)
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILE)/bin/python -m build --no-isolation --wheel --outdir dist $(NATIVE)
 
 test-compiled: wheel-compiled ## run the tests against the compiled wheel, installed (PYTEST_ARGS="-k relay" selects)
 	@$(PYTHON) -m venv --clear $(COMPILED)
