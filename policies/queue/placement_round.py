@@ -165,7 +165,7 @@ class PlacementRound:
 
     def _spill_at(self, queued: QueuedRequest, decision: Decision, pool: str) -> float:
         """The last moment at which a tier other than `pool` makes the deadline."""
-        if len(queued.route.tiers) == 1:
+        if len(queued.route.tiers) == 1 or queued.deadline == FOREVER:
             return FOREVER
         others = [
             candidate.forecast.quantile(_sure(queued.route)) + queued.extra_reasoning(candidate.endpoint.pool)

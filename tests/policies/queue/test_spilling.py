@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,18 @@ from policies.types import (
     PromptEstimate,
     RequestView,
 )
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, count_decisions, route
+from tests.policies.queue.queue_fixture import (
+    API,
+    LARGE,
+    ONE,
+    PROMPT,
+    START,
+    TWO,
+    QueueFixture,
+    count_decisions,
+    pool,
+    route,
+)
 
 MIXED: dict[str, Any] = {"budget": 3.0, "tiers": ["small", "api"]}
 WIDE: dict[str, Any] = {"budget": 3.0, "tiers": ["small", "large"]}
@@ -73,6 +85,25 @@ def test_every_request_of_a_queue_spills_in_time() -> None:
         queue.release(later=TICK)
     assert {queue.destination(name) for name in names} == {API.id}
     assert min(queue.released[name].ranked[0].probability for name in names) >= 0.9
+
+
+def test_a_request_without_a_deadline_has_no_last_moment() -> None:
+    """Behind a cap, beside a tier that is down, and unfit after a reload: it is refused, and the queue goes on."""
+    queue = QueueFixture((ONE, LARGE))
+    capped = [replace(pool(each.pool, (each,)), concurrent_requests=1) for each in (ONE, LARGE)]
+    queue.fleet.reload(capped)
+    queue.send("busy", ONE, 100, queue.now)
+    for _ in range(2):
+        queue.fleet.on_probe_failed(LARGE.id, queue.now)
+    for name in ("first", "second"):
+        assert queue.enter(name, budget=None, tiers=["small", "large"]) == []
+    assert queue.release(later=RECHECK_TIERS) == []
+    queue.scheduler.leave("first")
+    assert queue.release(later=RECHECK_TIERS / 4) == []
+    queue.fleet.reload([replace(each, context_window=10) for each in capped])
+    assert queue.release(later=0.9 * RECHECK_TIERS) == []
+    assert queue.release(later=RECHECK_TIERS) == ["second"]
+    assert queue.released["second"].chosen is None
 
 
 def test_an_event_compares_as_few_requests_with_an_api_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
