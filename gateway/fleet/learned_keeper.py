@@ -128,7 +128,8 @@ class StateFile:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            temporary.unlink(missing_ok=True)  # of a killed process, or a pipe that would block
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o600), "wb") as opened:
                 opened.write(raw)
                 opened.flush()

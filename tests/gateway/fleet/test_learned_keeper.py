@@ -288,3 +288,18 @@ async def test_nothing_is_saved_over_state_that_could_not_be_read(
     late.learn(samples=5)
     await late.keeper.close()
     assert (tmp_path / FILE).read_bytes() == before
+
+
+async def test_a_pipe_in_place_of_the_new_file_holds_up_no_save(tmp_path: Path) -> None:
+    """Made by who may write in the directory: a pipe blocks its writer, and so the end of the gateway."""
+    process = await saved(tmp_path)
+    (tmp_path / FILE).unlink()
+    pipe = tmp_path / f".{FILE}.{os.getpid()}"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else a writer that opens the pipe would hold up this test
+    try:
+        assert await process.keeper._save()
+    finally:
+        os.close(reader)
+    assert (tmp_path / FILE).is_file()
+    assert not pipe.exists()
