@@ -83,8 +83,10 @@ class Regression:
         predicted = self.predict(features)
         error = min(max(actual / predicted - 1.0, -clip), clip)
         x = [feature / predicted for feature in features]
-        sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
-        variance = sum(map(mul, sensitivity, x))
+        sensitivity, variance = self._sensitivity(x)
+        if not 0.0 <= variance < FOREVER:  # rounding has made the matrix no covariance
+            self._forget_covariance()
+            sensitivity, variance = self._sensitivity(x)
         noise = self._noise * max(abs(error) / (HUBER * (variance + self._noise) ** 0.5), 1.0)
         gains = [value / (variance + noise) for value in sensitivity]
         coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
@@ -92,6 +94,17 @@ class Regression:
             coefficients = self._projected(coefficients, gains, sensitivity)
         self.coefficients = coefficients
         self._update_covariance(gains, sensitivity)
+
+    def _sensitivity(self, x: Sequence[float]) -> tuple[list[float], float]:
+        """Covariances of each coefficient with the prediction of `x`, and the variance of the prediction."""
+        sensitivity = [sum(map(mul, row, x)) for row in self.covariance]
+        return sensitivity, sum(map(mul, sensitivity, x))
+
+    def _forget_covariance(self) -> None:
+        """Each coefficient by itself, as uncertain as it may be."""
+        for i, row in enumerate(self.covariance):
+            row[:] = [0.0] * len(row)
+            row[i] = self._max_variances[i] * max(self.coefficients[i], 1.0) ** 2
 
     def _update_covariance(self, gains: list[float], sensitivity: list[float]) -> None:
         """Subtracts what the sample has taught, and adds the drift."""
@@ -146,7 +159,8 @@ class Regression:
             if excess >= 0:
                 break
             row = [value - gains[i] * other for value, other in zip(self.covariance[i], sensitivity, strict=True)]
-            values = [value - excess * covariance / row[i] for value, covariance in zip(values, row, strict=True)]
+            if row[i] > 0:
+                values = [value - excess * covariance / row[i] for value, covariance in zip(values, row, strict=True)]
             values[i] = self._floor
         return [max(value, self._floor) for value in values]
 

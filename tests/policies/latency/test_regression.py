@@ -89,6 +89,17 @@ def test_the_variance_of_an_unused_term_is_bounded() -> None:
     assert fit.predict((1.0, 1.0)) == pytest.approx(4.0, rel=0.1)
 
 
+@pytest.mark.parametrize("covariance", [[[1.0, -2.0], [-2.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]], [[1e308] * 2] * 2])
+def test_a_matrix_that_rounding_made_no_covariance_is_forgotten(covariance: list[list[float]]) -> None:
+    """By numbers of a saved state that no machine has: each term is learned anew, and no sample fails."""
+    fit = Regression(OWN[:2])
+    fit.covariance = [list(row) for row in covariance]
+    for actual in (0.001, *[3.0] * 30):
+        fit.update((1.0, 1.0), actual)
+    assert fit.predict((1.0, 1.0)) == pytest.approx(3.0, rel=0.1)
+    assert all(0 < fit.covariance[i][i] <= 13.0 * max(1.0, fit.coefficients[i]) ** 2 for i in range(2))
+
+
 feature = st.floats(0, 1e5)
 samples = st.lists(st.tuples(st.tuples(st.just(1e-3), feature, feature), st.floats(1e-4, 1e5)), max_size=40)
 
