@@ -248,15 +248,19 @@ class Forecast:
     prefill: float = 0.0  # s of engine time for this prompt; 0 for an API
 
     def quantile(self, q: float) -> float:
-        """TTFT, s, not exceeded by a share `q` of such requests (linear between grid points)."""
+        """TTFT, s, not exceeded by a share `q` of such requests."""
+        return self.point_estimate * self.ratio(q)
+
+    def ratio(self, q: float) -> float:
+        """TTFT / `point_estimate`, not exceeded by a share `q` of such requests (linear between grid points)."""
         grid, ratios = QUANTILES, self.ratios
         i = bisect_left(grid, q)
         if i == 0:
-            return self.point_estimate * ratios[0]
+            return ratios[0]
         if i == len(grid):
-            return self.point_estimate * ratios[-1]
+            return ratios[-1]
         low, high = grid[i - 1], grid[i]
-        return self.point_estimate * (ratios[i - 1] + (ratios[i] - ratios[i - 1]) * (q - low) / (high - low))
+        return ratios[i - 1] + (ratios[i] - ratios[i - 1]) * (q - low) / (high - low)
 
     def probability(self, within: float) -> float:
         """P(TTFT <= `within` seconds), 0 to 1."""

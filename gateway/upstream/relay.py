@@ -22,7 +22,7 @@ from gateway.api.api_error import REASONS, ApiError
 from gateway.api.dialects import error_event
 from gateway.downstream.http_request import HttpRequest, date_line
 from gateway.observe.metrics.series import STALL as LOOP_STALL
-from gateway.observe.record import STAGE_NAMES, RequestOutcome
+from gateway.observe.record import RELAY, STAGE_NAMES, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.stream_rescue import StreamRescue
 from gateway.upstream.upstream_request import UpstreamRequest
@@ -40,6 +40,7 @@ DIVERGED = Failure(
 LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
 UNTRANSLATED = Failure(FailureKind.PROTOCOL, "The backend sent an event of no known shape.")
 STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
+STAGE_TIMINGS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)  # ms
 KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms", "x-ratelimit-")
 
 # A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
@@ -409,8 +410,8 @@ def server_timing(timeline: RequestTimeline, now: float) -> str:
     `loop_lag` is part of other stages, and is given where the event loop has stalled.
     """
     spent = timeline.record.spent
-    timing = [f"{name};dur={s * 1e3:.2f}" for name, s in zip(STAGE_NAMES, spent, strict=True) if s is not None]
-    timing.append(f"relay;dur={max(now - timeline.mark, 0.0) * 1e3:.2f}")
+    timing = [form % (s * 1e3) for form, s in zip(STAGE_TIMINGS, spent, strict=True) if s is not None]
+    timing.append(STAGE_TIMINGS[RELAY] % (max(now - timeline.mark, 0.0) * 1e3))
     lag = timeline.stalled(now)
     if lag >= LOOP_STALL:
         timing.append(f"loop_lag;dur={lag * 1e3:.2f}")

@@ -124,9 +124,9 @@ class PlacementRound:
 
     def _plan(self, queued: QueuedRequest, chosen: Candidate) -> None:
         forecast, load = chosen.forecast, chosen.load
-        alone = replace(forecast, point_estimate=max(forecast.point_estimate - load.wait - load.backlog_s, 0.0))
+        alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
         queued.prefill_s = forecast.prefill
-        queued.send_by = queued.deadline - alone.quantile(_sure(queued.route))
+        queued.send_by = queued.deadline - alone * forecast.ratio(_sure(queued.route))
 
     def _holds(self, endpoint: str, queue: Sequence[QueuedRequest]) -> bool:
         """The first prefill would cost answers their pace, and waiting helps these: they gain on it, and no request

@@ -21,7 +21,6 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from itertools import accumulate
 from math import inf
 from time import monotonic
@@ -30,9 +29,9 @@ from typing import Generic, TypeVar
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
+from gateway.observe.metrics.collected_family import CollectedFamily
 from gateway.observe.metrics.metric_table import CATALOG, Family, MetricKind
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record
 from policies.routes.route import Route
@@ -97,20 +96,7 @@ class HistogramCounts:
                 yield bound, count
 
 
-class CollectedFamily(Metric):
-    """Copy of a family at collection time. Any thread may read the samples."""
-
-    def __init__(self, name: str, doc: str, type: str, made: Callable[[], Metric]) -> None:
-        super().__init__(name, doc, type)
-        del self.samples  # the empty list of the library's constructor
-        self._made = made
-
-    @cached_property
-    def samples(self) -> list[Sample]:  # type: ignore[override]
-        return self._made().samples
-
-
-class Series(Collector, Generic[Child]):
+class Series(Generic[Child]):
     """One metric. `of`: children by label values, in the order of `labels`; made at the first access and kept."""
 
     def __init__(self, name: str, doc: str, labels: Sequence[str], new: Callable[[], Child]) -> None:
@@ -209,7 +195,7 @@ BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arr
 KEPT = 600.0  # s of history; longer than a first token may take
 
 
-class LoopLag(Collector):
+class LoopLag:
     """Measures one event loop from `start` to `close`. Exports histogram, stalls and greatest lateness."""
 
     def __init__(self) -> None:
@@ -281,7 +267,7 @@ def budgets(routes: Iterable[Route]) -> tuple[float, ...]:
     return tuple(sorted({route.ttft.budget for route in routes if route.ttft is not None}))
 
 
-class RequestMetrics(Collector):
+class RequestMetrics:
     """Sink of Records. `loop_lag` is exported too; the owner of the event loop starts it."""
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
@@ -307,7 +293,11 @@ class RequestMetrics(Collector):
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
         self.loop_lag = LoopLag()
-        self._all: list[Collector] = list(vars(self).values())
+        self._all: list[Collector] = [
+            *(self.requests, self.ttft, self.reasoning, self.answer, self.by_prompt, self.tpot, self.stage, self.slo),
+            *(self.predicted, self.error, self.covered, self.hit, self.attempts, self.hedges, self.external_refused),
+            *(self.escalations, self.rescues, self.junk, self.tokens, self.cost, self.loop_lag),
+        ]
         self._waiting: list[Record] = []
         registry.register(self)
 
