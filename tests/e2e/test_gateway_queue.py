@@ -176,7 +176,7 @@ async def test_queueing_ends_with_503_after_the_first_token_limit() -> None:
         record, headers = callers.records["r11"], callers.asking["r11"].result()[1]
     assert int(headers["retry-after"]) >= 1
     assert (record.end, record.ttft_met) == (RequestOutcome.SHED, False)
-    assert record.stages[Stage.QUEUE] == pytest.approx(1.0, abs=0.2)
+    assert 0.99 < record.stages[Stage.QUEUE] < 10.0  # a busy machine is late, and never early
 
 
 async def test_a_flooding_tenant_does_not_starve_another() -> None:
