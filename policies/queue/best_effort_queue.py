@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 
-from policies.queue.late_work import LateWork
+from policies.queue.late_work import LONG, LateWork
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER
 
@@ -30,7 +30,7 @@ class BestEffortQueue:
     def __init__(self) -> None:
         self._by_key: dict[Hashable, QueuedRequest] = {}
         self._queues: dict[tuple[str, str, str], list[QueuedRequest]] = {}
-        self._late = defaultdict[str, LateWork](LateWork)  # by route
+        self._late = defaultdict[tuple[str, bool], LateWork](LateWork)  # by route, and long or not
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -52,7 +52,7 @@ class BestEffortQueue:
         owner, queued.late_since = _owner(queued), now
         insort(self._queues.setdefault(owner, []), queued, key=_precedence)
         if queued.deadline < FOREVER:
-            self._late[queued.route.name].add(queued.tenant, queued.prefill_s, now)
+            self.late_work(queued).add(queued.tenant, queued.prefill_s, now)
 
     def remove(self, queued: QueuedRequest, now: float = NEVER) -> None:
         del self._by_key[queued.request_key]
@@ -62,17 +62,17 @@ class BestEffortQueue:
         if not queue:
             del self._queues[owner]
         if queued.deadline < FOREVER:
-            self._late[queued.route.name].add(queued.tenant, queued.prefill_s, now, times=-1)
+            self.late_work(queued).add(queued.tenant, queued.prefill_s, now, times=-1)
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
         self.remove(queued, now)
         if queued.deadline < FOREVER:
-            self._late[queued.route.name].on_begun(queued.prefill_s)
+            self.late_work(queued).on_begun(queued.prefill_s)
 
     def late_work(self, queued: QueuedRequest) -> LateWork:
-        """Of the route."""
-        return self._late[queued.route.name]
+        """Of the route, as long as the request: short prefills do not wait for a calm pool, whoever sends long ones."""
+        return self._late[queued.route.name, queued.prefill_s > LONG]
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue: the first. Above the share it is the latest in time: behind a

@@ -4,9 +4,10 @@ An answer that is late anyway is still worth its prefill to an agent's session: 
 prompt cached. But a prefill of seconds makes live sessions late, and those lose their caches in turn. Rules:
 - A late prefill above LONG seconds begins only while the pool is calm: its answers use at most CALM of the pace that
   they can bear, in the mean over the engines that are up.
-- Engines take late work at a rate that is learned: seconds of prefill begun per second in which late work waited. The
-  wait follows (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the
-  wait as Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
+- Engines take late work at a rate that is learned: seconds of prefill begun per second in which late work waited; of
+  prefills above LONG and of others apart, as these need no calm. The wait follows (Little's law). A request that
+  would wait above PATIENCE is refused at once, with MARGIN times the wait as Retry-After, rather than after a minute;
+  not where only a prefill in progress, shorter than that, is ahead.
 - Tenants take turns: of another tenant's work, no more is ahead of a request than of its own.
 - A refused request that comes back within COMES_BACK times Retry-After is the first among the late requests of its
   tenant and route, and is not refused again before RETURNED_PATIENCE. So is a later turn of the same session.
@@ -52,7 +53,8 @@ class WorkByTenant:
 
 
 class LateWork:
-    """Late requests of a route in the queue, and the rate at which engines take their prefills while any waits."""
+    """Late requests of a route in the queue, all long or all short ones, and the rate at which engines take their
+    prefills while any waits."""
 
     def __init__(self, updated_at: float = NEVER) -> None:
         self.requests = 0

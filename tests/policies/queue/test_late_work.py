@@ -125,6 +125,21 @@ def test_work_that_begins_shortens_the_wait() -> None:
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
 
 
+def test_long_late_prompts_of_one_tenant_get_no_short_one_of_another_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for a calm pool, and no engine takes them meanwhile; a short one waits for an idle engine alone."""
+    queue = QueueFixture((ONE, TWO))
+    monkeypatch.setattr(late_work, "CALM", 0.0)
+    calm_on_one_busy_on_two(queue)
+    for number in range(60):
+        queue.enter(f"long {number}", **LONG_LATE, tenant="flood", blocks=(1,))
+        queue.release(later=1.0)
+    filling = queue.fill(ONE)
+    assert queue.enter("short", tokens=14_000, budget=0.15, tenant="other") == []
+    queue.first_tokens(*filling)
+    assert queue.release(later=0.1) == ["short"]
+    assert queue.destination("short") == ONE.id
+
+
 def test_refused_late_work_is_none_that_has_begun() -> None:
     """Engines that go down take nothing: those that wait for them afterwards are told no shorter wait."""
     queue = QueueFixture()
