@@ -206,7 +206,7 @@ class Backend(Protocol):
         return None
 
     def read_load(self, body: bytes) -> Mapping[str, float | None]:
-        """Fields of policies.types.EngineLoad by name (the packages do not know each other)."""
+        """Fields of policies.fleet.engine_load.EngineLoad by name (the packages do not know each other)."""
         return {}
 
     def read_adapters(self, body: bytes) -> tuple[tuple[str, ...], int | None]:

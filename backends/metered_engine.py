@@ -29,7 +29,7 @@ EngineMetricNames = tuple[bytes, ...]  # names of the same meaning over versions
 
 @dataclass(frozen=True, slots=True)
 class LoadMetrics:
-    """Names of an engine's load series. `read` returns fields of policies.types.EngineLoad."""
+    """Names of an engine's load series. `read` returns fields of policies.fleet.engine_load.EngineLoad."""
 
     running: EngineMetricNames = ()
     waiting: EngineMetricNames = ()

@@ -99,22 +99,6 @@ class Health(Enum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """A scrape of an engine's metrics. None: not reported."""
-
-    running: int | None = None
-    waiting: int | None = None
-    kv_usage: float | None = None  # 0 to 1
-    block_size: int | None = None  # tokens
-    kv_blocks: int | None = None  # capacity, in blocks
-    started_at: float | None = None  # engine's own wall clock, s; a change means a restart
-    prefix_queries: float | None = None  # counters, tokens
-    prefix_hits: float | None = None
-    adapters: tuple[str, ...] = ()  # LoRA adapters of running requests
-    adapter_slots: int | None = None
-
-
 @dataclass(slots=True)
 class Load:
     """Load of an endpoint at time `at`.

@@ -25,10 +25,11 @@ from backends.http.connection_pool import BufferedReply, ConnectionPool
 from backends.interface import Backend, HttpCall
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import Fleet
 from policies.fleet.lost_promises import LostPromises
 from policies.routes.route import Route
-from policies.types import NEVER, EngineLoad, Load
+from policies.types import NEVER, Load
 
 log = logging.getLogger("firsttoken")
 

@@ -24,9 +24,10 @@ from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingU
 from gateway.config.models import Config
 from gateway.config.pool_section import PoolSection
 from gateway.replay.traces import BLOCK
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.routes.route import Route, ScorerName
-from policies.types import FOREVER, AdapterFacts, EngineLoad, Pool
+from policies.types import FOREVER, AdapterFacts, Pool
 
 API_OVERHEAD = 0.015  # s, for a fleet of APIs only: far below their shortest TTFT
 

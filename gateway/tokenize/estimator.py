@@ -370,24 +370,26 @@ class Estimator:
 
     async def _read_rest(self, positions: list[Position], prompt: Prompt, cache_group: str) -> list[Position]:
         """Read to the end of the prompt, in a thread where that would hold the loop."""
-
-        def open_all() -> list[Tail]:
-            return [self._tokenizer.open(position, prompt, cache_group) for position in positions]
-
-        def read_all(tails: list[Tail]) -> list[Position]:
-            return [self._tokenizer.read(tail, cache_group) for tail in tails]
-
         loop = asyncio.get_running_loop()
         known, parts = min(len(position.blocks) for position in positions), len(prompt.digests)
         effort = prompt.size + PART_EFFORT * parts  # an upper bound, nearly always low enough
         if effort > self._open_bytes:
             effort = prompt.size_from(known) + PART_EFFORT * (parts - known)
         if effort > self._open_bytes:
-            return await loop.run_in_executor(self.executor, lambda: read_all(open_all()))
-        tails = open_all()
+            return await loop.run_in_executor(self.executor, self._open_and_read, positions, prompt, cache_group)
+        tails = self._open(positions, prompt, cache_group)
         if sum(map(self._effort, tails)) > self._inline_effort:
-            return await loop.run_in_executor(self.executor, read_all, tails)
-        return read_all(tails)
+            return await loop.run_in_executor(self.executor, self._read, tails, cache_group)
+        return self._read(tails, cache_group)
+
+    def _open(self, positions: list[Position], prompt: Prompt, cache_group: str) -> list[Tail]:
+        return [self._tokenizer.open(position, prompt, cache_group) for position in positions]
+
+    def _read(self, tails: list[Tail], cache_group: str) -> list[Position]:
+        return [self._tokenizer.read(tail, cache_group) for tail in tails]
+
+    def _open_and_read(self, positions: list[Position], prompt: Prompt, cache_group: str) -> list[Position]:
+        return self._read(self._open(positions, prompt, cache_group), cache_group)
 
     def _effort(self, tail: Tail) -> float:
         return tail.effort(self._encoders(tail.position.config.tokenizer).speed)

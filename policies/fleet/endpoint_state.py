@@ -14,6 +14,7 @@ from policies.fleet.circuit_breaker import (
     EjectionCause,
     LearnedRateLimit,
 )
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.fleet.rate_limits import ReportedLimits
 from policies.latency.learned_state import LearnedEndpoint
@@ -38,7 +39,7 @@ from policies.latency.ttft_predictor import (
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.prefix_cache.residency import ResidencyStatistics
 from policies.quota.external_use import ExternalUse
-from policies.types import FOREVER, NEVER, AttemptOutcome, Candidate, Endpoint, EngineLoad, Load, Pool, PoolEstimate
+from policies.types import FOREVER, NEVER, AttemptOutcome, Candidate, Endpoint, Load, Pool, PoolEstimate
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 DEFAULT_PROMPT = 1_000.0  # uncached tokens, before any prompt

@@ -30,6 +30,7 @@ from policies.fleet.endpoint_state import (
     EndpointStatistics,
     InFlightAttempt,
 )
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
 from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, kept_share
@@ -46,7 +47,6 @@ from policies.types import (
     AttemptOutcome,
     Candidate,
     Endpoint,
-    EngineLoad,
     FleetSnapshot,
     Forecast,
     Health,

@@ -23,9 +23,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.observe.metrics.series import HistogramCounts, LoopLag, RequestMetrics, Series, gauge, total
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.lost_promises import LostPromises
 from policies.routes.route import Route
-from policies.types import EngineLoad, Health, Load
+from policies.types import Health, Load
 
 STATES = {Health.UP: 1.0, Health.PROBING: 0.5, Health.DOWN: 0.0}
 

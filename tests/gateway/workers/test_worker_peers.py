@@ -16,8 +16,8 @@ from gateway.cluster.gossip import PEER_TIMEOUT, PeerUpdate, ages_to_times
 from gateway.fleet.monitor import PollResult
 from gateway.process import listen_unix
 from gateway.workers.worker_peers import POLL, RECENT_BLOCKS, SIZE, UNREAD, WorkerPeers
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLoad
-from policies.types import EngineLoad
 from tests.support.simulated import eventually
 
 NAMES = ("small/a", "small/b")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport
 from policies.routing.candidates import FleetView
-from policies.types import AttemptOutcome, Candidate, EngineLoad
+from policies.types import AttemptOutcome, Candidate
 from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 
 

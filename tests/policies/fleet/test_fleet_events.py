@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.prefix_cache.residency import Residency
-from policies.types import AttemptOutcome, EngineLoad
+from policies.types import AttemptOutcome
 from tests.policies.fleets import ONE, TWO, answer, fleet, prompt, send
 
 ASKED = prompt(645, blocks=40)

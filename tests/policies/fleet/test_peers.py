@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.fleet.circuit_breaker import EJECTION
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import NO_LOAD, PeerLoad, PeerReader, combined
 from policies.latency.token_counts import PrefillQueue
 from policies.latency.tpot import STALL_GRID
-from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, EngineLoad, Health
+from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 
 MISS_CURVES = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from policies.types import EngineLoad
+from policies.fleet.engine_load import EngineLoad
 from tests.policies.simulated import ONE, SimulatedFleet, TimedRequest
 
 

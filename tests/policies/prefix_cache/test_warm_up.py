@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.warm_up import (
     JITTER,
@@ -14,7 +15,7 @@ from policies.prefix_cache.warm_up import (
     is_idle,
     warm_up_tokens,
 )
-from policies.types import EngineLoad, Health, Load
+from policies.types import Health, Load
 from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, fleet, load
 
 # --------------------------------------------------------------------------- lost caches

@@ -25,8 +25,9 @@ from gateway.observe.metrics.scrape_collectors import EndpointCollector, Gateway
 from gateway.observe.metrics.series import BATCH, PROMPTS, Counter, Histogram, RequestMetrics
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage
 from gateway.observe.trace_context import Trace
+from policies.fleet.engine_load import EngineLoad
 from policies.routes.route import Route
-from policies.types import AttemptKind, AttemptOutcome, EngineLoad, Health, Load
+from policies.types import AttemptKind, AttemptOutcome, Health, Load
 from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
