@@ -28,6 +28,7 @@ from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.estimator import Estimator
 from policies.fleet.fleet import Fleet
+from policies.latency.token_counts import AnswerLengths
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest, uncached_tokens
@@ -55,6 +56,7 @@ class Decider:
     def __init__(self, estimator: Estimator, fleet: Fleet) -> None:
         self.estimator = estimator
         self.fleet = fleet
+        self.answer_lengths = fleet.answer_lengths
 
     async def parse(
         self,
@@ -86,7 +88,7 @@ class Decider:
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
-        expected = self.fleet.expected_output(route.name, route.output_cap(request.max_tokens))
+        expected = self.answer_lengths.expected_output(route.name, route.output_cap(request.max_tokens))
         estimate = await self.estimator.estimate(
             request.prompt, route.pools, tenant.cache_group, expected, route.adapters
         )
@@ -100,23 +102,23 @@ class Decider:
     ) -> Decision:
         """The decision at this moment without the queue. Changes nothing."""
         now = monotonic()
-        queued = queued_request(self.fleet, request, route, estimate, tenant, sequence, now)
+        queued = queued_request(self.answer_lengths, request, route, estimate, tenant, sequence, now)
         return decide(queued, self.fleet.snapshot(now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
-            self.fleet.observe_output(record.route, -(-record.output_tokens // record.choices))
+            self.answer_lengths.observe_output(record.route, -(-record.output_tokens // record.choices))
         if record.ttft_of == "answer" and record.stream and record.ttft is not None:
             answered = record.total if record.promised is None else record.promised  # at least
-            self.fleet.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
+            self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
 
     def any_usable(self, now: float) -> bool:
         return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
 
 
 def queued_request(
-    fleet: Fleet,
+    answer_lengths: AnswerLengths,
     request: InferenceRequest,
     route: Route,
     estimate: PromptEstimate,
@@ -124,7 +126,7 @@ def queued_request(
     sequence: int,
     now: float,
 ) -> QueuedRequest:
-    reasoning = fleet.expected_reasoning(route, now) if request.stream else None
+    reasoning = answer_lengths.expected_reasoning(route, now) if request.stream else None
     return QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight, reasoning)
 
 
@@ -192,7 +194,7 @@ class RequestQueue:
         """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout."""
         self.sequence += 1
         now = monotonic()
-        queued = queued_request(self.fleet, request, route, estimate, tenant, self.sequence, now)
+        queued = queued_request(self.fleet.answer_lengths, request, route, estimate, tenant, self.sequence, now)
         if self._waiters or self.dispatch_pending:
             self.scheduler.enter(queued)
             waiter = self._hold(queued, now)

@@ -242,7 +242,7 @@ class LearnedKeeper(Collector):
         for pool in tokenizers:
             with suppress(ValueError):
                 scales[pool] = self._fleet.token_scale(pool).learned()
-        lengths = dict(self._fleet.learned_lengths())
+        lengths = dict(self._fleet.answer_lengths.learned())
         return SavedState(VERSION, time(), servers, endpoints, tokenizers, scales, lengths)
 
     def _servers(self) -> dict[str, str]:
@@ -289,7 +289,9 @@ class LearnedKeeper(Collector):
                 with suppress(ValueError):
                     self._fleet.token_scale(pool).restore(scale, age)
         routes = {route.name for route in self._runtime.current.routes.all}
-        self._fleet.restore_lengths({name: found for name, found in state.lengths.items() if name in routes}, age)
+        self._fleet.answer_lengths.restore(
+            {name: found for name, found in state.lengths.items() if name in routes}, age
+        )
         self._restored = len(restored)
         text = "learned state of %d of %d endpoints restored from %s, saved %.0f s ago"
         log.info(text, len(restored), len(servers), self._store.name, age)

@@ -120,7 +120,7 @@ class SimGateway:
             self.clock.at(request.entered_at + limit, self._on_queue_timeout, request.number, request.entered_at)
 
     def _estimate(self, arrival: Arrival, route: Route, result: RequestResult) -> PromptEstimate:
-        estimate = estimate_of(arrival, route, self.fleet.expected_output(route.name))
+        estimate = estimate_of(arrival, route, self.fleet.answer_lengths.expected_output(route.name))
         if not route.budget_grows:
             return estimate
         if self.clairvoyant is not None:
@@ -300,7 +300,7 @@ class SimGateway:
         cached = result.cached if pool.local else None
         reported = AttemptReport(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
         self.fleet.on_ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
-        self.fleet.observe_output(result.route, event.output_tokens)
+        self.fleet.answer_lengths.observe_output(result.route, event.output_tokens)
         result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
         self._close(request, ReplayOutcome.COMPLETED)
 

@@ -33,8 +33,8 @@ from policies.fleet.endpoint_state import (
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
-from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, kept_share
-from policies.latency.token_counts import OutputLengths, ReasoningTimes, TokenScale
+from policies.latency.learned_state import LearnedEndpoint, kept_share
+from policies.latency.token_counts import AnswerLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
@@ -64,6 +64,7 @@ class Fleet:
     """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`."""
 
     def __init__(self, pools: Iterable[Pool]) -> None:
+        self.answer_lengths = AnswerLengths()
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
@@ -74,9 +75,7 @@ class Fleet:
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
         self._attempts: dict[Hashable, InFlightAttempt] = {}
-        self._output_lengths: dict[str, OutputLengths] = {}  # by route
         self._external_use = defaultdict[str, ExternalUse](ExternalUse)  # by route with a limit
-        self._reasoning_times = defaultdict[tuple[str, str], ReasoningTimes](ReasoningTimes)  # by route and pool
         self._unpublished: dict[EndpointState, None] = {}
         self._changed: dict[EndpointState, None] = {}  # since the last snapshot, in order
         self._recheck_at = NEVER
@@ -211,17 +210,6 @@ class Fleet:
         state = self._pools.get(pool)
         return TokenScale() if state is None else state.scale
 
-    def expected_output(self, route: str, max_tokens: int | None = None) -> int:
-        return (self._output_lengths.get(route) or OutputLengths()).expected(max_tokens)
-
-    def expected_reasoning(self, route: Route, now: float) -> Mapping[str, float] | None:
-        """Seconds of reasoning before the answer, by pool, that the route's target share of answers kept to; None: the
-        route's budget is not of the answer."""
-        if not route.promises_answer:
-            return None
-        times = self._reasoning_times
-        return {pool: times[route.name, pool].quantile(route.target, now) for pool in route.pools}
-
     def tpot_alone(self, pool: str) -> float | None:
         """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet."""
         state = self._pools.get(pool)
@@ -236,10 +224,6 @@ class Fleet:
         """The state that survives a restart; None: none yet. Raises ValueError for values that must not be kept."""
         state = self._states.get(endpoint_id)
         return None if state is None or not state.predictor.samples else state.learned(now)
-
-    def learned_lengths(self) -> Mapping[str, LearnedLengths]:
-        """Of answers, by route."""
-        return {route: lengths.learned() for route, lengths in self._output_lengths.items()}
 
     def restore(self, endpoints: Mapping[str, LearnedEndpoint], age: float, now: float) -> list[str]:
         """Brings back what was learned, up to a time `age` seconds ago, of endpoints of which less is known now.
@@ -256,12 +240,6 @@ class Fleet:
         for pool in self._pools.values():
             share_predictors(pool.members)
         return restored
-
-    def restore_lengths(self, lengths: Mapping[str, LearnedLengths], age: float) -> None:
-        for route, saved in lengths.items():
-            if route not in self._output_lengths:
-                self._output_lengths[route] = OutputLengths()
-                self._output_lengths[route].restore(saved, age)
 
     # ----------------------------------------------------------------- events of attempts
 
@@ -420,16 +398,6 @@ class Fleet:
         for state in touched:
             state.on_progress(now)
             self._touch(state)
-
-    def observe_output(self, route: str, tokens: int) -> None:
-        """An answer of this route completed with `tokens` tokens."""
-        if route not in self._output_lengths:
-            self._output_lengths[route] = OutputLengths()
-        self._output_lengths[route].observe(tokens)
-
-    def observe_reasoning(self, route: str, pool: str, seconds: float, now: float) -> None:
-        """The answer began so long after the first token."""
-        self._reasoning_times[route, pool].observe(seconds, now)
 
     # ----------------------------------------------------------------- events of endpoints
 

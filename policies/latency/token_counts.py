@@ -1,4 +1,4 @@
-"""Token counts: in flight to an engine, of prompts by pool, and of answers by route.
+"""Token counts: in flight to an engine, of prompts by pool, and of answers by route, with the times of reasoning.
 
 Prompt tokens in flight, without a first token yet, are exact, and known at once. Rules:
 - An attempt is charged its uncached prompt tokens when it is sent; its first token clears the charge, any end
@@ -15,12 +15,13 @@ The counts of prompts and answers are learned from what engines report.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from policies.latency.learned_state import LearnedLengths, LearnedRegression, kept_share
 from policies.latency.online_learning import Regression
+from policies.routes.route import Route
 from policies.types import NEVER
 
 REMAINDER = 0.1  # of the charge: about the share by which a prefill exceeds its predicted time
@@ -219,3 +220,43 @@ class OutputLengths:
         """Expected tokens of an answer which may have at most `max_tokens`."""
         expected = round(self._mean)
         return max(1, expected if max_tokens is None else min(expected, max_tokens))
+
+
+class AnswerLengths:
+    """Learned lengths of answers: output tokens by route, and seconds of reasoning by route and pool."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[str, OutputLengths] = {}  # by route
+        self._reasoning = defaultdict[tuple[str, str], ReasoningTimes](ReasoningTimes)  # by route and pool
+
+    def expected_output(self, route: str, max_tokens: int | None = None) -> int:
+        """Expected tokens of an answer which may have at most `max_tokens`."""
+        return (self._outputs.get(route) or OutputLengths()).expected(max_tokens)
+
+    def observe_output(self, route: str, tokens: int) -> None:
+        """An answer of this route completed with `tokens` tokens."""
+        if route not in self._outputs:
+            self._outputs[route] = OutputLengths()
+        self._outputs[route].observe(tokens)
+
+    def expected_reasoning(self, route: Route, now: float) -> Mapping[str, float] | None:
+        """Seconds of reasoning before the answer, by pool, that the route's target share of answers kept to; None: the
+        route's budget is not of the answer."""
+        if not route.promises_answer:
+            return None
+        return {pool: self._reasoning[route.name, pool].quantile(route.target, now) for pool in route.pools}
+
+    def observe_reasoning(self, route: str, pool: str, seconds: float, now: float) -> None:
+        """The answer began `seconds` after the first token."""
+        self._reasoning[route, pool].observe(seconds, now)
+
+    def learned(self) -> Mapping[str, LearnedLengths]:
+        """Output tokens by route: the state that survives a restart."""
+        return {route: lengths.learned() for route, lengths in self._outputs.items()}
+
+    def restore(self, saved: Mapping[str, LearnedLengths], age: float) -> None:
+        """Brings back what was saved `age` seconds ago, of routes without an answer since the start."""
+        for route, lengths in saved.items():
+            if route not in self._outputs:
+                self._outputs[route] = OutputLengths()
+                self._outputs[route].restore(lengths, age)

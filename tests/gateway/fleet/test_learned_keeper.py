@@ -56,7 +56,7 @@ class Process:
             self.fleet.on_first_token(key, at + ttft)
             done = AttemptReport(1_000, 0, 20, 0.09)
             self.fleet.on_ended(key, AttemptOutcome.COMPLETED, at + ttft + 1, done)
-        self.fleet.observe_output("chat", 900)
+        self.fleet.answer_lengths.observe_output("chat", 900)
 
     @property
     def p50(self) -> float:
@@ -91,7 +91,7 @@ async def test_a_process_begins_where_the_last_one_ended(tmp_path: Path, caplog:
     assert after.p50 == pytest.approx(before.p50, rel=0.02)
     assert cold.p50 < before.p50 / 5
     assert after.fleet.token_scale("small").scale > 1.2
-    assert after.fleet.expected_output("chat") == before.fleet.expected_output("chat")
+    assert after.fleet.answer_lengths.expected_output("chat") == before.fleet.answer_lengths.expected_output("chat")
     assert [entry.name for entry in home.iterdir()] == [FILE]
     assert (home / FILE).stat().st_mode & 0o777 == 0o600
     assert "learned state of 1 of 1 endpoints restored from" in caplog.text

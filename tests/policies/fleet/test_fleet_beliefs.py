@@ -86,15 +86,6 @@ def test_tpot_and_token_counts_are_learned_from_reports() -> None:
     assert to.token_scale("api").correct(500, 1) == 507
 
 
-def test_the_length_of_answers_is_learned_by_route() -> None:
-    """Bounded by max_tokens."""
-    to = fleet()
-    for _ in range(300):
-        to.observe_output("chat", 40)
-    assert to.expected_output("chat") == pytest.approx(40, abs=1)
-    assert (to.expected_output("chat", 20), to.expected_output("code")) == (20, 256)
-
-
 # --------------------------------------------------------------------------- health
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policies.latency.learned_state import LearnedLengths
-from policies.latency.token_counts import MAX_LENGTH, PRIOR_LENGTH, OutputLengths
+from policies.latency.token_counts import MAX_LENGTH, PRIOR_LENGTH, AnswerLengths, OutputLengths
 
 
 def learned(*tokens: int) -> OutputLengths:
@@ -37,3 +39,12 @@ def test_an_absurd_length_is_outlived_within_hundreds_of_answers() -> None:
     assert lengths.expected() < 220
     lengths.restore(LearnedLengths(1e18, 100), age=0.0)
     assert lengths.expected() == MAX_LENGTH
+
+
+def test_the_length_of_answers_is_learned_by_route() -> None:
+    """Bounded by max_tokens."""
+    lengths = AnswerLengths()
+    for _ in range(300):
+        lengths.observe_output("chat", 40)
+    assert lengths.expected_output("chat") == pytest.approx(40, abs=1)
+    assert (lengths.expected_output("chat", 20), lengths.expected_output("code")) == (20, 256)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from policies.fleet.fleet import Fleet
-from policies.latency.token_counts import REASONING_AGE, ReasoningTimes
-from policies.types import Endpoint, Pool
+from policies.latency.token_counts import REASONING_AGE, AnswerLengths, ReasoningTimes
 from tests.policies.deciding import preset
-
-POOLS = (
-    Pool("thinker", "m", (Endpoint("thinker/a", "thinker"),)),
-    Pool("direct", "n", (Endpoint("direct/a", "direct"),)),
-)
 
 
 def test_a_quantile_is_one_of_the_observed_times() -> None:
@@ -34,10 +27,10 @@ def test_old_and_many_times_are_forgotten() -> None:
 
 def test_reasoning_is_expected_for_the_pools_of_routes_that_promise_the_answer() -> None:
     """Each route and pool has times of its own; other routes have none."""
-    fleet = Fleet(POOLS)
+    lengths = AnswerLengths()
     promised = preset("chat", {"name": "deep", "tiers": ["thinker", "direct"], "ttft": {"of": "answer"}})
     usual = preset("chat", {"name": "chat", "tiers": ["thinker"]})
-    fleet.observe_reasoning("deep", "thinker", 4.0, now=1.0)
-    fleet.observe_reasoning("other", "direct", 9.0, now=1.0)
-    assert fleet.expected_reasoning(promised, 2.0) == {"thinker": 4.0, "direct": 0.0}
-    assert fleet.expected_reasoning(usual, 2.0) is None
+    lengths.observe_reasoning("deep", "thinker", 4.0, now=1.0)
+    lengths.observe_reasoning("other", "direct", 9.0, now=1.0)
+    assert lengths.expected_reasoning(promised, 2.0) == {"thinker": 4.0, "direct": 0.0}
+    assert lengths.expected_reasoning(usual, 2.0) is None
