@@ -378,7 +378,7 @@ class Estimator:
         if effort > self._open_bytes:
             return await loop.run_in_executor(self.executor, self._open_and_read, positions, prompt, cache_group)
         tails = self._open(positions, prompt, cache_group)
-        if sum(map(self._effort, tails)) > self._inline_effort:
+        if sum([self._effort(tail, cache_group) for tail in tails]) > self._inline_effort:
             return await loop.run_in_executor(self.executor, self._read, tails, cache_group)
         return self._read(tails, cache_group)
 
@@ -391,5 +391,5 @@ class Estimator:
     def _open_and_read(self, positions: list[Position], prompt: Prompt, cache_group: str) -> list[Position]:
         return self._read(self._open(positions, prompt, cache_group), cache_group)
 
-    def _effort(self, tail: Tail) -> float:
-        return tail.effort(self._encoders(tail.position.config.tokenizer).speed)
+    def _effort(self, tail: Tail, cache_group: str) -> float:
+        return tail.effort(self._encoders(tail.position.config.tokenizer).speed(cache_group))

@@ -49,6 +49,10 @@ class FastTokenizer:
         self._refused_group: str | None = None  # the last
         self._refused = 0  # characters that were refused to this group
 
+    def is_free_for(self, group: str) -> bool:
+        """No text of another group is being read. A text of `worth` characters would be taken now."""
+        return group == self._group or not self._users
+
     def borrow(self, group: str, chars: int) -> bool:
         """Reserve the tokenizer for a text of so many characters. False: the reference is to read this text."""
         with self._lock:

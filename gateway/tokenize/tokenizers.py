@@ -59,7 +59,7 @@ class EncoderError(ValueError):
 
 
 class Encoder:
-    """Encodes text. `pack` encodes a segment: ids of 32 bits each. `speed`: ASCII characters per second. `library`:
+    """Encodes text. `pack` encodes a segment: ids of 32 bits each. `speed`: its ASCII characters per second. `library`:
     whose ids these are, for metrics."""
 
     def __init__(
@@ -67,8 +67,13 @@ class Encoder:
     ) -> None:
         self._pack = pack
         self._fast = fast
-        self.speed = fast.speed if fast else speed
+        self._reference_speed = speed
         self.library = FAST_LIBRARY if fast else library
+
+    def speed(self, cache_group: str) -> float:
+        """ASCII characters per second for a text of this group that is read now."""
+        fast = self._fast
+        return fast.speed if fast and fast.is_free_for(cache_group) else self._reference_speed
 
     def pack(self, text: str) -> bytes:
         """Token ids of the text alone, as unsigned 32 bits each: nothing is added before or after."""

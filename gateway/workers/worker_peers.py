@@ -84,7 +84,8 @@ class WorkerPeers:
         """`knows`: True for an endpoint of this gateway."""
         loop = asyncio.get_running_loop()
         self._knows = knows
-        self._server = await loop.create_unix_server(
+        # `create_unix_server` removes the path at the end, from Python 3.13 on: a successor could not be reached.
+        self._server = await loop.create_server(
             lambda: IncomingMessages(self._incoming, self._on_message, self._peers.remove),
             sock=self._listening,
             backlog=BACKLOG,

@@ -21,7 +21,7 @@ from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from gateway.tokenize.fast_tokenizer import KEPT, FastTokenizer, fast_encoding, fast_json
 from gateway.tokenize.tokenizers import SEGMENT_MAX, Encoder, encoder, load_ranks
 from policies.latency.token_counts import TokenScale
-from tests.gateway.tokenize.test_estimator import chat
+from tests.gateway.tokenize.test_estimator import CountingThreads, chat
 
 pytest.importorskip("splintr", reason="the extra fast-tokenizer is not installed")
 
@@ -196,6 +196,25 @@ def test_text_of_another_group_is_refused_while_a_text_is_read() -> None:
         watched.fast.give_back()
     watched.encoder.pack_segments(texts, "b")
     assert len(watched.refused) == 2
+
+
+async def test_what_the_reference_reads_meanwhile_goes_to_a_thread_by_its_own_speed() -> None:
+    """`tokenizers` takes 12 ms for what the fast tokenizer reads on the event loop."""
+    watched, threads = Watched(), CountingThreads(1)
+    shared = Estimator(
+        {"p": TokenizerConfig("cl100k_base")},
+        lambda name: TokenScale(),
+        encoders=lambda _: watched.encoder,
+        executor=threads,
+    )
+    assert watched.fast.borrow("other", 20_000)
+    await shared.estimate(chat(CODE[:20_000]), ["p"], "mine", 1)
+    assert (threads.given, bool(watched.refused)) == (1, True)
+    await shared.estimate(chat(CODE[20_000:40_000]), ["p"], "other", 1)
+    watched.fast.give_back()
+    await shared.estimate(chat(CODE[40_000:60_000]), ["p"], "mine", 1)
+    assert threads.given == 1
+    shared.close()
 
 
 def test_a_failure_gives_the_tokenizer_back() -> None:

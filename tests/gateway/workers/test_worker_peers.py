@@ -166,9 +166,9 @@ async def test_thousands_of_endpoints_are_shared(tmp_path: Path) -> None:
 async def test_messages_for_a_worker_that_hangs_are_bounded_and_made_up_for(tmp_path: Path) -> None:
     """The latest load arrives once the worker reads again."""
     gateway, connected = Gateway(tmp_path, 2), asyncio.get_running_loop().create_future()
-    hung = await asyncio.start_unix_server(lambda reader, _: connected.set_result(reader), sock=gateway.sockets[1])
+    hung = await asyncio.start_unix_server(lambda *both: connected.set_result(both), sock=gateway.sockets[1])
     sender = await gateway.start(0)
-    reader = await connected
+    reader, writer = await connected  # without `writer` the connection ends
     [connection] = sender.peers._connections
     for _ in range(200):
         sender.peers.put_poll(NAMES[0], replace(POLLED, model="x" * 50_000))
@@ -179,6 +179,7 @@ async def test_messages_for_a_worker_that_hangs_are_bounded_and_made_up_for(tmp_
         while (await next_update(reader)).get(NAMES[0]) != BUSY:
             pass
     await sender.peers.close()
+    writer.close()
     hung.close()
     gateway.sockets[0].close()
 
