@@ -1,12 +1,11 @@
-"""Learned state of an endpoint, the load which follows from it, and the attempts in flight there."""
+"""Learned state of an endpoint, and the load which follows from this state and the attempts in flight there."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from policies.fleet.adapter_slots import LOADED, AdapterSlots, AdapterWait
+from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.circuit_breaker import (
     MAX_EJECTION,
     BreakerState,
@@ -24,7 +23,6 @@ from policies.latency.tpot import (
     MAX_SHARE,
     MIN_SHARE,
     DecodeInterference,
-    DecodingAnswer,
     TpotPredictor,
     reopens_in,
 )
@@ -34,12 +32,10 @@ from policies.latency.ttft_predictor import (
     EnginePredictor,
     PrefillWork,
     TtftPredictor,
-    TtftSample,
 )
-from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
+from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import ResidencyStatistics
-from policies.quota.external_use import ExternalUse
-from policies.types import FOREVER, NEVER, AttemptOutcome, Candidate, Endpoint, Load, Pool, PoolEstimate
+from policies.types import FOREVER, NEVER, Endpoint, Load, Pool
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 DEFAULT_PROMPT = 1_000.0  # uncached tokens, before any prompt
@@ -47,8 +43,6 @@ EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
-OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
-MIN_OVERDUE = 0.5  # s
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
@@ -366,98 +360,3 @@ def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
         return abs(after.started_at - before.started_at) > RESTART_TOLERANCE
     counters = (before.prefix_queries, after.prefix_queries), (before.prefix_hits, after.prefix_hits)
     return any(old is not None and new is not None and new < old for old, new in counters)
-
-
-@dataclass(slots=True)
-class AttemptReport:
-    """Report of an attempt's answer. None: not reported."""
-
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    mean_itl: float | None = None  # s
-    engine_ttft: float | None = None  # s
-    retry_after: float | None = None  # s
-    connected: bool = True  # False: refused, or reset before a byte came
-    unknown_model: bool = False  # the server does not know the name of the model or adapter
-
-
-@dataclass(slots=True)
-class InFlightAttempt:
-    """An attempt which has not ended. `work`, `queue` and `prefill_rate` are as of the sending."""
-
-    state: EndpointState
-    candidate: Candidate
-    prompt: PoolEstimate
-    work: PrefillWork
-    predicted_ttft: float  # s
-    sent_at: float
-    stream: bool
-    pending_prompt: PendingPrompt | None  # None: nothing is known of the endpoint's cache
-    queue: PrefillQueue
-    prefill_rate: float  # tokens/s
-    answer: DecodingAnswer
-    adapter_wait: AdapterWait = LOADED
-    first_at: float | None = None
-    running: int = 0  # decoding answers at the first token
-    context: int = 0  # tokens of the prompts of these answers
-    prefill_s: float = 0.0  # sent to the endpoint in all, by then
-    external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
-
-    def cost(self, report: AttemptReport) -> float:
-        """USD."""
-        tokens = self.candidate.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
-        return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
-
-    def sample(self, ttft: float) -> TtftSample:
-        """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now."""
-        queue, work = self.queue, self.work
-        if queue.tokens:
-            rate = self.state.predictor.prefill_rate(queue.context_per_token)
-            more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
-            pairs = work.pairs + more * queue.context_per_token
-            work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
-        return TtftSample(work, self.predicted_ttft, ttft)
-
-    def learn_adapter_load(self, ttft: float) -> None:
-        """The time of the first token beyond the forecast without a load was the load."""
-        wait, adapters = self.adapter_wait, self.state.adapters
-        if wait.load_s and adapters is not None:
-            adapters.learn(ttft - self.predicted_ttft - (wait.seconds - wait.load_s))
-
-    def learn_tpot(self, itl: float, tokens: int, now: float) -> None:
-        """Teaches the inter-token latency: its spread, and without the prefills which stalled the answer."""
-        state = self.state
-        state.tpot_predictor.spread.observe(self.candidate.load, itl, now)
-        stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
-        running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
-        state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
-
-    def update_breaker(
-        self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport, outlier: bool
-    ) -> None:
-        """`outlier`: a refusal that says more of the endpoint than of the request."""
-        breaker, rate_limit = self.state.breaker, self.state.rate_limit
-        if outcome is AttemptOutcome.SILENT:
-            patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
-            breaker.on_silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
-            return
-        if outcome is AttemptOutcome.RATE_LIMITED:
-            wait = report.retry_after
-            breaker.on_rate_limited(now, self.state.limits.exhausted_for(now) if wait is None else wait)
-            if rate_limit is not None:
-                rate_limit.on_rejected(now)
-        if outlier:
-            outcome = AttemptOutcome.FAILED
-        breaker.on_ended(key, outcome, now, report.connected)
-
-    def confirm_hit(self, cached: int) -> None:
-        """Corrects the believed size of the cache by how many tokens of the believed hit were cached.
-
-        Blocks which an attempt ahead was still computing say nothing about the size.
-        """
-        believed, index = self.candidate.hit, self.state.cache.index
-        if cached + self.state.block_size > believed:
-            index.confirm(believed, believed)
-        elif not self.queue.tokens:
-            index.confirm(believed, cached)

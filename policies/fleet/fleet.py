@@ -22,28 +22,20 @@ from dataclasses import replace
 
 from policies.fleet.adapter_slots import LOADED
 from policies.fleet.circuit_breaker import CircuitBreaker
-from policies.fleet.endpoint_state import (
-    EWMA_WEIGHT,
-    STALE,
-    AttemptReport,
-    EndpointState,
-    EndpointStatistics,
-    InFlightAttempt,
-)
+from policies.fleet.endpoint_state import EWMA_WEIGHT, STALE, EndpointState, EndpointStatistics
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
 from policies.latency.learned_state import LearnedEndpoint, kept_share
 from policies.latency.token_counts import AnswerLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
-from policies.latency.ttft_predictor import MIN_TTFT
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.quota.external_use import ExternalUse
 from policies.rate_limit import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
-    TRAINED_SAMPLES,
     AttemptOutcome,
     Candidate,
     Endpoint,
@@ -300,21 +292,11 @@ class Fleet:
         attempt = self._attempts.get(key)
         if attempt is None or attempt.first_at is not None:
             return
-        state = attempt.state
-        state.last_token_at = now
-        state.newest_answered = max(state.newest_answered, attempt.sent_at)
-        attempt.first_at = now
-        attempt.running, attempt.context = state.decoding, state.decoding_context
-        attempt.prefill_s = state.interference.prefill_s
-        state.interference.on_first_token(key, attempt.answer, now)
-        state.inflight.on_first_token(key, now)
-        state.breaker.on_answer(key, now)
+        attempt.on_first_token(key, now)
         ttft = now - attempt.sent_at if attempt.stream else engine_ttft
-        if state.adapters is not None:
-            state.adapters.on_answer(attempt.prompt.adapter)
         if ttft is not None:
             self._learn_ttft(attempt, ttft, now)
-        self._touch(state)
+        self._touch(attempt.state)
 
     def on_rate_limits(self, key: Hashable, limits: Sequence[RateLimit]) -> None:
         """The reply to an attempt reports what remains of the provider's rate limits."""
@@ -334,14 +316,7 @@ class Fleet:
         if attempt is None:
             return
         state, report = attempt.state, report or AttemptReport()
-        if attempt.first_at is None and outcome is AttemptOutcome.COMPLETED:
-            state.inflight.on_first_token(key, now)
-        state.inflight.on_ended(key, now)
-        if attempt.prompt.adapter and state.adapters is not None:
-            state.adapters.on_ended(attempt.prompt.adapter, now - attempt.sent_at)
-        state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
-        if attempt.external_use is not None and report.completion_tokens is not None:
-            attempt.external_use.on_cost(attempt.cost(report) - attempt.candidate.price, now)
+        attempt.release(key, outcome, now, report)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             state.adapters.on_unknown(attempt.prompt.adapter, now)
             state.breaker.on_ended(key, AttemptOutcome.CANCELLED, now)  # the engine's other models are served
@@ -355,12 +330,8 @@ class Fleet:
             elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 waited = now - attempt.sent_at - attempt.adapter_wait.seconds
                 state.predictor.observe_at_least(attempt.sample(waited), now)
-        computed = attempt.first_at is not None or outcome is AttemptOutcome.COMPLETED
-        if computed:
-            state.newest_answered = max(state.newest_answered, attempt.sent_at)
-            if state.adapters is not None:
-                state.adapters.on_answer(attempt.prompt.adapter)
-        self._learn_from_report(key, attempt, computed, report, now)
+        pool = self._pools.get(state.pool.name)
+        attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
         self._touch(state)
 
     def is_outlier(self, endpoint_id: str) -> bool:
@@ -526,30 +497,7 @@ class Fleet:
         return state.cache.on_sent(key, prompt, session)
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
-        state, pool = attempt.state, self._pools.get(attempt.state.pool.name)
-        state.calibration.observe(ttft, attempt.candidate.forecast)
-        if attempt.adapter_wait.seconds:
-            if state.predictor.samples >= TRAINED_SAMPLES:
-                attempt.learn_adapter_load(ttft)
-                return
-            ttft = max(ttft - attempt.adapter_wait.seconds, MIN_TTFT)
-        state.predictor.observe(attempt.sample(ttft), now)
-        if pool is not None and pool.learners:
-            for learner in pool.teach(state, now):
+        pool = self._pools.get(attempt.state.pool.name)
+        if attempt.learn_ttft(ttft, now) and pool is not None and pool.learners:
+            for learner in pool.teach(attempt.state, now):
                 self._touch(learner)
-
-    def _learn_from_report(
-        self, key: Hashable, attempt: InFlightAttempt, computed: bool, report: AttemptReport, now: float
-    ) -> None:
-        """`computed`: the engine has computed the prompt."""
-        state, prompt, pending, accounted = attempt.state, attempt.prompt, attempt.pending_prompt, False
-        if pending is not None and computed:
-            accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
-        elif pending is not None:
-            state.cache.on_unanswered(key, pending)
-        if report.prompt_tokens is not None and prompt.text_tokens and (pool := self._pools.get(state.pool.name)):
-            pool.scale.observe(prompt.text_tokens, prompt.messages, report.prompt_tokens)
-        if report.mean_itl is not None:
-            attempt.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
-        if report.cached_tokens is not None and attempt.candidate.hit and state.pool.local and not accounted:
-            attempt.confirm_hit(report.cached_tokens)

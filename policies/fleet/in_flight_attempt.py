@@ -1,0 +1,180 @@
+"""An attempt in flight at an endpoint: what its first token, its end and the engine's report teach.
+
+Rules:
+- The attempt writes to the state of its own endpoint alone. Effects on the pool, on peers and on the attempts of other
+  endpoints belong to the fleet (`policies.fleet.fleet`).
+- An answer teaches under the circumstances of its sending and decoding, noted here: the queue ahead, the answers
+  beside it, the prefills that stalled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from policies.fleet.adapter_slots import LOADED, AdapterWait
+from policies.fleet.endpoint_state import EndpointState
+from policies.latency.token_counts import PrefillQueue, TokenScale
+from policies.latency.tpot import DecodingAnswer
+from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftSample
+from policies.prefix_cache.endpoint_cache import PendingPrompt
+from policies.quota.external_use import ExternalUse
+from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstimate
+
+OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
+MIN_OVERDUE = 0.5  # s
+
+
+@dataclass(slots=True)
+class AttemptReport:
+    """Report of an attempt's answer. None: not reported."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    mean_itl: float | None = None  # s
+    engine_ttft: float | None = None  # s
+    retry_after: float | None = None  # s
+    connected: bool = True  # False: refused, or reset before a byte came
+    unknown_model: bool = False  # the server does not know the name of the model or adapter
+
+
+@dataclass(slots=True)
+class InFlightAttempt:
+    """An attempt which has not ended. `work`, `queue` and `prefill_rate` are as of the sending."""
+
+    state: EndpointState
+    candidate: Candidate
+    prompt: PoolEstimate
+    work: PrefillWork
+    predicted_ttft: float  # s
+    sent_at: float
+    stream: bool
+    pending_prompt: PendingPrompt | None  # None: nothing is known of the endpoint's cache
+    queue: PrefillQueue
+    prefill_rate: float  # tokens/s
+    answer: DecodingAnswer
+    adapter_wait: AdapterWait = LOADED
+    first_at: float | None = None
+    running: int = 0  # decoding answers at the first token
+    context: int = 0  # tokens of the prompts of these answers
+    prefill_s: float = 0.0  # sent to the endpoint in all, by then
+    external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
+
+    def on_first_token(self, key: Hashable, now: float) -> None:
+        """The answer decodes from now on."""
+        state = self.state
+        state.last_token_at = self.first_at = now
+        self.running, self.context = state.decoding, state.decoding_context
+        self.prefill_s = state.interference.prefill_s
+        state.interference.on_first_token(key, self.answer, now)
+        state.inflight.on_first_token(key, now)
+        state.breaker.on_answer(key, now)
+        self._on_answer()
+
+    def _on_answer(self) -> None:
+        """The endpoint answers, be it with the first token or with the end."""
+        self.state.newest_answered = max(self.state.newest_answered, self.sent_at)
+        if self.state.adapters is not None:
+            self.state.adapters.on_answer(self.prompt.adapter)
+
+    def release(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
+        """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
+        state = self.state
+        if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
+            state.inflight.on_first_token(key, now)
+        state.inflight.on_ended(key, now)
+        if self.prompt.adapter and state.adapters is not None:
+            state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
+        state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
+        if self.external_use is not None and report.completion_tokens is not None:
+            self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
+
+    def cost(self, report: AttemptReport) -> float:
+        """USD."""
+        tokens = self.candidate.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
+        return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
+
+    def sample(self, ttft: float) -> TtftSample:
+        """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now."""
+        queue, work = self.queue, self.work
+        if queue.tokens:
+            rate = self.state.predictor.prefill_rate(queue.context_per_token)
+            more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
+            pairs = work.pairs + more * queue.context_per_token
+            work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
+        return TtftSample(work, self.predicted_ttft, ttft)
+
+    def learn_ttft(self, ttft: float, now: float) -> bool:
+        """Teaches the TTFT, in seconds. False: the time taught the load of an adapter, not the endpoint's predictor."""
+        state = self.state
+        state.calibration.observe(ttft, self.candidate.forecast)
+        if self.adapter_wait.seconds:
+            if state.predictor.samples >= TRAINED_SAMPLES:
+                self.learn_adapter_load(ttft)
+                return False
+            ttft = max(ttft - self.adapter_wait.seconds, MIN_TTFT)
+        state.predictor.observe(self.sample(ttft), now)
+        return True
+
+    def learn_adapter_load(self, ttft: float) -> None:
+        """The time of the first token beyond the forecast without a load was the load."""
+        wait, adapters = self.adapter_wait, self.state.adapters
+        if wait.load_s and adapters is not None:
+            adapters.learn(ttft - self.predicted_ttft - (wait.seconds - wait.load_s))
+
+    def learn_tpot(self, itl: float, tokens: int, now: float) -> None:
+        """Teaches the inter-token latency: its spread, and without the prefills which stalled the answer."""
+        state = self.state
+        state.tpot_predictor.spread.observe(self.candidate.load, itl, now)
+        stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
+        running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
+        state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
+
+    def update_breaker(
+        self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport, outlier: bool
+    ) -> None:
+        """`outlier`: a refusal that says more of the endpoint than of the request."""
+        breaker, rate_limit = self.state.breaker, self.state.rate_limit
+        if outcome is AttemptOutcome.SILENT:
+            patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
+            breaker.on_silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
+            return
+        if outcome is AttemptOutcome.RATE_LIMITED:
+            wait = report.retry_after
+            breaker.on_rate_limited(now, self.state.limits.exhausted_for(now) if wait is None else wait)
+            if rate_limit is not None:
+                rate_limit.on_rejected(now)
+        if outlier:
+            outcome = AttemptOutcome.FAILED
+        breaker.on_ended(key, outcome, now, report.connected)
+
+    def learn_from_report(
+        self, key: Hashable, outcome: AttemptOutcome, report: AttemptReport, scale: TokenScale | None, now: float
+    ) -> None:
+        """Teaches the contents of the cache, the token scale of the pool, and the inter-token latency."""
+        state, pending, accounted = self.state, self.pending_prompt, False
+        computed = self.first_at is not None or outcome is AttemptOutcome.COMPLETED  # the engine has read the prompt
+        if computed:
+            self._on_answer()
+        if pending is not None and computed:
+            accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
+        elif pending is not None:
+            state.cache.on_unanswered(key, pending)
+        if report.prompt_tokens is not None and self.prompt.text_tokens and scale is not None:
+            scale.observe(self.prompt.text_tokens, self.prompt.messages, report.prompt_tokens)
+        if report.mean_itl is not None:
+            self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
+        if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
+            self.confirm_hit(report.cached_tokens)
+
+    def confirm_hit(self, cached: int) -> None:
+        """Corrects the believed size of the cache by how many tokens of the believed hit were cached.
+
+        Blocks which an attempt ahead was still computing say nothing about the size.
+        """
+        believed, index = self.candidate.hit, self.state.cache.index
+        if cached + self.state.block_size > believed:
+            index.confirm(believed, believed)
+        elif not self.queue.tokens:
+            index.confirm(believed, cached)
