@@ -201,6 +201,7 @@ class LoopLag:
     def __init__(self) -> None:
         self.seconds = histogram("firsttoken_loop_lag_seconds")
         self.stalls = counter("firsttoken_loop_stalls_total")
+        self.parts: Sequence[Collector] = (self.seconds, self.stalls)
         self._stalled = self.stalls.of[()]  # shown from the start
         self._greatest = 0.0  # since the last scrape
         self._due = inf
@@ -293,7 +294,7 @@ class RequestMetrics:
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
         self.loop_lag = LoopLag()
-        self._all: list[Collector] = [
+        self.parts: list[Collector] = [
             *(self.requests, self.ttft, self.reasoning, self.answer, self.by_prompt, self.tpot, self.stage, self.slo),
             *(self.predicted, self.error, self.covered, self.hit, self.attempts, self.hedges, self.external_refused),
             *(self.escalations, self.rescues, self.junk, self.tokens, self.cost, self.loop_lag),
@@ -313,7 +314,7 @@ class RequestMetrics:
     def collect(self) -> Iterable[Metric]:
         """Includes every Record passed in so far."""
         self.count()
-        for series in self._all:
+        for series in self.parts:
             yield from series.collect()
 
     def __call__(self, record: Record) -> None:
