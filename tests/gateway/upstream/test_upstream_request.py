@@ -11,7 +11,7 @@ from backends import failures
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from gateway.upstream.upstream_request import MAX_ERROR, MAX_HELD, UpstreamRequest
-from policies.types import AttemptOutcome
+from policies.types import AttemptOutcome, PoolEstimate
 from tests.gateway.builders import (
     ANSWER,
     DONE,
@@ -25,6 +25,7 @@ from tests.gateway.builders import (
     RecordingFleet,
     RecordingListener,
     RecordingSink,
+    candidate,
     run,
 )
 from tests.support.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
@@ -363,6 +364,17 @@ def test_an_attempt_ends_once(first: Callable[[UpstreamRequest], object], ending
     assert (stage.fleet.endings, stage.run.ending, stage.run.ended_at) == ([ending], ending, ended_at)
     assert stage.run.opened <= ended_at <= monotonic()
     assert (stage.run.over, stage.load) == (True, (0, 0))
+
+
+def test_the_fleet_learns_of_a_first_token_in_whose_call_the_attempt_ends() -> None:
+    """A continuation that diverges at once is stopped by the relay, before the fleet is told of the first token."""
+    stage = Stage()
+    stage.owner.first_token = lambda run: run.stop(AttemptOutcome.BROKEN)  # type: ignore[method-assign]
+    stage.fleet.on_sent("earlier", candidate(), PoolEstimate(100), stage.run.opened - 1, True)
+    assert not stage.fleet.overtaken("earlier")
+    stage.reads(TOKEN)
+    assert stage.fleet.overtaken("earlier")
+    assert stage.fleet.endings == [AttemptOutcome.BROKEN]
 
 
 async def test_cancelling_closes_the_connection_at_once() -> None:
