@@ -394,7 +394,9 @@ class UpstreamRequest:
             self.ending = ending
             self.ended_at = monotonic()
             self.report = self.reported(retry_after)
-            if self.first_in is not None and self.stream:  # the fleet knows, unless ended in the call of the first token
+            if (
+                self.first_in is not None and self.stream
+            ):  # the fleet knows, unless ended in the call of the first token
                 self.fleet.on_first_token(self, self.first_in)
             self.fleet.on_ended(self, ending, self.ended_at, self.report)
 
