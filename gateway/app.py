@@ -10,11 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from socket import socket
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -34,7 +32,7 @@ from gateway.downstream.http_server import HttpServer
 from gateway.downstream.intake import Intake
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
-from gateway.fleet.monitor import Monitor, PollTarget, SharedPolls
+from gateway.fleet.monitor import Monitor, PollTarget
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import (
     EndpointCollector,
@@ -55,9 +53,10 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.upstream_request import Upstream
+from gateway.worker_context import WorkerContext
 from policies.attempts.attempt_machine import RetryBudget
 from policies.fleet.fleet import Fleet
-from policies.fleet.peers import CombinedPeers, PeerLink
+from policies.fleet.peers import CombinedPeers
 from policies.routes.route import Route
 
 if TYPE_CHECKING:
@@ -66,35 +65,6 @@ if TYPE_CHECKING:
     from gateway.observe.otel.telemetry import Telemetry
 
 log = logging.getLogger("firsttoken")
-
-
-class WorkerLink(PeerLink, SharedPolls, Protocol):
-    """A link to the other workers."""
-
-    async def start(self, knows: Callable[[str], bool]) -> None:
-        """`knows`: True for an endpoint of this gateway."""
-
-    async def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """Resources of a worker, from the supervisor. `data`: socket for callers; `admin`: Unix socket for the aggregator;
-    `group`: name of this gateway among replicas; `log_lock`: file to lock while writing the access log."""
-
-    number: int
-    data: socket
-    admin: socket
-    peers: WorkerLink
-    group: bytes
-    log_lock: Path
-    quotas: LocalQuotas
-    certificate: ServerCertificate | None = None
-
-    @property
-    def is_leader(self) -> bool:
-        """The leader runs singleton jobs."""
-        return self.number == 0
 
 
 class Gateway:

@@ -31,7 +31,6 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 
 from gateway.admission.local_quotas import SharedQuotaMemory
-from gateway.app import WorkerContext
 from gateway.cluster.gossip import new_group
 from gateway.config.config_errors import ConfigError
 from gateway.config.field_types import ListenAddress
@@ -41,6 +40,7 @@ from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_p
 from gateway.reload import ConfigSource, ReloadCounts, reload_result
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
+from gateway.worker_context import WorkerContext
 from gateway.workers.admin_aggregator import serve_aggregator
 from gateway.workers.shared_state import SharedState, WorkerState, WorkerStatus
 from gateway.workers.worker import Order, Report, WorkerSlot, exit_reason, fork, run_loop, serve_worker, signal_socket

@@ -26,10 +26,11 @@ import msgspec
 from aiohttp import web
 from prometheus_client.core import Metric
 
-from gateway.app import Gateway, WorkerContext
+from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
+from gateway.worker_context import WorkerContext
 from gateway.workers.shared_state import SharedValue
 
 log = logging.getLogger("firsttoken")
