@@ -21,7 +21,7 @@ from gateway.cli.main import COMMANDS
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.config.schema import schema
-from gateway.downstream import http_server
+from gateway.downstream import http_limits, http_server
 from gateway.fleet import monitor
 from gateway.observe import logs, timeline
 from gateway.observe.metrics.metric_table import CATALOG
@@ -190,13 +190,13 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
     assert set(re.findall(r"`(?:GET|POST|DELETE) (/[\w/{}]+)", page)) == {*proxy.METHODS, *admin}
 
 
-TIMEOUTS = http_server.Timeouts()
+TIMEOUTS = http_limits.DEFAULT_TIMEOUTS
 LIMITS = [  # start of the line on the page, and the text of the limit
     ("| `GET /requests", f"{timeline.RECENT} are kept"),
     ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
     ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
-    ("| head of a request", f"{http_server.MAX_LINE // 1024} KiB"),
-    ("| head of a request", f"{http_server.MAX_HEADERS} headers"),
+    ("| head of a request", f"{http_limits.MAX_LINE // 1024} KiB"),
+    ("| head of a request", f"{http_limits.MAX_HEADERS} headers"),
     ("| nesting of a body", f"{strict_json.MAX_DEPTH} levels"),
     ("| caller that does not read", f"paused at {http_server.HIGH_WATER // 1024} KiB"),
     ("| caller that does not read", f"cut after {relay.STALL:g} s"),

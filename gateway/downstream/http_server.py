@@ -3,7 +3,7 @@
 Path of a request: aiohttp -> `DownstreamConnection.serve` -> `HttpRequest` -> handler (`Proxy.handle`). Rules:
 - The handler writes the answer through `HttpRequest.writer`; aiohttp is told only whether to keep the connection.
 - The handler gets a request once the body is complete, or once a reason to refuse the request is known.
-- Bounds for each caller: head, body and its framing, time for both, unread part of an answer. Bounds for all callers
+- Bounds for each caller: `gateway.downstream.http_limits`, and the unread part of an answer. Bounds for all callers
   together: `gateway.downstream.intake`.
 - A request that is refused by its head has no body read: input is dropped unparsed from then on.
 - A disconnect cancels the handler at once, and with the handler all attempts upstream.
@@ -15,19 +15,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from socket import SO_ERROR, SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import cast
 
 from aiohttp import HttpVersion10, HttpVersion11
-from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 from aiohttp.web import BaseRequest, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from backends.http.connection import WriteCoalescer
 from gateway.api.api_error import ApiError
+from gateway.downstream.http_limits import (
+    DEFAULT_TIMEOUTS,
+    MAX_BODY,
+    MAX_FRAMING,
+    MAX_HEAD,
+    MAX_HEADERS,
+    MAX_LINE,
+    Timeouts,
+    head_too_long,
+    protocol_error,
+    too_much_framing,
+)
 from gateway.downstream.http_request import (
     HttpRequest,
     ResponseWriter,
@@ -40,13 +51,6 @@ from gateway.downstream.intake import LINGERING, Intake
 
 log = logging.getLogger("firsttoken")
 
-MAX_BODY = 32 * 1024 * 1024  # bytes, by default
-MAX_LINE = 16 * 1024  # bytes of a request line or a header
-MAX_HEADERS = 128
-MAX_HEAD = 24 * 1024  # bytes of all lines together; a head in memory takes twice as much
-MAX_FRAMING = (
-    2 * MAX_HEAD
-)  # bytes of head, chunk sizes, chunk extensions and trailers, beyond one for each byte of body
 READ_BUFFER = 64 * 1024  # bytes of body parsed ahead; of one-byte chunks, 4096 at a time take 4 ms
 SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
 HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
@@ -54,17 +58,6 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIN_CHECKS = 0.02, 0.16  # s to the first look at a caller that sends no more, and between later looks at most
 SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
 ABORTS, ABORT_PAUSE = 16, 0.01  # connections aborted at a time (30 us each), and s until the sweep goes on
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits for a caller, in seconds."""
-
-    head: float = 15.0  # first to last byte of a head
-    body: float = 60.0  # end of the head to end of the body
-    idle: float = 75.0  # between requests; longer than idle timeouts of common load balancers (60 s)
-    unread: float = 60.0  # to read the rest of the last answer
-    linger: float = 2.0  # to stop sending after a refusal; closing at once resets the connection and loses the reply
 
 
 # -- the server --------------------------------------------------------------------------------
@@ -102,7 +95,7 @@ class HttpServer(Server):
         *,
         max_body: int = MAX_BODY,
         precheck: Precheck = lambda request: None,
-        timeouts: Timeouts = Timeouts(),
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
         intake: Intake | None = None,
     ) -> None:
         super().__init__(lambda raw: cast("DownstreamConnection", raw.protocol).serve(raw), handler_cancellation=True)
@@ -218,7 +211,7 @@ class DownstreamConnection(RequestHandler):
         if self._body is not None:
             self._check_body(self._body)
         elif self._received > MAX_HEAD and self._waits_for_request():
-            self._turn_away(_head_too_long())
+            self._turn_away(head_too_long())
 
     def _count_pipelined(self) -> None:
         """Count the bodies behind the request in hand. Where all bodies together are too large, those requests are
@@ -241,7 +234,7 @@ class DownstreamConnection(RequestHandler):
         if self._messages:  # no request can follow an incomplete body, only a parser error
             self._body_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
         elif not self._reading_paused and self._received - body.total_bytes > MAX_FRAMING + body.total_bytes:
-            self._body_error = _too_much_framing()
+            self._body_error = too_much_framing()
             self._refused = True
         else:
             return
@@ -330,7 +323,7 @@ class DownstreamConnection(RequestHandler):
         """Read the body, or set the fault for which no more is read."""
         try:
             if self._received > MAX_HEAD and sum(len(name) + len(value) for name, value in raw.raw_headers) > MAX_HEAD:
-                raise _head_too_long()
+                raise head_too_long()
             if raw.version not in (HttpVersion10, HttpVersion11):
                 raise ApiError(400, "The request is neither HTTP/1.1 nor HTTP/1.0.", close=True)
             if len(request.headers) < len(raw.raw_headers):
@@ -354,7 +347,7 @@ class DownstreamConnection(RequestHandler):
                 self._received - content.total_bytes > MAX_FRAMING + content.total_bytes
                 and "transfer-encoding" in request.headers
             ):
-                raise _too_much_framing()
+                raise too_much_framing()
             body = content.read_nowait()
             if len(body) > max_body:
                 raise too_large(max_body)
@@ -412,7 +405,7 @@ class DownstreamConnection(RequestHandler):
     ) -> StreamResponse:
         """Answer a protocol error, or a bug of the gateway. An answer already begun is cut off."""
         if isinstance(exc, HttpProcessingError):
-            refusal = _protocol_error(exc)
+            refusal = protocol_error(exc)
         else:
             log.error("internal error", exc_info=exc)
             refusal = ApiError(500, "The gateway failed; the fault is ours.", type="server_error")
@@ -460,22 +453,3 @@ class DownstreamConnection(RequestHandler):
         if self.writer.flow_control is not None:
             self.writer.flow_control.on_shutdown()
         self.close()
-
-
-def _protocol_error(error: HttpProcessingError) -> ApiError:
-    """431 for a head too long, else 400 with the parser's reason."""
-    if isinstance(error, LineTooLong) or error.message == "Too many headers received":
-        return _head_too_long()
-    reason = (error.message.strip() or "it could not be parsed").splitlines()[0].rstrip(":.")
-    return ApiError(400, f"The request is not valid HTTP: {reason}.")
-
-
-def _head_too_long() -> ApiError:
-    limits = (
-        f"{MAX_LINE // 1024} KiB for the request line or a header, {MAX_HEADERS} headers, {MAX_HEAD // 1024} KiB in all"
-    )
-    return ApiError(431, f"The request head is too long: at most {limits}.", close=True)
-
-
-def _too_much_framing() -> ApiError:
-    return ApiError(413, "The chunks of the body are too small, or their extensions or trailers too long.", close=True)

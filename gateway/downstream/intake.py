@@ -1,6 +1,6 @@
 """Bounds of the data port's memory over all callers together, and counts of what was refused before its body.
 
-A bound for one caller (`gateway.downstream.http_server`) times the number of callers is no bound. A connection carries
+A bound for one caller (`gateway.downstream.http_limits`) times the number of callers is no bound. A connection carries
 one request at a time, so the bound of connections is that of requests in progress too.
 """
 

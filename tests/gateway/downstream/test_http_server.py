@@ -17,17 +17,15 @@ import uvloop
 from aiohttp.web import BaseRequest, StreamResponse
 
 from gateway.api.api_error import ApiError, bad_request
+from gateway.downstream.http_limits import MAX_HEADERS, MAX_LINE, Timeouts
 from gateway.downstream.http_request import HttpRequest, rendered
 from gateway.downstream.http_server import (
     ABORTS,
     HIGH_WATER,
-    MAX_HEADERS,
-    MAX_LINE,
     SEND_BUFFER,
     DownstreamConnection,
     HttpServer,
     Precheck,
-    Timeouts,
 )
 from gateway.downstream.intake import Intake
 from tests.gateway.builders import Caller, calling, post
