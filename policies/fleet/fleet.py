@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from policies.fleet.adapter_slots import LOADED
 from policies.fleet.circuit_breaker import CircuitBreaker
-from policies.fleet.endpoint_state import EWMA_WEIGHT, STALE, EndpointState, EndpointStatistics
+from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
@@ -151,7 +151,7 @@ class Fleet:
         return self._states[candidate.endpoint.id].tpot_predictor.spread.probability(candidate.load, budget, now)
 
     def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
-        """The same beside no prefill."""
+        """Probability to keep the TPOT budget at the endpoint while no prefill disturbs the answer."""
         predictor, load = self._states[candidate.endpoint.id].tpot_predictor, candidate.load
         return predictor.at_rest(load.running, load.context).keepable(budget)
 
@@ -189,7 +189,7 @@ class Fleet:
         return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
 
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
-        """Prompt tokens (the engine's) believed cached there: whole blocks, always less than the prompt."""
+        """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""
         state = self._states[endpoint.id]
         return state.cache.hit(prompt, state.block_size)
 
@@ -198,7 +198,7 @@ class Fleet:
         return self._states[endpoint.id].predictor.predict(load, prompt_tokens, hit, now)
 
     def token_scale(self, pool: str) -> TokenScale:
-        """The prior's for a pool which a reload has just removed."""
+        """Correction of the pool's prompt counts; the prior, for a pool which a reload has just removed."""
         state = self._pools.get(pool)
         return TokenScale() if state is None else state.scale
 
@@ -253,11 +253,10 @@ class Fleet:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
-        hit = candidate.hit
-        work = state.work(candidate.prompt_tokens, hit, now)
+        work = state.work(candidate.prompt_tokens, candidate.hit, now)
         adapters = state.adapters if prompt.adapter else None
         adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
-        self._attempts[key] = InFlightAttempt(
+        self._attempts[key] = attempt = InFlightAttempt(
             state=state,
             candidate=candidate,
             prompt=prompt,
@@ -271,18 +270,9 @@ class Fleet:
             answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
             adapter_wait=adapter_wait,
         )
-        prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
-        state.interference.on_prefill(prefill_s + adapter_wait.load_s, now)
-        state.inflight.on_sent(key, work.uncached, now, hit, stream)
-        state.last_used_at = now
-        if state.rate_limit is not None:
-            state.rate_limit.on_sent(now)
-            state.limits.on_sent(candidate.prompt_tokens, now)
         if route is not None and route.limits.external is not None and not state.pool.local:
-            self._attempts[key].external_use = use = self._external_use[route.name]
-            use.on_sent(candidate.price, now)
-        state.breaker.on_sent(key, now)
-        state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
+            attempt.external_use = self._external_use[route.name]
+        attempt.on_sent(key)
         self._touch(state)
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
@@ -316,7 +306,7 @@ class Fleet:
         if attempt is None:
             return
         state, report = attempt.state, report or AttemptReport()
-        attempt.release(key, outcome, now, report)
+        attempt.on_ended(key, outcome, now, report)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             state.adapters.on_unknown(attempt.prompt.adapter, now)
             state.breaker.on_ended(key, AttemptOutcome.CANCELLED, now)  # the engine's other models are served

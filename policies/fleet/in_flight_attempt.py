@@ -1,4 +1,4 @@
-"""An attempt in flight at an endpoint: what its first token, its end and the engine's report teach.
+"""An attempt in flight at an endpoint: the effects of its sending, first token and end on the endpoint's state.
 
 Rules:
 - The attempt writes to the state of its own endpoint alone. Effects on the pool, on peers and on the attempts of other
@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from policies.fleet.adapter_slots import LOADED, AdapterWait
-from policies.fleet.endpoint_state import EndpointState
+from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.token_counts import PrefillQueue, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftSample
@@ -61,6 +61,21 @@ class InFlightAttempt:
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
 
+    def on_sent(self, key: Hashable) -> None:
+        """Takes the attempt into the counts of the endpoint."""
+        state, work, hit, now = self.state, self.work, self.candidate.hit, self.sent_at
+        prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
+        state.interference.on_prefill(prefill_s + self.adapter_wait.load_s, now)
+        state.inflight.on_sent(key, work.uncached, now, hit, self.stream)
+        state.last_used_at = now
+        if state.rate_limit is not None:
+            state.rate_limit.on_sent(now)
+            state.limits.on_sent(self.candidate.prompt_tokens, now)
+        if self.external_use is not None:
+            self.external_use.on_sent(self.candidate.price, now)
+        state.breaker.on_sent(key, now)
+        state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
+
     def on_first_token(self, key: Hashable, now: float) -> None:
         """The answer decodes from now on."""
         state = self.state
@@ -78,7 +93,7 @@ class InFlightAttempt:
         if self.state.adapters is not None:
             self.state.adapters.on_answer(self.prompt.adapter)
 
-    def release(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
+    def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
         """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
         state = self.state
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
@@ -118,7 +133,7 @@ class InFlightAttempt:
         return True
 
     def learn_adapter_load(self, ttft: float) -> None:
-        """The time of the first token beyond the forecast without a load was the load."""
+        """Teaches the seconds that the load of an adapter takes: the TTFT beyond the forecast without a load."""
         wait, adapters = self.adapter_wait, self.state.adapters
         if wait.load_s and adapters is not None:
             adapters.learn(ttft - self.predicted_ttft - (wait.seconds - wait.load_s))
