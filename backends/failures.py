@@ -99,7 +99,7 @@ def of_reply(status: int, headers: Mapping[str, str], body: bytes, secret: str =
     """Failure for an error status. `secret` is the API key, never shown."""
     try:
         said = complaint(msgspec.json.decode(body))
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         said = ErrorBody()  # a proxy's HTML page, say: the status tells all there is to know
     return _of_complaint(status, headers, said, secret)
 

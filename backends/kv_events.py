@@ -103,7 +103,7 @@ class KvEventBatch:
             for raw in self.raw:
                 if (event := _event(raw)) is not None:
                     yield event
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise MalformedKvEvents(f"batch {self.sequence}: {error}") from None
 
 
@@ -126,7 +126,7 @@ def decode(frames: Sequence[bytes]) -> KvEventBatch:
     sequence = sequence_of(frames[1])
     try:
         batch = _batch(frames[2])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedKvEvents(f"batch {sequence}: {error}") from None
     return KvEventBatch(sequence, batch.ts, batch.events)
 

@@ -176,5 +176,5 @@ class MeteredEngine(OpenAI):
     def read_models(self, body: bytes) -> frozenset[str]:
         try:
             return frozenset(model.id for model in msgspec.json.decode(body, type=_ModelList).data)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return frozenset()

@@ -86,7 +86,7 @@ class PartialAnswer:
         try:
             chunk = _decode(event.data)
             choices = chunk["choices"]
-        except msgspec.DecodeError:
+        except ValueError:
             return  # without text, else the stream would have ended there
         except KeyError:
             self.obstacle = self.obstacle or "an event of unknown form"
@@ -159,7 +159,7 @@ class Continuation:
             return DONE
         try:
             chunk = _decode(event.data)
-        except msgspec.DecodeError:
+        except ValueError:
             return b""
         chunk.update({name: value for name, value in self.answer.identity.items() if name in chunk})
         choices = [choice for choice in chunk.get("choices") or () if self._continue_choice(choice)]

@@ -182,6 +182,6 @@ def _unescaped(name: bytes) -> bytes:
     if b"\\" in name:
         try:
             return msgspec.json.decode(b'"%b"' % name, type=str).encode()
-        except msgspec.DecodeError:
+        except ValueError:
             pass
     return name

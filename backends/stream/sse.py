@@ -278,7 +278,7 @@ def _data_of(event: bytes) -> bytes | None:
 def _is_usage(event: bytes) -> bool:
     try:
         chunk = _decode_chunk(_data_of(event) or b"")
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return chunk.choices == [] and bool(chunk.usage)
 

@@ -106,13 +106,15 @@ def sse(event: Mapping[str, Any], name: str = "") -> bytes:
 
 
 def decode_event(data: bytes) -> Any:
-    """Decode the data of an event; None: no JSON. Additions of Python servers become what JSON can say."""
+    """Decode the data of an event; None: no JSON. Additions of Python servers, and bytes in no UTF-8, become what JSON
+    can say."""
     try:
         return _decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         pass
     try:
-        lenient = json.dumps(failures.decode_leniently(data), ensure_ascii=False).encode("utf-8", "replace")
+        decoded = failures.decode_leniently(data.decode("utf-8", "replace").encode())
+        lenient = json.dumps(decoded, ensure_ascii=False).encode("utf-8", "replace")
         return json.loads(lenient, parse_int=_bounded)
     except (ValueError, RecursionError):
         return None

@@ -105,7 +105,7 @@ def _is_valid(text: str, schema: Any) -> bool:
         return True
     try:
         value = _decode(text)
-    except msgspec.DecodeError:
+    except ValueError:
         return False
     if schema is True or len(_encode(schema)) > CHECKED:
         return True

@@ -31,7 +31,7 @@ class StateAnswer:
         """Seal the ids of a response, of a conversation's items, or of a list. Raises ReplyShapeError."""
         try:
             found = _decode(reply)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ReplyShapeError(type(error).__name__) from None
         if isinstance(found, dict):
             self.seal_response(found)
@@ -44,7 +44,7 @@ class StateAnswer:
         """The data of an event with sealed ids."""
         try:
             event = _decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return data  # the tap has judged it
         if not isinstance(event, dict):
             return data

@@ -135,7 +135,7 @@ class StreamRescue:
         call, continuation = upstream.backend.count_prompt(request), self.continuation
         if call is None or continuation is None or continuation.restarted:
             return
-        with suppress(TransportError, msgspec.DecodeError):
+        with suppress(TransportError, ValueError):
             reply = await upstream.connections.fetch(call, COUNTING)
             continuation.prompt_tokens = msgspec.json.decode(reply.body, type=_TokenCount).count
 

@@ -134,6 +134,7 @@ def test_openais_own_type_and_code_are_kept() -> None:
         (b'{"error":null}', "The backend refused the request."),
         (b'{"error":{"message":7}}', "The backend refused the request."),
         (b"[" * 100_000, "The backend refused the request."),
+        (b'{"error":{"message":"caf\xe9"}}', "The backend refused the request."),
     ],
 )
 def test_every_shape_of_error_is_read(body: bytes, message: str) -> None:

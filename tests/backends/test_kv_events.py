@@ -98,6 +98,7 @@ def test_unknown_fields_and_events_are_skipped() -> None:
         (message({"type": "BlockRemoved", "block_hashes": ["x"]}), "batch 7: "),
         (message(FROM_VLLM | {"block_size": 0}), "batch 7: a block of 0 tokens"),
         (message(3), "batch 7: "),
+        ([b"kv", bytes(8), b"\x92\x00\x91\x91\xa2\xff\xfe"], "batch 0: "),  # a kind in no UTF-8
     ],
 )
 def test_a_malformed_message_raises_one_kind_of_error(frames: list[bytes], said: str) -> None:

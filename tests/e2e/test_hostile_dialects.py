@@ -439,6 +439,28 @@ async def test_no_stream_of_a_server_ends_falsely(path: str, backend: str, caplo
         assert good > 20
 
 
+@pytest.mark.parametrize(("path", "backend"), ROUTED)
+async def test_an_answer_in_no_utf_8_is_no_error_of_the_gateway(
+    path: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Latin-1 in text, members and errors."""
+    async with served_by(backend) as (gateway, upstream):
+        upstream.answer = reply(b"{}", "200 OK", "content-type: application/json")
+        await ask(gateway, path, False)
+        spoken = upstream.spoken
+        for status in ("200 OK", "500 x"):
+            upstream.answer = reply(b'{"error":{"message":"caf\xe9"}}', status, "content-type: application/json")
+            found, raw = await ask(gateway, path, False)
+            assert is_error(path, found, raw), (found, raw)
+        events = b"".join(map(written_event, STREAMED[spoken]))
+        for name in (b'"type"', b'"choices"', b'"usage"'):
+            upstream.answer = chunked(events.replace(name, b'"caf\xe9":"\xe9",' + name))
+            found, raw = await ask(gateway, path, True)
+            readable = raw.decode("utf-8", "replace").encode()
+            assert ends(path, readable) if found == 200 else is_error(path, found, raw), (found, raw)
+        assert not failures(caplog)
+
+
 # --------------------------------------------------------------------------- further tricks
 
 _ZEROS = b"0" * 400

@@ -31,6 +31,7 @@ FOREIGN = {
 DOUBTFUL = {
     "broken JSON": b"data: {not json\n\n",
     "cut before the text": b'data: {"choices":[{"index":0,"delta":{"content": \n\n',
+    "usage in Latin-1": b'data: {"choices":[],"usage":{"completion_tokens":3,"price":"\xa3"}}\n\n',
     "cut before the delta": b'data: {"choices": [{"index": 0, "del\n\n',
 }
 # A token, or an error.

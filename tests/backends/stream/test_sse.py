@@ -210,6 +210,7 @@ def test_a_stream_without_a_usage_event_passes_verbatim(name: str) -> None:
         b'data: {"choices":[],"usage":null,"prompt_filter_results":[]}\n\n',
         b'data: {"choices":[{"delta":{"content":"\\"choices\\":[],\\"usage\\":{}"}}],"usage":null}\n\n',
         b'data: {"choices":[],"usage":\n\n',
+        b'data: {"choices":[],"usage":{"price":"\xa3"}}\n\n',
         b': "usage" "choices":[]\n\n',
         b'"usage" in "choices":[]\n\n',
     ],

@@ -49,6 +49,7 @@ FAILS: Mapping[str, Script] = {
     "closes it without a word": [CLOSE],
     "answers 500": [reply(b"{}", "500 x")],
     "answers 503": [reply(b"{}", "503 x")],
+    "answers 500 in Latin-1": [reply(b'{"error":{"message":"caf\xe9"}}', "500 x")],
     "answers 401": [reply(b"{}", "401 x")],
     "sends an error event first": [STREAM_HEAD + chunk(PREAMBLE + ERROR) + b"0\r\n\r\n"],
     "ends before its first token": [STREAM_HEAD + chunk(PREAMBLE) + b"0\r\n\r\n"],
