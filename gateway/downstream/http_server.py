@@ -231,6 +231,8 @@ class DownstreamConnection(RequestHandler):
 
     def _check_body(self, body: StreamReader) -> None:
         """End a body with a parser error, or with too much framing. While reading is paused the parser holds bytes."""
+        if body.is_eof():  # complete: whatever follows belongs to the next request
+            return
         if self._messages:  # no request can follow an incomplete body, only a parser error
             self._body_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
         elif not self._reading_paused and self._received - body.total_bytes > MAX_FRAMING + body.total_bytes:

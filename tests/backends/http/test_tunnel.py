@@ -100,10 +100,13 @@ async def test_a_proxy_that_opens_no_tunnel_is_a_failure(answer: bytes) -> None:
 
 
 async def test_a_proxy_that_is_silent_or_absent_is_a_failure() -> None:
-    listening = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    held: list[asyncio.StreamWriter] = []  # Python 3.13 closes a connection whose writer nobody holds
+    listening = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     silent = ConnectionPool("http://a.example:1", connect_timeout=0.1, proxy=ProxyAddress("127.0.0.1", port))
     assert (await failed(silent)).message == "The backend did not accept a connection in time."
+    for writer in held:
+        writer.close()
     listening.close()
     await listening.wait_closed()
     absent = ConnectionPool("http://a.example:1", connect_timeout=2, proxy=ProxyAddress("127.0.0.1", port))

@@ -179,6 +179,19 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
             assert await caller.body(headers) == b"%d" % i
 
 
+@pytest.mark.parametrize(("after", "status"), [(post(b"next"), 200), (b"no request\r\n\r\n", 400)])
+async def test_what_arrives_with_the_end_of_a_body_is_no_part_of_it(after: bytes, status: int) -> None:
+    """The next request, or an error in the next request, in the packet that completes a body which was waited for."""
+    async with serving(Echo()) as caller:
+        whole = post(b"x" * 900)
+        caller.writer.write(whole[:-400])
+        await asyncio.sleep(0.05)  # the connection reads the body
+        caller.writer.write(whole[-400:] + after)
+        _, headers = await caller.head()
+        assert await caller.body(headers) == b"x" * 900
+        assert (await caller.whole(b""))[0] == status
+
+
 class Held(Echo):
     """Answers once `go` is set."""
 
