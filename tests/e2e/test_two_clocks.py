@@ -16,6 +16,7 @@ REQUEST = post({"model": "chat", "stream": True, "messages": [{"role": "user", "
 REST = chunk(TOKEN + FINISH + DONE) + LAST_CHUNK
 PROMISED: dict[str, Any] = {"ttft": {"budget": "1s", "of": "answer"}, "hedge": "off"}
 THINKING = [STREAM_HEAD + chunk(THOUGHT), Pause(1.2), REST]
+THOUGHT_S = 1.19  # from arrival to the answer at least, by a timer in ms; how soon the thought is read is chance
 
 
 async def asked(*script: Any, route: dict[str, Any]) -> tuple[Record, str, str]:
@@ -36,11 +37,11 @@ async def test_both_first_tokens_are_recorded_measured_and_logged() -> None:
     assert record.ttft is not None
     assert record.first_reasoning == record.ttft
     assert record.first_answer is not None
-    assert record.first_answer >= record.ttft + 1.2
+    assert record.ttft < THOUGHT_S <= record.first_answer
     assert record.ttft_met is True
     assert 'firsttoken_first_reasoning_seconds_count{pool="only",route="chat"} 1.0' in page
     assert 'firsttoken_first_answer_seconds_count{pool="only",route="chat"} 1.0' in page
-    assert json.loads(line)["first_answer_ms"] >= json.loads(line)["first_reasoning_ms"] + 1200
+    assert json.loads(line)["first_reasoning_ms"] < 1000 * THOUGHT_S <= json.loads(line)["first_answer_ms"]
 
 
 async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
@@ -48,7 +49,7 @@ async def test_a_budget_of_the_answer_is_missed_by_reasoning() -> None:
     record, page, _ = await asked(*THINKING, route=PROMISED)
     assert record.ttft is not None
     assert record.first_answer is not None
-    assert record.ttft + 1.2 <= record.first_answer
+    assert record.ttft < THOUGHT_S <= record.first_answer
     assert record.ttft_met is False
     assert 'firsttoken_slo_total{met="false",objective="ttft",route="chat"} 1.0' in page
 
