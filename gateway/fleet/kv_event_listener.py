@@ -103,7 +103,7 @@ class Listener:
         self.expected: int | None = None  # the next sequence number; None: nothing has come yet
         self._at = 0.0  # of the last batch, the engine's clock
         self._replayed_from: float = inf  # batches from here on may come again; inf: none
-        self._malformed = False  # the last message
+        self._malformed = False  # the last message was no batch, or could not be applied
         self._context = context
         self._turn = turn
         if (cache := fleet.cache(endpoint)) is None:
@@ -158,6 +158,11 @@ class Listener:
             self.cache.on_event_gap()
             if not self._malformed:
                 log.warning("cache events of %s: what came is none: %s", self.endpoint, error)
+            self._malformed = True
+        except Exception:
+            self.cache.on_event_gap()
+            if not self._malformed:
+                log.exception("cache events of %s: a message could not be applied", self.endpoint)
             self._malformed = True
 
     async def _in_order(self, batch: KvEventBatch) -> None:

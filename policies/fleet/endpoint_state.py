@@ -34,7 +34,7 @@ from policies.latency.ttft_predictor import (
     TtftPredictor,
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.prefix_cache.residency import ResidencyStatistics
+from policies.prefix_cache.residency import MAX_BLOCKS, ResidencyStatistics
 from policies.types import FOREVER, NEVER, Endpoint, Load, Pool
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
@@ -114,8 +114,8 @@ class EndpointState:
 
     @property
     def blocks(self) -> int:
-        """Capacity of the engine's cache, in the estimator's blocks."""
-        return max(1, int(self.kv_tokens / self.block_tokens))
+        """Capacity of the engine's cache, in the estimator's blocks. An engine's report may be absurd."""
+        return min(max(int(self.kv_tokens / self.block_tokens), 1), MAX_BLOCKS)
 
     @property
     def queue(self) -> PrefillQueue:

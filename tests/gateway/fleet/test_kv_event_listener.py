@@ -264,6 +264,23 @@ async def test_a_malformed_replay_clears_the_known_blocks(caplog: pytest.LogCapt
     assert "what came is none" in caplog.records[0].message
 
 
+async def test_an_error_of_our_own_is_logged_once_and_the_listener_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A replay cannot be asked for: ZMQ has no socket left, or refuses the address."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2))
+        await link.applied()
+        replay_url, link.listener.replay_url = link.listener.replay_url, "tcp://no-port"
+        for _ in range(2):
+            await link.engine.publish(stored(3), delivered=False)
+            await link.engine.publish(stored(4))
+        await link.until(lambda: bool(caplog.records))
+        link.listener.replay_url = replay_url
+        await link.engine.publish(stored(5))
+        await link.applied()
+        assert link.blocks() == 3
+    assert [record.message for record in caplog.records] == [f"cache events of {E}: a message could not be applied"]
+
+
 async def test_listening_to_an_unchanged_source_continues() -> None:
     """Known blocks stay; no event is missed or replayed."""
     async with wired() as link:

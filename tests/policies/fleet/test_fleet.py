@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport
+from policies.prefix_cache.residency import MAX_BLOCKS
 from policies.routing.candidates import FleetView
 from policies.types import AttemptOutcome, Candidate
 from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
@@ -199,6 +200,14 @@ def test_the_reported_cache_capacity_bounds_the_prefix_index() -> None:
     to.on_scrape(ONE.id, EngineLoad(block_size=128, kv_blocks=10), 0.0)
     send(to, prompt(4000, blocks=240))
     assert to.statistics(ONE.id, 0.0).prefix_blocks == 80
+
+
+def test_an_absurd_cache_capacity_leaves_the_prefix_index_bounded() -> None:
+    """A block takes 8 bytes and a share of a run: the index may not grow for ever."""
+    to = fleet()
+    to.on_scrape(ONE.id, EngineLoad(block_size=16, kv_blocks=10**9), 0.0)
+    cache = to.cache(ONE.id)
+    assert cache is not None and cache.index.capacity == MAX_BLOCKS
 
 
 def test_reported_cached_tokens_shrink_the_assumed_capacity() -> None:
