@@ -207,7 +207,8 @@ def test_an_absurd_cache_capacity_leaves_the_prefix_index_bounded() -> None:
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=16, kv_blocks=10**9), 0.0)
     cache = to.cache(ONE.id)
-    assert cache is not None and cache.index.capacity == MAX_BLOCKS
+    assert cache is not None
+    assert cache.index.capacity == MAX_BLOCKS
 
 
 def test_reported_cached_tokens_shrink_the_assumed_capacity() -> None:
