@@ -41,10 +41,10 @@ class Source:
 
 
 class Engine:
-    """Publishes like vLLM: a PUB socket, and a ROUTER socket that replays kept batches from a given number on."""
+    """Publishes like vLLM: a PUB socket (XPUB tells of subscribers), and a ROUTER socket that replays kept batches from a given number on."""
 
     def __init__(self, context: zmq.asyncio.Context, port: int = 0, replays: bool = True) -> None:
-        self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.pub, self.router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         self.url = self._bind(self.pub, port)
         self.replay_url = self._bind(self.router, 0) if replays else None
         self.kept: dict[int, bytes] = {}
@@ -138,6 +138,7 @@ async def wired(replays: bool = True) -> AsyncIterator[Connection]:
     link = Connection(context, engine, fleet, events, events.listeners[0])
     try:
         await link.until(lambda: link.listener.connected)
+        await engine.pub.recv()  # the subscription: what is published before is lost
         yield link
     finally:
         replay.cancel()
