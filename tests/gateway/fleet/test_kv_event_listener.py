@@ -41,7 +41,7 @@ class Source:
 
 
 class Engine:
-    """Publishes like vLLM: a PUB socket (XPUB tells of subscribers), and a ROUTER socket that replays kept batches from a given number on."""
+    """Publishes like vLLM: on a PUB socket (XPUB tells of subscribers). A ROUTER socket replays kept batches."""
 
     def __init__(self, context: zmq.asyncio.Context, port: int = 0, replays: bool = True) -> None:
         self.pub, self.router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
