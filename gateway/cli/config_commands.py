@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,7 +77,21 @@ def notes(config: Config) -> list[str]:
         f" {duration(round(promise.alone, 4))} per token by its profile, and the budget is {duration(promise.budget)}"
         for promise in LostPromises().update(config.all_routes, lambda pool: _tpot_alone(config.pools[pool]), 0.0)
     ]
+    lines += [
+        f"note: limits.external.usd_per_hour of route {route} never acts at pool {pool}, which has no price"
+        for route, pool in _unpriced(config)
+    ]
     return lines
+
+
+def _unpriced(config: Config) -> Iterator[tuple[str, str]]:
+    """Routes whose external costs are limited, and their APIs without a price."""
+    for route in config.all_routes:
+        if (external := route.limits.external) is not None and external.usd_per_hour is not None:
+            for name in dict.fromkeys(tier.pool for tier in route.tiers):
+                pool = config.pools[name]
+                if not (pool.kind.local or pool.price.input or pool.price.output):
+                    yield route.name, name
 
 
 def _tpot_alone(pool: PoolSection) -> float | None:

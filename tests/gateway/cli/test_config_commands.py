@@ -67,6 +67,21 @@ def test_keys_in_redis_without_cache_secret_are_noted(state: dict[str, str], not
     assert notes(config) == ([expected] if noted else [])
 
 
+def test_a_limit_in_usd_at_an_api_without_a_price_is_noted() -> None:
+    """It costs nothing by the configuration. Engines of one's own need no price."""
+    api = {"backend": "openai", "model": "m", "api_key": "k", "endpoints": ["https://api.openai.com/v1"]}
+    pools = {"own": {"backend": "vllm", "model": "m", "endpoints": ["http://h"]}, "free": api}
+    pools["paid"] = {**api, "price": {"input": 1}}
+    tiers = {"tiers": [*pools]}
+    routes = {
+        "usd": {**tiers, "limits": {"external": {"usd_per_hour": 5}}},
+        "share": {**tiers, "limits": {"external": "2%"}},
+    }
+    assert notes(Config.model_validate({"pools": pools, "routes": routes})) == [
+        "note: limits.external.usd_per_hour of route usd never acts at pool free, which has no price"
+    ]
+
+
 def test_a_tpot_that_no_engine_of_a_pool_keeps_is_noted() -> None:
     """By the simulation profiles, where all servers have one; of the fastest server."""
 
