@@ -41,6 +41,7 @@ class TransportError(Exception):
 
 TIMED_OUT = Failure(FailureKind.TIMEOUT, "The backend did not answer in time.", status=504)
 MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is not HTTP/1.1.")
+NOT_READ = Failure(FailureKind.PROTOCOL, "The gateway could not read the backend's reply; the fault is ours.")
 TOO_LARGE = Failure(FailureKind.PROTOCOL, "The backend's reply is larger than the gateway accepts.")
 NOT_JSON = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON.")
 TEXT_LOST = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON, and text may be missing.")

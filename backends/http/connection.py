@@ -207,16 +207,19 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self.abandon()  # unsolicited: most often a proxy's 408 before closing an idle connection
             return
-        exchange.bytes_in += len(data)
-        if self._between_chunks and data.endswith(b"\r\n"):
-            # One chunk, plainly written? Its size must be in hexadecimal, with no leading zero and no extension (RFC
-            # 9112, 7.1). Comparing with the size that the read implies needs no parsing.
-            line, _, rest = data.partition(b"\r\n")
-            size = len(rest) - 2
-            if size > 0 and line.lower() == b"%x" % size:
-                exchange.sink.on_body(rest[:size], data)
-                return
-        self._parse(exchange, data)
+        try:
+            exchange.bytes_in += len(data)
+            if self._between_chunks and data.endswith(b"\r\n"):
+                # One chunk, plainly written? Its size must be in hexadecimal, with no leading zero and no extension
+                # (RFC 9112, 7.1). Comparing with the size that the read implies needs no parsing.
+                line, _, rest = data.partition(b"\r\n")
+                size = len(rest) - 2
+                if size > 0 and line.lower() == b"%x" % size:
+                    exchange.sink.on_body(rest[:size], data)
+                    return
+            self._parse(exchange, data)
+        except Exception as bug:
+            self._on_bug(exchange, bug)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
@@ -228,10 +231,13 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             return
         exchange.carrier = None
-        if self._status and self._ends_with_connection() and error is None:
-            exchange.sink.on_end()
-        elif exchange.bytes_in or not self._pool.resend(exchange):
-            exchange.sink.on_failure(failures.CUT_SHORT if exchange.bytes_in else failures.UNANSWERED)
+        try:
+            if self._status and self._ends_with_connection() and error is None:
+                exchange.sink.on_end()
+            elif exchange.bytes_in or not self._pool.resend(exchange):
+                exchange.sink.on_failure(failures.CUT_SHORT if exchange.bytes_in else failures.UNANSWERED)
+        except Exception as bug:
+            self._on_bug(exchange, bug)
 
     def on_message_begin(self) -> None:
         if self._complete:
@@ -319,3 +325,12 @@ class Connection(asyncio.Protocol):
         exchange.carrier = None
         self.abandon()
         exchange.sink.on_failure(failures.MALFORMED)
+
+    def _on_bug(self, exchange: Exchange, bug: Exception) -> None:
+        """An error of the sink is reported like a failure: nobody else would end the request."""
+        context = {"message": "the gateway could not read a backend's reply", "exception": bug, "protocol": self}
+        asyncio.get_running_loop().call_exception_handler(context)
+        exchange.carrier = None
+        if self._exchange is None or self._exchange is exchange:  # carries no later exchange
+            self.abandon()
+        exchange.sink.on_failure(failures.NOT_READ)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
+from backends.failures import NOT_READ
 from backends.http.connection import HEAD_LIMIT
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import FailureKind, HttpCall
@@ -256,3 +259,53 @@ async def test_a_refusal_before_the_request_was_read_ends_the_connection() -> No
         await origin.open(HttpCall("POST", "/v1/x", {}, b"x" * (64 << 20)), listener)
         upstream.proceed()
         assert (await listener.ended(), listener.status, origin.idle) == (None, 413, 0)
+
+
+# --------------------------------------------------------------------------- errors of the sink
+
+
+class Faulty(Listener):
+    """Raises in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method = method
+
+    def _check(self, method: str) -> None:
+        if method == self._method:
+            raise RuntimeError(method)
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._check("head")
+        super().on_head(status, headers)
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        self._check("framed" if framed else "body")
+        super().on_body(data, framed)
+
+    def on_end(self) -> None:
+        self._check("end")
+        super().on_end()
+
+
+CHUNKS: Script = [STREAM_HEAD, chunk(b"one"), GATE, chunk(b"two"), GATE, LAST_CHUNK]
+UNTIL_CLOSED: Script = [b"HTTP/1.1 200 OK\r\n\r\none", GATE, b"two", GATE, CLOSE]
+
+
+@pytest.mark.parametrize(
+    ("method", "script"),
+    [*((method, CHUNKS) for method in ("head", "body", "framed", "end")), ("end", UNTIL_CLOSED)],
+)
+async def test_an_error_of_the_sink_is_reported_as_a_failure(
+    method: str, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the request would have no end. The error is logged, and the connection is not used again."""
+    async with played(script, [reply(b"next")]) as (origin, upstream):
+        await origin.open(POST, listener := Faulty(method))
+        await turn_until(lambda: listener.reads or listener.done.done())
+        upstream.proceed()
+        await turn_until(lambda: len(listener.reads) == 2 or listener.done.done())
+        upstream.proceed()
+        assert await listener.ended() is NOT_READ
+        assert "could not read a backend's reply" in caplog.text
+        assert (await ask(origin)).body == b"next"
