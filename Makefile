@@ -79,7 +79,7 @@ test-compiled: wheel-compiled ## run the tests against the compiled wheel, insta
 	@rm -rf $(COMPILED_TESTS) && mkdir -p $(COMPILED_TESTS)
 	@tar -xzf dist/firsttoken-*.tar.gz -C $(COMPILED_TESTS) --strip-components 1
 	@cd $(COMPILED_TESTS) && rm -r backends gateway policies && $(CURDIR)/$(COMPILED)/bin/python -m pytest \
-	  -p tests.support.compiled -m "not source" $(PYTEST_ARGS)
+	  -p tests.support.compiled -m "not source" -o empty_parameter_set_mark=skip $(PYTEST_ARGS)
 
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \

@@ -147,8 +147,8 @@ class QueueScheduler:
         heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
         if len(heads) <= MANY:
             return heads
-        due = set(_least(heads, "checked_at"))
-        return [queued for queued in heads if queued in due or turn.may_begin(queued)]
+        due = {queued.request_key for queued in _least(heads, "checked_at")}
+        return [queued for queued in heads if queued.request_key in due or turn.may_begin(queued)]
 
     def _best_effort_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
         return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence
