@@ -59,18 +59,29 @@ class HttpCall:
 
 
 class FailureKind(Enum):
+    """What a reply, an exception or a silence shows. Whose fault that is, and what follows, is decided by the table of
+    `policies.blame`, which has these values."""
+
     CONNECT = "connect"  # nothing was sent
     RESET = "reset"  # the connection died before the reply was complete
     TIMEOUT = "timeout"
     PROTOCOL = "protocol"  # the reply violates the dialect
-    RATE_LIMITED = "rate_limited"  # 429
+    SERVER = "server"  # a 5xx
+    PROVIDER = "provider"  # a 5xx that speaks of the whole provider
     OVERLOADED = "overloaded"  # 503, 529
-    SERVER = "server"  # another 5xx
+    RATE_LIMITED = "rate_limited"  # 429 that does not say which limit
+    REQUEST_RATE = "request_rate"  # 429: the account's requests are spent
+    TOKEN_RATE = "token_rate"  # 429: the account's tokens are spent
+    REQUEST_SIZE = "request_size"  # 429: this one request is larger than the account's limit
     AUTH = "auth"  # 401, 403 of the backend: our key, never the caller's fault
     MISCONFIGURED = "misconfigured"  # the model name or path of our configuration is unknown to the server
     QUOTA = "quota"  # our account is empty: nothing changes until somebody pays
     UNSUPPORTED = "unsupported"  # the server knows no such operation
-    CLIENT = "client"  # 400, 404, 413, 422 ...: the request's own fault
+    CLIENT = "client"  # 400, 413, 422 ...: the request's own fault
+    CONTEXT = "context"  # the request exceeds the model's context window
+    CONTENT_FILTER = "content_filter"  # the content of the request is refused
+    CONTENT = "content"  # a file, response or other id of the caller is unknown there
+    GATEWAY = "gateway"  # our own fault: a valid reply that the gateway cannot translate or read
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class Failure:
     code: str | None = None
     param: str | None = None
     retry_after: float | None = None  # s, as the server asked; not yet clamped
+    cause: str = ""  # for the operator: status, the server's code, and the scrubbed first line of its message
 
     @property
     def retryable(self) -> bool:

@@ -246,8 +246,10 @@ class Fleet:
         output: int = 256,
         session: str = "",
         route: Route | None = None,
+        caller: str = "",
     ) -> None:
-        """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events."""
+        """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events; `caller`: key
+        or address whose request it is; empty: the gateway's own."""
         state = self._states.get(candidate.endpoint.id)
         if state is None:
             return
@@ -269,6 +271,7 @@ class Fleet:
             prefill_rate=state.predictor.drain_rate,
             answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
             adapter_wait=adapter_wait,
+            caller=caller,
         )
         if route is not None and route.limits.external is not None and not state.pool.local:
             attempt.external_use = self._external_use[route.name]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
+from policies.blame.blame import Blame
 from policies.fleet.adapter_slots import LOADED, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.token_counts import PrefillQueue, TokenScale
@@ -37,6 +38,7 @@ class AttemptReport:
     retry_after: float | None = None  # s
     connected: bool = True  # False: refused, or reset before a byte came
     unknown_model: bool = False  # the server does not know the name of the model or adapter
+    blame: Blame | None = None  # of a failed attempt
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class InFlightAttempt:
     context: int = 0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
+    caller: str = ""  # whose request it is: a key's name, or an address; empty: the gateway's own
 
     def on_sent(self, key: Hashable) -> None:
         """Takes the attempt into the counts of the endpoint."""

@@ -1,0 +1,109 @@
+"""Blame for a failed attempt: whose fault it is, how sure that is, and what follows.
+
+Rules:
+- A blame is made once, from the kind of a failure (`backends.interface.FailureKind`, by value), and read by the attempt
+  machine (what follows for this request) and by the fleet (what follows for the endpoint, and for other callers).
+- Nothing that the requests of one caller bring back takes an endpoint away from other callers: evidence counts against
+  the endpoint for its own caller at once, and for all callers once a second caller, or a probe by the gateway with its
+  own credential and model, has met with the same (`Evidence.needs_witness`).
+- What does not depend on the request (a refused connection, an unanswered probe) needs no witness.
+- A fault of the gateway is no evidence against an endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from policies.types import AttemptOutcome
+
+
+class Fault(Enum):
+    """Whose fault a failed attempt is."""
+
+    REQUEST = "the request itself"
+    OWN_CONTENT = "an id or the content of this caller"
+    CREDENTIAL = "the gateway's credential"
+    MODEL = "the configured model or path"
+    MONEY = "the account's money"
+    REQUEST_RATE = "the account's rate of requests"
+    TOKEN_RATE = "the account's rate of tokens"
+    RATE = "a rate limit of the account"
+    REQUEST_SIZE = "the size of this request, for the account"
+    OPERATION = "an operation that the server lacks"
+    LOAD = "the load of the endpoint"
+    ENDPOINT = "the endpoint"
+    PROVIDER = "the whole pool or provider"
+    NETWORK = "the network"
+    GATEWAY = "the gateway"
+
+
+class Elsewhere(Enum):
+    """Where the request goes next."""
+
+    NOWHERE = "to nobody: the caller gets the error"
+    NEXT = "to the next candidate"
+    OTHER_POOL = "to another pool"
+    OTHER_CREDENTIAL = "to another key of the server, or to another pool"
+    LARGER_WINDOW = "to a pool with a larger context window, if the route allows it"
+    OTHER_FILTER = "to another pool, if the route allows it"
+    TRANSLATED = "to the same pool in another dialect, or to another pool"
+
+
+class Evidence(Enum):
+    """What an attempt shows about the endpoint."""
+
+    NONE = "none"
+    ANSWERED = "alive"  # a refusal of the request is an answer
+    BUSY = "busy until it says"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"  # whatever is sent
+    BROKE_OFF = "broke off"  # the connection died under this request
+    DENIED = "denies the gateway"  # its credential or its model
+    UNPAID = "unpaid"
+
+    @property
+    def needs_witness(self) -> bool:
+        """The request itself may have provoked the reply."""
+        return self not in (Evidence.NONE, Evidence.ANSWERED, Evidence.UNREACHABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Row of the table. `sure`: the reply says so itself, as opposed to an inference. `charged`: a retry in the same
+    pool adds load, and needs the permission of the retry budget. `again`: the same endpoint may do better."""
+
+    kind: str
+    fault: Fault
+    sure: bool
+    elsewhere: Elsewhere
+    evidence: Evidence
+    outcome: AttemptOutcome
+    charged: bool = False
+    again: bool = False
+
+
+_ROWS = (
+    Blame("connect", Fault.NETWORK, True, Elsewhere.NEXT, Evidence.UNREACHABLE, AttemptOutcome.FAILED, again=True),
+    Blame("reset", Fault.NETWORK, False, Elsewhere.NEXT, Evidence.BROKE_OFF, AttemptOutcome.FAILED, again=True),
+    Blame("timeout", Fault.ENDPOINT, False, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, again=True),
+    Blame("protocol", Fault.ENDPOINT, True, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, again=True),
+    Blame("server", Fault.ENDPOINT, False, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, True, again=True),
+    Blame("provider", Fault.PROVIDER, True, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, True, again=True),
+    Blame("overloaded", Fault.LOAD, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True, again=True),
+    Blame("rate_limited", Fault.RATE, False, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True),
+    Blame("request_rate", Fault.REQUEST_RATE, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True),
+    Blame("token_rate", Fault.TOKEN_RATE, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True),
+    Blame("request_size", Fault.REQUEST_SIZE, True, Elsewhere.OTHER_POOL, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("auth", Fault.CREDENTIAL, True, Elsewhere.NEXT, Evidence.DENIED, AttemptOutcome.MISCONFIGURED),
+    Blame("misconfigured", Fault.MODEL, True, Elsewhere.NEXT, Evidence.DENIED, AttemptOutcome.MISCONFIGURED),
+    Blame("quota", Fault.MONEY, True, Elsewhere.OTHER_CREDENTIAL, Evidence.UNPAID, AttemptOutcome.QUOTA),
+    Blame("unsupported", Fault.OPERATION, True, Elsewhere.TRANSLATED, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("client", Fault.REQUEST, True, Elsewhere.NOWHERE, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("context", Fault.REQUEST, True, Elsewhere.LARGER_WINDOW, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("content_filter", Fault.OWN_CONTENT, True, Elsewhere.OTHER_FILTER, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("content", Fault.OWN_CONTENT, True, Elsewhere.NOWHERE, Evidence.ANSWERED, AttemptOutcome.REFUSED),
+    Blame("gateway", Fault.GATEWAY, True, Elsewhere.NEXT, Evidence.NONE, AttemptOutcome.CANCELLED),
+)
+BLAME: Mapping[str, Blame] = {row.kind: row for row in _ROWS}  # by kind of failure
