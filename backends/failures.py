@@ -50,6 +50,18 @@ LINE_TOO_LONG = Failure(FailureKind.PROTOCOL, "The backend sent an event larger 
 UNANSWERED = Failure(FailureKind.RESET, "The backend closed the connection without an answer.")
 WENT_SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.", status=504)
 NOT_SERVED = Failure(FailureKind.MISCONFIGURED, "The backend does not serve this operation.")
+EMPTY = Failure(FailureKind.PROTOCOL, "The backend ended its reply before the first token.")
+UNKNOWN_MODEL = Failure(FailureKind.MISCONFIGURED, "The backend does not know the configured model or path.")
+UNRESCUED = Failure(FailureKind.RESET, "The backend broke in the middle of the answer, and no other could continue it.")
+TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
+SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
+DIVERGED = Failure(
+    FailureKind.PROTOCOL, "The backend broke in the middle of the answer, and another wrote other words."
+)
+LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
+UNTRANSLATED = Failure(FailureKind.GATEWAY, "The gateway cannot express the backend's answer in the caller's dialect.")
+NOT_ASSEMBLED = Failure(FailureKind.GATEWAY, "The gateway cannot put the backend's stream together.")
+STOPPED = Failure(FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.")
 CUT_SHORT = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
 

@@ -102,6 +102,11 @@ class Failure:
     cause: str = ""  # for the operator: status, the server's code, and the scrubbed first line of its message
 
     @property
+    def said(self) -> str:
+        """For the Record and the log: never the words of a caller, which a server's refusal may quote."""
+        return self.cause or (self.message if self.status >= 500 else f"{self.status} {self.kind.value}")
+
+    @property
     def retryable(self) -> bool:
         """Another endpoint might do better."""
         return self.kind is not FailureKind.CLIENT
@@ -149,6 +154,7 @@ class Tap(Protocol):
     """Reads a response body in passing, and never changes or delays a byte."""
 
     tokens: int  # events with output so far: the token count until usage says better
+    text_bytes: int  # of output so far, as far as it is text
     reasoning_begun: bool  # output of reasoning was seen
     answer_begun: bool  # output of the answer itself was seen
     usage: Usage

@@ -52,9 +52,9 @@ from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.upstream_request import Upstream
+from gateway.upstream.upstream import Upstream
 from gateway.worker_context import WorkerContext
-from policies.attempts.attempt_machine import RetryBudget
+from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
 from policies.routes.route import Route

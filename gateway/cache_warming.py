@@ -21,15 +21,17 @@ from math import ceil
 from time import monotonic
 from typing import Any
 
-from backends.interface import BackendRequest, Failure, Operation
+from backends.interface import BackendRequest, Operation
 from gateway.api.inference_request import new_request_id
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prefix_breakers import without_breakers
 from gateway.tokenize.prompt import prompt_of
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.lone_attempt import run_alone
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream_request import EVERYWHERE, Upstream, UpstreamRequest
+from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.fleet.fleet import Fleet
 from policies.prefix_cache.warm_up import (
     CONCURRENCY,
@@ -123,32 +125,6 @@ def _first_part(prompt: Any, share: float) -> Any:
     return prompt
 
 
-class _DiscardBody:
-    """Listener and body sink of a synthetic request: waits for the end."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.get_running_loop().create_future()
-
-    def first_token(self, run: UpstreamRequest) -> None:
-        run.body_sink = self
-
-    def failed(self, run: UpstreamRequest, failure: Failure) -> None:
-        self.end()
-
-    def body(self, data: bytes, framed: bytes = b"") -> None:
-        """Drop the bytes."""
-
-    def end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-    def replace_held(self, data: bytes) -> None:
-        """Drop the bytes."""
-
-    def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
-        self.end()
-
-
 def synthetic(
     upstream: Upstream, operation: Operation, body: Mapping[str, Any], model: str, cache_group: str = ""
 ) -> BackendRequest:
@@ -203,15 +179,15 @@ class CacheWarming:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def answered(self, run: UpstreamRequest, job: RoutedRequest, raw: bytes) -> None:
+    def answered(self, run: WireAttempt, job: RoutedRequest, raw: bytes) -> None:
         """Save a prompt computed by an endpoint; siblings may need the prefix."""
         pool = run.attempt.candidate.endpoint.pool
         hot, upstream = self.hot.get(pool), self.runtime.current.upstreams.get(run.attempt.candidate.endpoint.id)
-        if hot is None or upstream is None or run.first_in is None or job.request.operation not in EVERYWHERE:
+        if hot is None or upstream is None or run.times.first_in is None or job.request.operation not in EVERYWHERE:
             return
         model = job.model_at(run.attempt.candidate.endpoint, upstream)
         prompt = SavedPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
-        hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.first_in)
+        hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.times.first_in)
 
     # ----------------------------------------------------------------- looking after all
 
@@ -313,29 +289,20 @@ class CacheWarming:
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
             request = synthetic(upstream, prompt.operation, body, prompt.model, prompt.cache_group)
             run = await self._run(endpoint, upstream, request, estimate)
-            plan.on_ended(run.ending is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
+            plan.on_ended(run.outcome is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
 
     async def _run(
         self, endpoint: Endpoint, upstream: Upstream, request: BackendRequest, estimate: PoolEstimate
-    ) -> UpstreamRequest:
+    ) -> WireAttempt:
         """Send a synthetic request. Returns the attempt at its end."""
         now, tokens = monotonic(), estimate.tokens
         load, hit = self.fleet.snapshot(now).loads[endpoint.id], self.fleet.hit(endpoint, estimate)
         forecast = self.fleet.forecast(endpoint, load, tokens, hit, now)
         candidate = Candidate(endpoint, 0, tokens, hit, forecast, probability=1.0, price=0.0)
-        discard = _DiscardBody()
         attempt = Attempt(1, AttemptKind.PRIMARY, candidate)
-        run = UpstreamRequest(attempt, upstream, request, listener=discard, fleet=self.fleet)
-        self.fleet.on_sent(run, candidate, estimate, run.opened, stream=True, session=request.session_id)
-        try:
-            async with asyncio.timeout(self.runtime.current.config.defaults.first_token):
-                if not run.start():
-                    await run.connect()
-                await discard.over
-        except TimeoutError:
-            run.stop(AttemptOutcome.SILENT)
-        finally:
-            run.stop_if_open()
+        run = WireAttempt(attempt, upstream, request, self.fleet)
+        self.fleet.on_sent(run, candidate, estimate, run.times.opened, stream=True, session=request.session_id)
+        await run_alone(run, self.runtime.current.config.defaults.first_token)
         return run
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
@@ -17,25 +17,25 @@ from gateway.admission.auth import Tenant, admit
 from gateway.admission.quotas import Admission
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.cors import ASKED_METHOD
-from gateway.api.inference_request import InferenceRequest, request_id_of
+from gateway.api.inference_request import request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
 from gateway.cache_warming import CacheWarming
+from gateway.downstream.answer_headers import gateway_headers, waiting_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
+from gateway.responses.stored_responses import StoredResponses
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.relay import Relay, gateway_headers, waiting_headers
-from gateway.upstream.routed_request import RoutedRequest, attempt_record
-from gateway.upstream.stored_responses import StoredResponses
-from gateway.upstream.stream_rescue import StreamRescue
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.race import Race
+from gateway.upstream.relay import Relay
+from gateway.upstream.routed_request import RoutedRequest
 from policies.types import Decision, Placement, PromptEstimate
 
 log = logging.getLogger("firsttoken")
@@ -162,6 +162,7 @@ class Proxy:
         timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
         timeline.routed(request, route, tenant.name)
+        request.caller = tenant.name or http.address
         if operation is Operation.RESPONSES:
             request.state_ids = runtime.state_ids(tenant)
             request.body, request.pinned = open_request(request.body, request.state_ids, runtime.endpoints(route))
@@ -195,21 +196,16 @@ class Proxy:
             passthrough=route is runtime.routes.passthrough,
             native=runtime.operations,
             cache_group=tenant.cache_group,
-        )
-        relay = Relay(
-            http,
-            timeline,
-            strip_usage=hide_usage(request),
-            idle=defaults.stream_idle,
+            path=http.path,
             masked_pools=self.runtime.current.masked_pools,
-            limit_at=routed.limit_at,
+            idle=defaults.stream_idle,
         )
+        race = Race(self.dispatcher, routed, Relay(http))
         try:
-            await self.dispatcher.execute(routed, relay)
+            await race.run()
         finally:
-            if relay.begun:
-                record_winner(relay.winner, routed, relay.rescue)
-                self.cache_warming.answered(relay.winner, routed, http.body)
+            if race.winner is not None:
+                self.cache_warming.answered(race.winner, routed, http.body)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
         """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
@@ -305,31 +301,6 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
     if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
         return RequestOutcome.FAILED
     return RequestOutcome.REFUSED
-
-
-def hide_usage(request: InferenceRequest) -> bool:
-    """Usage is always requested upstream, and removed for callers without `include_usage`."""
-    return request.stream and not request.wants_usage
-
-
-def record_winner(run: UpstreamRequest, routed: RoutedRequest, rescue: StreamRescue | None = None) -> None:
-    """Record the winning attempt, and end an open one. A continuation is recorded with the answer before."""
-    run.stop_if_open()
-    reported, output, tpot = run.report or run.reported(), run.output_tokens, run.tpot()
-    if run.continues and rescue is not None and (before := rescue.continuation) is not None:
-        reported = replace(reported, prompt_tokens=before.prompt_tokens)
-        output += before.tokens
-        tpot = (run.last_token - rescue.first_in) / max(output - 1, 1)
-    routed.timeline.answered(
-        attempt_record(run, routed.request.arrival),
-        reported,
-        run.tap.times,
-        output_tokens=output,
-        tpot=tpot,
-        blocks=routed.estimate.pools[run.attempt.candidate.endpoint.pool].blocks,
-        reasoning_in=run.reasoning_in,
-        answer_in=run.first_in if run.continues else run.answer_in,
-    )
 
 
 def offers_websocket(http: HttpRequest) -> bool:

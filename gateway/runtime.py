@@ -30,7 +30,7 @@ from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.media import family_of
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.answer_quality import load_validator
-from gateway.upstream.upstream_request import Upstream
+from gateway.upstream.upstream import Upstream
 from policies.routes.route import Route
 from policies.types import Pool
 

@@ -64,6 +64,7 @@ class _ReplyTap:
 
     def __init__(self, secret: str) -> None:
         self.tokens = 0
+        self.text_bytes = 0
         self.reasoning_begun = False
         self.answer_begun = False
         self.usage = Usage()
@@ -115,9 +116,11 @@ class StreamTap(_ReplyTap):
             and not self._decoder.pending
         ):
             self.tokens += 1
+            self.text_bytes += len(data) - len(prefix) - len(suffix)
             return True
         if known := self._known_events(data):
             self.tokens += known
+            self.text_bytes += len(data) - known * (len(prefix) + len(suffix))
             return True
         tokens, was_pending = self.tokens, self._decoder.pending
         rest = self._decoder.rest_of_event(data) if self._decoder.shortened else b""

@@ -122,6 +122,12 @@ class HttpRequest:
         self.respond(status, body, (*own, *lines))
 
     @property
+    def address(self) -> str:
+        """Of the caller; empty: unknown."""
+        peer = self.writer.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+    @property
     def answering(self) -> bool:
         """Part of the answer itself is written: an error can no longer take its place."""
         return self.begun and self.comments is None

@@ -79,6 +79,8 @@ class AttemptRecord:
     tokens: int = 0  # that the server may bill: prompt and output
     cost_usd: float = 0.0
     junk: int = 0  # events that are no JSON
+    status: int = 0  # of the reply; 0: there was none
+    cause: str = ""  # of a failure, for the operator: status, the server's code, first line of its message, scrubbed
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -91,6 +93,8 @@ class AttemptRecord:
             "upstream_id": self.upstream_id,
             "tokens": self.tokens,
             "cost_usd": self.cost_usd,
+            "status": self.status,
+            "cause": self.cause,
         }
 
 

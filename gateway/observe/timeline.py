@@ -153,6 +153,14 @@ class RequestTimeline:
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
 
+    def escalated(self, shortcoming: str) -> None:
+        """Another pool is asked for a better answer."""
+        self.record.escalated = shortcoming
+
+    def rescue(self, state: str) -> None:
+        """Note what became of a stream that broke: failed (so far), rescued or refused."""
+        self.record.rescue = state
+
     def attempt_lost(self, attempt: AttemptRecord) -> None:
         self._ended(attempt)
 

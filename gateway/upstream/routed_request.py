@@ -11,13 +11,14 @@ from backends.translation.answer import AnswerTranslation, RewrittenAnswer
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest, new_request_id
-from gateway.observe.record import AttemptRecord
 from gateway.observe.timeline import RequestTimeline
-from gateway.upstream.state_answer import StateAnswer
-from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from gateway.responses.state_answer import StateAnswer
+from gateway.upstream.upstream import Upstream
+from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, AttemptOutcome, Decision, Endpoint, PromptEstimate
+from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
+WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
 
@@ -35,6 +36,53 @@ class RoutedRequest:
     passthrough: bool = False  # the model name is the caller's
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
+    path: str = ""  # of the caller's request
+    masked_pools: frozenset[str] = frozenset()  # whose backends may not tell a caller which part of a prompt was cached
+    idle: float = FOREVER  # s without a byte in mid-stream
+    assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
+
+    def __post_init__(self) -> None:
+        self.assembled = self._may_assemble()
+
+    def _may_assemble(self) -> bool:
+        """Every endpoint that the request may go to can stream this answer without loss."""
+        return False
+
+    @property
+    def hides_usage(self) -> bool:
+        """Usage is always requested upstream, and removed for callers without `include_usage`."""
+        return self.request.stream and not self.request.wants_usage
+
+    @property
+    def may_rescue(self) -> bool:
+        return self.route.rescue == "on" and self.request.stream
+
+    def masks_counts(self, endpoint: Endpoint) -> bool:
+        """A rescue may go on at any other endpoint."""
+        if not self.masked_pools:
+            return False
+        if self.may_rescue:
+            return any(each.endpoint.pool in self.masked_pools for each in self.decision.ranked)
+        return endpoint.pool in self.masked_pools
+
+    @property
+    def limits(self) -> AttemptLimits:
+        """For the attempt machine."""
+        route, request, seen = self.route, self.request, self.request.stream or self.assembled
+        caps = (request.max_tokens, route.limits.output_tokens)
+        return AttemptLimits(
+            max_attempts=route.max_attempts,
+            stream=seen,
+            hedge=route.hedge != "off",
+            first_token_limit=self.first_token_limit if seen else WHOLE_ANSWER,
+            limit_at=self.limit_at,
+            idle=self.idle,
+            rescue=self.may_rescue,
+            by_pace=not request.tools,
+            longer_context=route.fallback.context,
+            other_filter=route.fallback.content_filter,
+            longest_output=min((each for each in caps if each), default=self.estimate.output_tokens),
+        )
 
     @property
     def limit_at(self) -> float:
@@ -80,9 +128,9 @@ class RoutedRequest:
         record = self.timeline.record
         return int((record.wall + self.decision.deadline - record.arrival) * 1e3)
 
-    def rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
-        """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's. `masked`: the
-        caller may not learn which part of the prompt was cached."""
+    def rewritten_answer(self, endpoint: Endpoint) -> RewrittenAnswer | None:
+        """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's."""
+        masked = self.masks_counts(endpoint)
         translated = self.request.translated.get(endpoint.pool)
         steps: tuple[Translation, ...] = () if translated is None else translated.translations
         bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before
@@ -96,22 +144,3 @@ class RoutedRequest:
 def header_safe(model: str) -> str:
     """A caller's model name (passthrough), unless able to write header fields."""
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"
-
-
-def attempt_record(upstream_request: UpstreamRequest, arrival: float) -> AttemptRecord:
-    attempt = upstream_request.attempt
-    endpoint = attempt.candidate.endpoint
-    prompt, output = upstream_request.billable()
-    return AttemptRecord(
-        attempt.number,
-        attempt.kind,
-        endpoint.id,
-        endpoint.pool,
-        opened=upstream_request.opened - arrival,
-        ended=upstream_request.ended_at - arrival,
-        ending=upstream_request.ending or AttemptOutcome.CANCELLED,
-        upstream_id=upstream_request.request_id,
-        tokens=prompt + output,
-        cost_usd=upstream_request.cost_usd,
-        junk=upstream_request.tap.junk,
-    )

@@ -1,11 +1,13 @@
-"""Events and actions of the attempt machine (`policies.attempts.attempt_machine`)."""
+"""Events, facts and actions of the attempt machine (`policies.attempts.attempt_machine`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum
 
-from policies.types import Attempt, AttemptOutcome
+from policies.blame.blame import Blame
+from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate
 
 # --------------------------------------------------------------------------- events
 
@@ -23,23 +25,29 @@ class FirstToken:
 
 
 @dataclass(slots=True)
-class Failed:
-    """An attempt has ended without a token.
+class Answered:
+    """A whole answer is complete. `shortcoming`: for which the route would rather have another pool's; empty: none."""
 
-    `retryable`: another endpoint might succeed. `connection_lost`, as opposed to an overload reply. `retry_after`: s,
-    as the server asked. `taken`: the connection was lost after the server had accepted the request. `again`: the same
-    endpoint might succeed. `avoid`: pools that would fail in the same way. `restart`: the endpoint refuses to continue
-    an answer, and is asked for the whole of it.
+    number: int
+    shortcoming: str = ""
+
+
+@dataclass(slots=True)
+class Failed:
+    """An attempt has ended, and nothing of an answer has been written.
+
+    `retry_after`: s, as the server asked. `accepted`: the server had taken the request. `translated`: the pool can be
+    asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `restart`: an endpoint that
+    refuses to continue an answer may be asked for the whole of it; None: no continuation was refused.
     """
 
     number: int
-    retryable: bool = True
-    connection_lost: bool = False
+    blame: Blame
     retry_after: float | None = None
-    taken: bool = False
-    again: bool = True
-    avoid: frozenset[str] = frozenset()
-    restart: bool = False
+    accepted: bool = False
+    translated: bool = False
+    doubtful: bool = False
+    restart: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +69,86 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The committed stream broke, and its answer can be continued.
+    """The committed stream broke, of which a part has been written.
 
-    `unable`: endpoints not to be used; `patience`: s without a token until the continuing attempt is abandoned.
+    `obstacle`: the reason for which no endpoint can continue the answer; empty: some can. `unable`: those that cannot.
     """
 
-    connection_lost: bool
-    patience: float
+    blame: Blame
+    obstacle: str = ""
     unable: Collection[str] = ()
 
 
-Event = Begin | FirstToken | Failed | EndpointDown | TimerFired | ClientGone | Broken
+Event = Begin | FirstToken | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
+
+# --------------------------------------------------------------------------- facts
+
+
+@dataclass(slots=True)
+class Progress:
+    """The committed stream, or an attempt without a token, as seen now."""
+
+    heard_at: float = NEVER  # the latest byte, of whatever kind
+    tpot: float | None = None  # s
+    complete: bool = False  # the answer has ended, and the connection has not
+    paused: bool = False  # the caller does not read, so nothing is read from the server
+    obstacle: str = ""  # the reason for which nobody could continue the answer
+
+
+class AttemptFacts:
+    """Facts that the machine asks for when a rule needs them. This class knows of none."""
+
+    closes = False  # an endpoint may have a cap or a rate limit
+
+    def is_closed(self, candidate: Candidate, now: float) -> bool:
+        """A request sent to the candidate now would exceed a cap or a rate limit."""
+        return False
+
+    def is_saturated(self) -> bool:
+        """A hedge would take another request's place."""
+        return False
+
+    def is_overtaken(self, number: int) -> bool:
+        """The endpoint of the attempt has answered requests that were sent to it later."""
+        return False
+
+    def progress(self, number: int) -> Progress:
+        return Progress()
+
+    def without_larger_window(self, pool: str) -> frozenset[str]:
+        """Pools that have no room either for what exceeds the context window of `pool`."""
+        return frozenset({pool})
+
+
+NO_FACTS = AttemptFacts()
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptLimits:
+    """What the request and its route allow. Times in seconds."""
+
+    max_attempts: int
+    stream: bool = True  # tokens arrive as they are written, so silence is evidence
+    hedge: bool = False
+    first_token_limit: float = FOREVER
+    limit_at: float = FOREVER  # end of the time for the whole answer
+    idle: float = FOREVER  # without a byte, in mid-stream
+    rescue: bool = False  # a broken stream may be continued
+    by_pace: bool = False  # a silent stream may be left by its pace: no parser of tool calls holds tokens back
+    longer_context: bool = True  # a prompt too long for one pool may go to another
+    other_filter: bool = False  # a content refused by one pool may go to another
+    longest_output: int | None = None  # tokens
+
 
 # --------------------------------------------------------------------------- actions
 
 
 @dataclass(slots=True)
 class Open:
+    """Send an attempt. `charged`: to the budget of retries or of hedges."""
+
     attempt: Attempt
+    charged: bool = False
 
 
 @dataclass(slots=True)
@@ -88,18 +158,58 @@ class Cancel:
 
 
 @dataclass(slots=True)
+class Keep:
+    """Hold this whole answer while another pool is asked, for its shortcoming."""
+
+    number: int
+    shortcoming: str
+
+
+@dataclass(slots=True)
 class Commit:
     """Relay this attempt's bytes to the client."""
 
     number: int
 
 
+class Leaving(Enum):
+    """Reason to stop reading a committed stream."""
+
+    COMPLETE = "complete"
+    SILENT = "silent"
+    LATE = "late"
+
+
+@dataclass(slots=True)
+class Leave:
+    number: int
+    why: Leaving
+
+
+class Ending(Enum):
+    """Reason to give up."""
+
+    NO_CANDIDATE = "no candidate"
+    OVERDUE = "overdue"
+    REFUSED = "refused"
+    BUDGET = "retry budget"
+    DEATHS = "deaths"
+    ATTEMPTS = "attempts"
+    CANDIDATES = "candidates"
+    SILENCE = "silence"
+    CLOSED = "closed"
+    NOT_CONTINUED = "not continued"
+
+
 @dataclass(slots=True)
 class GiveUp:
+    """`reason`: in words, for people."""
+
+    ending: Ending
     reason: str
 
 
-Action = Open | Cancel | Commit | GiveUp
+Action = Open | Cancel | Keep | Commit | Leave | GiveUp
 
 
 @dataclass(slots=True)

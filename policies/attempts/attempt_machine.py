@@ -1,73 +1,81 @@
 """Attempts of one request: a state machine that takes events and returns actions.
 
-    IDLE --Begin--> RACING --FirstToken--> COMMITTED
-                      |  |  <---Broken---
+    IDLE --Begin--> RACING --FirstToken, Answered--> COMMITTED
+                      |  |  <-----Broken, Failed-----
                       |  +--no candidate left, or none allowed--> GAVE_UP
                       +--ClientGone--> GONE
 
 Rules:
-- Nothing has reached the client before the first token, so any earlier failure can be hidden. After Commit only a
-  stream that a peer can continue is resumed (Broken): an endpoint without a failure in this request, of the same pool
-  if there is one, else of the other tiers. Hedges and the deadline are for the first token alone. Every request ends in
-  exactly one of Commit, GiveUp or ClientGone; after Broken, once more.
+- Nothing has reached the client before the first token, so any earlier failure can be hidden. Every request ends in
+  exactly one of Commit, GiveUp or ClientGone; after Broken or a late Failed, once more.
 - Candidates are tried in the order of the decision, each once; `max_attempts` bounds all of them. Of three or more
   attempts, the last goes to a pool that was not tried, if there is one.
-- A failure that another endpoint may not have goes to the next candidate at once. After an overload reply, the same
-  pool is tried again only with `may_retry`, the permission of a retry budget. Another pool needs no permission, and
-  neither does a lost connection.
+- A failure is followed as its blame says (`policies.blame`): by nobody, by the next candidate, by another pool. A
+  refusal by an endpoint whose siblings answer is doubtful: another endpoint is asked to confirm.
+- A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
+  the server and a lost connection are not. Without a permission, the pool is avoided.
 - Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
 - A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
-  would say the same again (`Failed.again`).
+  would say the same again (`Blame.again`).
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
-  (`policies.attempts.hedging`). With `hedge`, and `may_retry` at TimerFired, the two race instead: the first content
+  (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
   wins and the other is cancelled. No more than two race at a time.
-- An answer that is not streamed arrives whole, so its silence is no evidence; nor is any without a deadline. Every
-  attempt is abandoned `first_token_limit` (of the endpoint, where it has its own) after its sending, and at
-  `limit_at`, the end of the time for the whole answer. An answer that is not streamed is left for the next candidate
-  after half of what remains until then.
+- Without a deadline, silence is no evidence. Every attempt is abandoned `first_token_limit` (of the endpoint, where it
+  has its own) after its sending, or later where there is no other candidate and the server shows life; in any case at
+  `limit_at`, the end of the time for the whole answer.
+- An attempt whose tokens are not seen (not `stream`) is left for the next candidate after half of what remains until
+  `limit_at`, or once the endpoint has answered later requests and has had the time for the longest answer since.
+- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
+- A committed stream is left when silent (`policies.attempts.committed_stream`). Where nothing of the answer was
+  written, a failure is followed as before the commit; else a peer continues (Broken): an endpoint without a failure in
+  this request, of the same pool if there is one, else of the other tiers.
 - Events about attempts that have ended, and all events after the end, change nothing.
-- A retry after an overload reply (429, 5xx) adds load to a pool, so retries are bounded by a share of the requests
-  (RetryBudget). A lost connection is not charged: no engine did work for it.
-- A hedge is sent on suspicion alone, so hedges are bounded by a share of all requests, saved in a token bucket ("The
-  Tail at Scale", Dean and Barroso 2013). An unused permission is given back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 from policies.attempts.attempt_events import (
+    NO_FACTS,
     Action,
+    Answered,
+    AttemptFacts,
+    AttemptLimits,
     AttemptStep,
     Begin,
     Broken,
     Cancel,
     ClientGone,
     Commit,
+    Ending,
     EndpointDown,
     Event,
     Failed,
     FirstToken,
     GiveUp,
+    Keep,
+    Leave,
+    Leaving,
     Open,
     TimerFired,
 )
-from policies.attempts.hedging import abandon_at, hedge_at, patience_until
-from policies.routing.candidates import p50_of
+from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.attempts.candidate_walk import CandidateWalk
+from policies.attempts.committed_stream import look, patience
+from policies.attempts.hedging import patience_until
+from policies.attempts.pending_attempt import PendingAttempt, overtake_in
+from policies.attempts.retry_rules import OWN_FAULTS, is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
-BACKOFF = 0.1  # s before an overloaded endpoint is tried again, by default
 CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
 MAX_RACING = 2  # attempts pending at a time
 OVERDUE = "the limit of time for the whole answer has passed"
-
-# --------------------------------------------------------------------------- the machine
 
 
 class AttemptState(Enum):
@@ -86,27 +94,21 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     },
     AttemptState.RACING: {
         FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
-        Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        Answered: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
+        Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         EndpointDown: frozenset({AttemptState.RACING}),
-        TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
-    AttemptState.COMMITTED: {Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP})},
+    AttemptState.COMMITTED: {
+        Failed: frozenset({AttemptState.COMMITTED, AttemptState.RACING, AttemptState.GAVE_UP}),
+        Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.GAVE_UP}),
+        ClientGone: frozenset({AttemptState.GONE}),
+    },
     AttemptState.GAVE_UP: {},
     AttemptState.GONE: {},
 }
-
-
-@dataclass(slots=True)
-class PendingAttempt:
-    """An attempt without a token yet. At `recheck_at` the silence is weighed; then `abandon_at` is fixed."""
-
-    attempt: Attempt
-    sent_at: float
-    limit_at: float
-    recheck_at: float
-    weighed: bool = False
-    abandon_at: float = FOREVER
 
 
 class AttemptMachine:
@@ -115,285 +117,378 @@ class AttemptMachine:
     def __init__(
         self,
         decision: Decision,
+        limits: AttemptLimits,
+        retries: RetryBudget,
+        hedges: HedgeBudget,
+        facts: AttemptFacts = NO_FACTS,
         *,
-        max_attempts: int,
-        stream: bool,
-        hedge: bool,
-        first_token_limit: float,
         now: float,
-        limit_at: float = FOREVER,
-        is_closed: Callable[[Candidate], bool] | None = None,
     ) -> None:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
-        self._candidates: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
-        self._ranked = self._candidates
-        self._count = len(self._candidates)
+        self._limits = limits
+        self._hedge, self._first_token_limit = limits.hedge, limits.first_token_limit
+        self._retries, self._hedges, self._facts = retries, hedges, facts
+        self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
+        self._walk = CandidateWalk(self._ranked, facts)
         self._deadline = decision.deadline
-        self._max_attempts = max_attempts
-        self._stream = stream
-        self._hedge = hedge
-        self._first_token_limit = first_token_limit
-        self._limit_at = limit_at
+        self._began_at = now
+        self._active = False  # counted by the retry budget
+        self._retrying = 0  # retries taken from the budget
         self._opened = 0  # attempts
-        self._tried = 0  # candidates
         self._deaths = 0
         self._lost: set[str] = set()  # endpoints with a failure
-        self._next_kind = AttemptKind.FALLBACK
-        self._committed: Candidate | None = None
         self._tried_pools: set[str] = set()
-        self._avoided: set[str] = set()  # pools
+        self._next_kind = AttemptKind.FALLBACK
+        self._committed: Attempt | None = None
+        self._look_at = FOREVER  # at the committed stream
+        self._kept: Attempt | None = None  # a whole answer with a shortcoming
         self._retry: Candidate | None = None  # to be tried once more, at _retry_at
-        self._retry_at = self._began_at = now
+        self._retry_at = FOREVER
         self._retried = False
-        self._is_closed = is_closed
-        self._closed: list[Candidate] = []  # passed over
         self._actions: list[Action] = []
 
-    def on(self, event: Event, now: float, may_retry: bool = True) -> AttemptStep:
-        """`may_retry`: a budget allows another copy, should this event call for one; after Failed, in the same pool."""
+    def on(self, event: Event, now: float) -> AttemptStep:
         if type(event) in TRANSITIONS[self.state]:
             match event:
                 case FirstToken(number):
-                    self._first_token(number)
+                    self._first_token(number, now)
                 case Begin():
                     self._begin(now)
                 case TimerFired():
-                    self._timer_fired(now, may_retry)
+                    self._timer_fired(now)
                 case Failed():
-                    self._failed(event, now, may_retry)
+                    self._failed(event, now)
+                case Answered():
+                    self._answered(event, now)
                 case EndpointDown(number):
                     self._endpoint_down(number, now)
                 case ClientGone():
-                    self._end(AttemptState.GONE)
+                    self._client_gone()
                 case Broken():
                     self._broken(event, now)
         actions, self._actions = tuple(self._actions), []
-        wake_at = FOREVER if self._retry is None else self._retry_at
+        wake_at = min(self._look_at, FOREVER if self._retry is None else self._retry_at)
         for pending in self.pending.values():
             wake_at = min(wake_at, pending.recheck_at)
         return AttemptStep(actions, None if wake_at == FOREVER else wake_at)
 
-    # -- events -------------------------------------------------------------------------------
+    # -- the course of most requests ------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
         self.state = AttemptState.RACING
-        if not self._count:
-            self._give_up("there is no candidate")
-        elif now >= self._limit_at:
-            self._give_up(OVERDUE)
-        else:
+        self._retries.began()
+        self._hedges.began()
+        self._active = True
+        if not len(self._walk):
+            self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
+        elif now >= self._limits.limit_at:
+            self._give_up(Ending.OVERDUE, OVERDUE)
+        elif self._advance(now):
             self._open_next(AttemptKind.PRIMARY, now)
+        else:
+            self._wait_for_closed(now)
 
-    def _first_token(self, number: int) -> None:
+    def _first_token(self, number: int, now: float) -> None:
         if (pending := self.pending.pop(number, None)) is not None:
-            self._committed = pending.attempt.candidate
-            self._end(AttemptState.COMMITTED)  # losers are cancelled before Commit: by then the cost is known
-            self._actions.append(Commit(number))
+            self._commit(pending.attempt, now)
 
-    def _failed(self, failure: Failed, now: float, may_retry: bool) -> None:
-        pending = self.pending.pop(failure.number, None)
+    def _commit(self, attempt: Attempt, now: float) -> None:
+        """Losers are cancelled before the Commit: by then their cost is known."""
+        self._end(AttemptState.COMMITTED)
+        self._committed = attempt
+        self._look_at = min(now + patience(self._limits, None, self._peer), self._limits.limit_at)
+        if self._kept is not None and self._kept is not attempt:
+            self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
+        self._kept = None
+        self._actions.append(Commit(attempt.number))
+
+    def _answered(self, answer: Answered, now: float) -> None:
+        pending = self.pending.get(answer.number)
         if pending is None:
             return
-        self._deaths += failure.connection_lost and failure.taken
-        self._lost.add(pending.attempt.candidate.endpoint.id)
-        self._avoided |= failure.avoid
-        denied = not (may_retry or failure.connection_lost)
-        if denied:
-            self._avoided.add(pending.attempt.candidate.endpoint.pool)
+        pool = pending.attempt.candidate.endpoint.pool
+        others = any(each.endpoint.pool != pool for each in self._ranked)
+        if answer.shortcoming and self._kept is None and others:
+            self._keep(pending.attempt, answer.shortcoming, now)
+        else:
+            self._first_token(answer.number, now)
+
+    def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
+        """Ask another pool, and hold this answer meanwhile."""
+        del self.pending[attempt.number]
+        self._kept = attempt
+        self._actions.append(Keep(attempt.number, shortcoming))
+        self._walk.avoid({attempt.candidate.endpoint.pool})
+        if not self.pending:
+            self._go_on(now, Ending.REFUSED, shortcoming)
+
+    def _client_gone(self) -> None:
+        if self._kept is not None:
+            self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
+        if self.state is AttemptState.COMMITTED and self._committed is not None:
+            self._actions.append(Cancel(self._committed.number, AttemptOutcome.CANCELLED))
+        self._end(AttemptState.GONE)
+
+    # -- failures -------------------------------------------------------------------------------
+
+    def _failed(self, failure: Failed, now: float) -> None:
+        attempt = self._take_failed(failure.number)
+        if attempt is None:
+            return
+        candidate, lost = attempt.candidate, is_lost(failure.blame)
+        self._deaths += lost and failure.accepted
+        self._lost.add(candidate.endpoint.id)
+        alike = pools_alike(failure, candidate, self._walk, self._limits, self._facts)
+        self._walk.avoid(alike or ())
         if self.pending:
-            self._reset_silence(now)
+            self._weigh_anew(now)
         elif failure.restart and self._may_open:
-            self._open(pending.attempt.candidate, self._next_kind, now)
-        elif not failure.retryable:
-            self._give_up(f"attempt {failure.number} failed and no other endpoint would do better")
-        elif self._next() is not None:
+            self._open(candidate, self._next_kind, now)
+        elif alike is None and not failure.doubtful and failure.restart is None:
+            self._give_up(Ending.REFUSED, f"attempt {failure.number} failed and no other endpoint would do better")
+        elif not self._retry_elsewhere(failure, candidate, now) and not self._schedule_retry(failure, candidate, now):
+            self._give_up(*self._exhausted())
+
+    def _take_failed(self, number: int) -> Attempt | None:
+        """The attempt that has failed, no longer pending or committed; None: it had ended before."""
+        pending, committed = self.pending.pop(number, None), self._committed
+        if pending is not None:
+            return pending.attempt
+        if self.state is not AttemptState.COMMITTED or committed is None or committed.number != number:
+            return None
+        self.state, self._committed, self._look_at = AttemptState.RACING, None, FOREVER
+        return committed
+
+    def _retry_elsewhere(self, failure: Failed, failed: Candidate, now: float) -> bool:
+        """Open the next candidate, or the first one that has to be waited for."""
+        charged = is_charged(failure, failed, self._walk)
+        if self._advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
+            if self._take_retry():
+                self._open_next(self._next_kind, now, charged=True)
+                return True
+            self._walk.avoid({failed.endpoint.pool})
+        if self._advance(now):
             self._open_next(self._next_kind, now)
-        elif self._closed_candidates() and self._may_open:
-            self._retry, self._retry_at = self._closed[0], now
-            self._open_retry(now)
-        elif denied:
-            self._give_up(f"attempt {failure.number} failed and the retry budget is spent")
-        elif not self._schedule_retry(failure, pending.attempt.candidate, now):
-            self._give_up(self._exhausted())
+            return True
+        return bool(self._walk.closed and self._may_open) and self._wait_for_closed(now)
+
+    def _take_retry(self) -> bool:
+        taken = self._retries.try_take()
+        self._retrying += taken
+        return taken
+
+    def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
+        """Schedule another attempt at the endpoint of the last failure, if worthwhile."""
+        wait = None if self._retried else wait_before_retry(failure, candidate, self._walk)
+        if wait is None or not self._may_open or wait > self._first_token_limit:
+            return False
+        if now + wait >= min(self._deadline, self._limits.limit_at):
+            return False
+        if is_charged(failure, candidate, self._walk) and not self._take_retry():
+            return False
+        self._retried, self._retry, self._retry_at = True, candidate, now + wait
+        self._open_retry(now)
+        return True
+
+    def _go_on(self, now: float, ending: Ending, reason: str) -> None:
+        """The next candidate, or the end."""
+        if self._advance(now):
+            self._open_next(self._next_kind, now)
+        else:
+            self._give_up(ending, reason)
 
     def _endpoint_down(self, number: int, now: float) -> None:
         pending = self.pending.get(number)
         if pending is None:
             return
         if len(self.pending) > 1:
-            self._abandon(pending, None, now)
-            self._reset_silence(now)
-        elif (upcoming := self._next()) is not None:
-            self._abandon(pending, upcoming, now)
+            self._abandon(pending, now, leave=False)
+            self._weigh_anew(now)
+        elif self._advance(now):
+            self._abandon(pending, now)
 
-    def _reset_silence(self, now: float) -> None:
-        """A racer failed: the other is alone again, and the silence is weighed anew."""
+    def _weigh_anew(self, now: float) -> None:
         for pending in self.pending.values():
-            pending.weighed = False
-            pending.recheck_at = min(now, pending.limit_at)
+            pending.reset(now)
 
-    def _timer_fired(self, now: float, may_retry: bool) -> None:
-        self._open_retry(now)
-        for number, pending in tuple(self.pending.items()):
-            if number in self.pending and pending.recheck_at <= now:
-                self._check_silence(pending, now, may_retry)
+    # -- after the commit -----------------------------------------------------------------------
 
     def _broken(self, broken: Broken, now: float) -> None:
         """Race again for the rest of the answer, among the peers of the broken endpoint."""
-        assert self._committed is not None
-        self._lost.add(self._committed.endpoint.id)
-        self._deaths += broken.connection_lost
-        self._candidates = self.peers(broken.unable)
-        self._count, self._tried = len(self._candidates), 0
-        self._avoided, self._closed = set(), []
+        committed = self._committed
+        assert committed is not None
+        obstacle = broken.obstacle if self._limits.rescue else "the route asks for no rescue"
+        if broken.blame.fault in OWN_FAULTS:
+            obstacle = "an error of the request"
+        self._lost.add(committed.candidate.endpoint.id)
+        self._deaths += is_lost(broken.blame)
+        self._walk = CandidateWalk(() if obstacle else self.peers(broken.unable), self._facts)
         self._next_kind, self._hedge = AttemptKind.RESCUE, False
-        self._deadline = FOREVER
-        self._first_token_limit = broken.patience
+        self._deadline, self._first_token_limit = FOREVER, self._limits.idle
+        self._look_at = FOREVER
         self.state = AttemptState.RACING
-        if self._has_next():
-            self._open_next(AttemptKind.RESCUE, now)
+        if obstacle:
+            self._give_up(Ending.NOT_CONTINUED, obstacle)
         else:
-            self._give_up(self._exhausted())
+            self._go_on(now, *self._exhausted())
 
     def peers(self, unable: Collection[str]) -> Sequence[Candidate]:
         """Candidates to continue the committed answer, of its pool first; none where no further attempt is allowed."""
         if self._committed is None or not self._may_open:
             return ()
-        pool, avoided = self._committed.endpoint.pool, self._lost.union(unable, [self._committed.endpoint.id])
+        own = self._committed.candidate.endpoint
+        avoided = self._lost.union(unable, [own.id])
         able = (each for each in self._ranked if each.endpoint.id not in avoided)
-        return sorted(able, key=lambda each: each.endpoint.pool != pool)
+        return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
 
-    # -- silence ------------------------------------------------------------------------------
+    @property
+    def _peer(self) -> Candidate | None:
+        """The first that could continue the committed answer."""
+        return next(iter(self.peers(())), None) if self._limits.rescue else None
 
-    def _first_check(self, own: Candidate, sent_at: float, limit_at: float) -> float:
-        if not self._stream or self._deadline == FOREVER or not self._has_next():
+    def _check_stream(self, number: int, now: float) -> None:
+        """Leave the committed stream, or look again later."""
+        found = look(self._limits, self._facts.progress(number), self._peer, now)
+        self._look_at = FOREVER
+        if isinstance(found, Leaving):
+            self._actions.append(Leave(number, found))
+            if found is Leaving.LATE:
+                self._end(AttemptState.GAVE_UP)
+        else:
+            self._look_at = found
+
+    # -- silence --------------------------------------------------------------------------------
+
+    def _timer_fired(self, now: float) -> None:
+        if self.state is AttemptState.COMMITTED and self._committed is not None:
+            if now >= self._look_at:
+                self._check_stream(self._committed.number, now)
+            return
+        self._open_retry(now)
+        for number, pending in tuple(self.pending.items()):
+            if number in self.pending and pending.recheck_at <= now:
+                self._check_silence(pending, now)
+
+    def _first_check(self, own: Candidate, now: float, limit_at: float) -> float:
+        if not self._limits.stream or self._deadline == FOREVER or not self._advance(now):
             return limit_at
-        next_p50 = p50_of(self._candidates, self._tried)
-        return min(patience_until(own.forecast, next_p50, sent_at, self._deadline), limit_at)
+        return min(patience_until(own.forecast, self._walk.upcoming_p50, now, self._deadline), limit_at)
 
-    def _check_silence(self, pending: PendingAttempt, now: float, may_retry: bool) -> None:
-        """Weighs, races or abandons a silent attempt at `recheck_at`."""
-        upcoming = self._next()
+    def _check_silence(self, pending: PendingAttempt, now: float) -> None:
+        """Weigh, race or abandon a silent attempt at `recheck_at`."""
         if now >= pending.limit_at:
-            self._abandon(pending, None if len(self.pending) > 1 else upcoming, now)
-        elif upcoming is None:
+            self._check_limit(pending, now)
+        elif not self._limits.stream:
+            self._check_unseen(pending, now)
+        elif not self._advance(now):
             pending.recheck_at = pending.limit_at
         elif not pending.weighed:
-            self._weigh(pending, upcoming, now, may_retry)
-        elif self._hedge and may_retry and len(self.pending) < MAX_RACING:
+            pending.weigh(self._walk.upcoming, self._deadline, self._hedge, now)
+            if pending.recheck_at <= now:
+                self._check_silence(pending, now)
+        elif self._may_race and self._hedges.try_take():
             pending.recheck_at = pending.limit_at
-            self._open_next(AttemptKind.HEDGE, now)
+            self._open_next(AttemptKind.HEDGE, now, charged=True)
         elif now >= pending.abandon_at:
-            self._abandon(pending, upcoming, now)
+            self._abandon(pending, now)
         else:
             pending.recheck_at = pending.abandon_at
 
-    def _weigh(self, pending: PendingAttempt, upcoming: Candidate, now: float, may_retry: bool) -> None:
-        pending.weighed = True
-        about = pending.attempt.candidate.forecast, upcoming.forecast, pending.sent_at, now, self._deadline
-        pending.abandon_at = min(abandon_at(*about), pending.limit_at)
-        pending.recheck_at = min(hedge_at(*about), pending.abandon_at) if self._hedge else pending.abandon_at
-        if pending.recheck_at <= now:
-            self._check_silence(pending, now, may_retry)
+    @property
+    def _may_race(self) -> bool:
+        return self._hedge and len(self.pending) < MAX_RACING and not self._facts.is_saturated()
 
-    def _abandon(self, pending: PendingAttempt, upcoming: Candidate | None, now: float) -> None:
-        number = pending.attempt.number
-        del self.pending[number]
+    def _check_limit(self, pending: PendingAttempt, now: float) -> None:
+        """Abandon the attempt, unless the server shows life and nobody else could do better."""
+        heard_at, limit = self._facts.progress(pending.attempt.number).heard_at, self._limit_of(pending.attempt)
+        alone = len(self.pending) == 1 and not self._advance(now)
+        if alone and heard_at > pending.sent_at and now - heard_at < limit and now < self._limits.limit_at:
+            pending.extend(min(heard_at + limit, self._limits.limit_at))
+        else:
+            self._abandon(pending, now)
+
+    def _check_unseen(self, pending: PendingAttempt, now: float) -> None:
+        """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and has
+        had the time for this one since."""
+        heard_at = self._facts.progress(pending.attempt.number).heard_at
+        if heard_at >= pending.sent_at and now - heard_at >= self._limits.idle:
+            self._abandon(pending, now)
+        elif now < pending.overtake_at:
+            pending.recheck_in(min(self._limits.idle, pending.overtake_at - now), now)
+        elif pending.overtaken and self._advance(now):
+            self._abandon(pending, now)
+        else:
+            pending.overtaken = self._facts.is_overtaken(pending.attempt.number)
+            pending.overtake_at = now + pending.overtake_in
+            pending.recheck_in(min(self._limits.idle, pending.overtake_in), now)
+
+    def _abandon(self, pending: PendingAttempt, now: float, leave: bool = True) -> None:
+        """Cancel a silent attempt and, with `leave`, go to the next candidate where no other attempt races."""
+        del self.pending[pending.attempt.number]
         self._lost.add(pending.attempt.candidate.endpoint.id)
-        self._actions.append(Cancel(number, AttemptOutcome.SILENT))
-        if now >= self._limit_at:
-            self._give_up(OVERDUE)
-        elif upcoming is not None:
-            self._open_next(self._next_kind, now)
-        elif not self.pending:
-            self._give_up(f"no first token within {self._limit_of(pending.attempt.candidate):g} s")
+        self._actions.append(Cancel(pending.attempt.number, AttemptOutcome.SILENT))
+        if now >= self._limits.limit_at:
+            self._give_up(Ending.OVERDUE, OVERDUE)
+        elif not self.pending or (leave and now < pending.limit_at):
+            self._go_on(now, Ending.SILENCE, f"no first token within {self._limit_of(pending.attempt):g} s")
 
-    # -- opening and ending -------------------------------------------------------------------
+    # -- opening and ending -----------------------------------------------------------------------
 
-    def _next(self) -> Candidate | None:
-        return self._candidates[self._tried] if self._has_next() else None
+    def _advance(self, now: float) -> bool:
+        """Pass over what cannot be tried. True: there is an untried candidate, and another attempt is allowed."""
+        return self._walk.advance(now) and self._may_open
 
-    def _has_next(self) -> bool:
-        """An untried candidate exists, and another attempt is allowed. Candidates of avoided pools are skipped, and so
-        are closed ones."""
-        while self._tried < self._count and (self._avoided or self._is_closed) and self._is_skipped(self._tried):
-            self._tried += 1
-        return self._tried < self._count and self._may_open
+    def _open_next(self, kind: AttemptKind, now: float, charged: bool = False) -> None:
+        self._open(self._walk.take(), kind, now, charged)
 
-    def _is_skipped(self, rank: int) -> bool:
-        candidate = self._candidates[rank]
-        if candidate.endpoint.pool in self._avoided:
-            return True
-        if closed := self._is_closed is not None and self._is_closed(candidate):
-            self._closed.append(candidate)
-        return closed
-
-    def _closed_candidates(self) -> Sequence[Candidate]:
-        """Passed over because of a cap or a rate limit, and still worth an attempt."""
-        self._closed = [each for each in self._closed if each.endpoint.pool not in self._avoided]
-        return self._closed
-
-    def _pool_at(self, rank: int) -> str:
-        return self._candidates[rank].endpoint.pool
-
-    def _open_next(self, kind: AttemptKind, now: float) -> None:
-        candidate = self._candidates[self._tried]
-        self._tried += 1
-        self._open(candidate, kind, now)
-
-    def _open(self, candidate: Candidate, kind: AttemptKind, now: float) -> None:
+    def _open(self, candidate: Candidate, kind: AttemptKind, now: float, charged: bool = False) -> None:
         self._opened += 1
         self._tried_pools.add(candidate.endpoint.pool)
-        if 1 < self._opened == self._max_attempts - 1:
+        if 1 < self._opened == self._limits.max_attempts - 1:
             self._keep_last_for_another_pool()
         attempt = Attempt(self._opened, kind, candidate)
-        limit_at = self._silence_limit(candidate, now)
-        recheck_at = self._first_check(candidate, now, limit_at)
-        self.pending[attempt.number] = PendingAttempt(attempt, now, limit_at, recheck_at)
-        self._actions.append(Open(attempt))
+        limit_at = self._silence_limit(attempt, now)
+        pending = PendingAttempt(attempt, now, limit_at, self._first_check(candidate, now, limit_at))
+        if not self._limits.stream:
+            pending.overtake_in = overtake_in(candidate, self._limits.longest_output)
+            pending.overtake_at = now + pending.overtake_in
+            pending.recheck_in(min(self._limits.idle, pending.overtake_in), now)
+        self.pending[attempt.number] = pending
+        self._actions.append(Open(attempt, charged))
 
     def _keep_last_for_another_pool(self) -> None:
-        seen = self._tried_pools | self._avoided
-        if any(self._pool_at(rank) not in seen for rank in range(self._tried, self._count)):
-            self._avoided = seen
+        seen = self._tried_pools | self._walk.avoided
+        if self._walk.leads_beyond(seen):
+            self._walk.avoid(seen)
 
-    def _limit_of(self, candidate: Candidate) -> float:
+    def _limit_of(self, attempt: Attempt) -> float:
         """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
-        own = candidate.endpoint.first_token_limit
-        if own is None or self._committed is not None:
+        own = attempt.candidate.endpoint.first_token_limit
+        if own is None or attempt.kind is AttemptKind.RESCUE:
             return self._first_token_limit
-        return own if self._stream else max(own, self._first_token_limit)
+        return own if self._limits.stream else max(own, self._first_token_limit)
 
-    def _silence_limit(self, candidate: Candidate, now: float) -> float:
+    def _silence_limit(self, attempt: Attempt, now: float) -> float:
         """Time at which an attempt sent now is abandoned in any case."""
-        limit_at = min(now + self._limit_of(candidate), self._limit_at)
-        if not self._stream and self._limit_at < FOREVER and self._has_next():
-            return min(limit_at, now + (self._limit_at - now) / 2)
+        end = self._limits.limit_at
+        limit_at = min(now + self._limit_of(attempt), end)
+        if not self._limits.stream and end < FOREVER and self._advance(now):
+            return min(limit_at, now + (end - now) / 2)
         return limit_at
 
-    def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
-        """Schedules another attempt at the endpoint of the last failure, if worthwhile; returns True if scheduled."""
-        if self._retried or not (failure.again and self._may_open) or candidate.endpoint.pool in self._avoided:
+    def _wait_for_closed(self, now: float) -> bool:
+        """Wait for one of the candidates that were passed over."""
+        if not self._walk.closed or not self._may_open:
             return False
-        if not failure.connection_lost and any(
-            other.endpoint.pool == candidate.endpoint.pool and other.endpoint != candidate.endpoint
-            for other in self._candidates
-        ):
-            return False
-        wait = 0.0 if failure.connection_lost else max(failure.retry_after or BACKOFF, BACKOFF)
-        if wait > self._first_token_limit or now + wait >= min(self._deadline, self._limit_at):
-            return False
-        self._retried = True
-        self._retry = candidate
-        self._retry_at = now + wait
+        self._retry, self._retry_at = self._walk.closed[0], now
         self._open_retry(now)
         return True
 
     def _open_retry(self, now: float) -> None:
         if self._retry is None or self._retry_at > now:
             return
-        if self._retry in self._closed:
+        if self._retry in self._walk.closed:
             self._open_closed(now)
         else:
             self._open(self._retry, self._next_kind, now)
@@ -401,111 +496,45 @@ class AttemptMachine:
 
     def _open_closed(self, now: float) -> None:
         """Open the first that is closed no longer; else look again soon, until the limits of time."""
-        opening = next((each for each in self._closed if self._is_closed is None or not self._is_closed(each)), None)
+        closed = self._walk.closed
+        opening = next((each for each in closed if not self._facts.is_closed(each, now)), None)
         if opening is not None:
-            self._closed.remove(opening)
+            closed.remove(opening)
             self._retry = None
             self._open(opening, self._next_kind, now)
-        elif now >= min(self._limit_at, self._began_at + self._first_token_limit):
-            self._give_up("every other endpoint is at its cap or rate limited")
+        elif now >= min(self._limits.limit_at, self._began_at + self._first_token_limit):
+            self._give_up(Ending.CLOSED, "every other endpoint is at its cap or rate limited")
         else:
             self._retry_at = now + CLOSED_CHECK
 
     @property
     def _may_open(self) -> bool:
-        return self._opened < self._max_attempts and self._deaths < MAX_DEATHS
+        return self._opened < self._limits.max_attempts and self._deaths < MAX_DEATHS
 
-    def _exhausted(self) -> str:
+    def _exhausted(self) -> tuple[Ending, str]:
         if self._deaths >= MAX_DEATHS:
-            return f"{self._deaths} endpoints died while they worked on it"
-        if self._opened >= self._max_attempts:
-            return f"all {self._opened} attempts allowed have failed"
-        return f"all {self._count} candidates have failed"
+            return Ending.DEATHS, f"{self._deaths} endpoints died while they worked on it"
+        if self._opened >= self._limits.max_attempts:
+            return Ending.ATTEMPTS, f"all {self._opened} attempts allowed have failed"
+        return Ending.CANDIDATES, f"all {len(self._walk)} candidates have failed"
 
-    def _give_up(self, reason: str) -> None:
-        self._actions.append(GiveUp(reason))
+    def _give_up(self, ending: Ending, reason: str) -> None:
+        """The answer that was kept, or none."""
+        if self._kept is not None:
+            return self._commit(self._kept, self._began_at)
         self._end(AttemptState.GAVE_UP)
+        self._actions.append(GiveUp(ending, reason))
+        return None
 
     def _end(self, state: AttemptState) -> None:
+        """Cancel what is pending, and return the shares of the budgets."""
         for number in self.pending:
             self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
         self.pending.clear()
-        self._retry = None
-        self.state = state
-
-
-# --------------------------------------------------------------------------- budgets
-
-
-@dataclass(slots=True)
-class RetryBudget:
-    """Token bucket: every request earns `earned` of a retry, up to `burst`, the size at the start. An empty bucket
-    still allows as many retries in flight as `share` of the active requests. So a steady fault adds less than a tenth
-    to the load (Finagle's RetryBudget), and a sudden one under load is not left without retries (Envoy's).
-    """
-
-    earned: float = 0.09
-    burst: float = 10.0
-    share: float = 0.1
-    active: int = 0  # requests
-    retrying: int = 0
-    tokens: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens = self.burst
-
-    def began(self) -> None:
-        """A request entered."""
-        self.active += 1
-        self.tokens = min(self.tokens + self.earned, self.burst)
-
-    def ended(self) -> None:
-        """A request left. Retries are given back separately."""
-        self.active -= 1
-
-    def try_take(self) -> bool:
-        """Takes a permission for a retry, if any is left."""
-        if self.tokens >= 1:
-            self.tokens -= 1
-        elif self.retrying >= int(self.share * self.active):
-            return False
-        self.retrying += 1
-        return True
-
-    def give_back(self) -> None:
-        """The retry has ended."""
-        self.retrying -= 1
-
-    def refund(self) -> None:
-        """The retry was not sent."""
-        self.tokens = min(self.tokens + 1, self.burst)
-
-
-class HedgeBudget:
-    """Token bucket: every request earns `max_extra` of a hedge, up to `burst` hedges.
-
-    The bucket starts empty, so hedges never exceed the share of the requests so far. Counted in millionths, because
-    ten times 0.1 is less than one in floating point.
-    """
-
-    _HEDGE = 1_000_000
-
-    def __init__(self, max_extra: float, burst: int = 10) -> None:
-        self.share = round(max_extra * self._HEDGE)
-        self._burst = burst * self._HEDGE
-        self._tokens = 0
-
-    def began(self) -> None:
-        """A request of the route entered, and earns a share."""
-        self._tokens = min(self._tokens + self.share, self._burst)
-
-    def try_take(self) -> bool:
-        """Takes a permission for a hedge, if any is left."""
-        if self._tokens < self._HEDGE:
-            return False
-        self._tokens -= self._HEDGE
-        return True
-
-    def give_back(self) -> None:
-        """The hedge was not sent."""
-        self._tokens = min(self._tokens + self._HEDGE, self._burst)
+        self._retry, self._look_at, self.state = None, FOREVER, state
+        if self._active:
+            self._active = False
+            self._retries.ended()
+        for _ in range(self._retrying):
+            self._retries.give_back()
+        self._retrying = 0

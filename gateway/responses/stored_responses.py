@@ -18,8 +18,8 @@ from backends.translation.answer import ReplyShapeError
 from gateway.api.api_error import ApiError, bad_request, retry_later
 from gateway.api.state_ids import StateHolder, StateIds
 from gateway.downstream.http_request import HttpRequest
-from gateway.upstream.state_answer import StateAnswer
-from gateway.upstream.upstream_request import Upstream
+from gateway.responses.state_answer import StateAnswer
+from gateway.upstream.upstream import Upstream
 
 TIMEOUT = 10.0  # s
 RETRY = 1.0  # s until a caller may ask a lost endpoint again

@@ -1,0 +1,91 @@
+"""Header lines of an answer: what a backend may tell a caller, and what the gateway tells about the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+
+from gateway.admission.quotas import quota_headers
+from gateway.api.api_error import REASONS
+from gateway.downstream.http_request import HttpRequest, date_line
+from gateway.observe.metrics.series import STALL as LOOP_STALL
+from gateway.observe.record import RELAY, STAGE_NAMES
+from gateway.observe.timeline import RequestTimeline
+
+STAGE_TIMINGS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)  # ms
+KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms", "x-ratelimit-")
+ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read the header `request-id`
+
+# A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
+ALLOWED = ("content-type",)
+
+
+def answer_head(
+    http: HttpRequest,
+    status: int,
+    backend: Mapping[str, str],
+    timeline: RequestTimeline,
+    length: int | None,
+    streams: bool,
+) -> bytes:
+    """The head of an answer about to be written. `length`: of the body; None: it has chunks, or ends with the
+    connection."""
+    headers = response_headers(backend, timeline, streams=streams)
+    lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", date_line(), *http.lines, *headers]
+    if length is not None:
+        lines.append(f"content-length: {length}")
+    elif http.http11:
+        lines.append("transfer-encoding: chunked")
+    if not http.keep_alive:
+        lines.append("connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def response_headers(backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool) -> list[str]:
+    """Header lines of an answer about to be written. `backend`: the headers of the backend's reply."""
+    lines = [f"{name}: {backend[name]}" for name in ALLOWED if name in backend]
+    if streams:
+        lines += ["cache-control: no-cache", "x-accel-buffering: no"]
+    return lines + gateway_headers(timeline, monotonic(), won=1)
+
+
+def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list[str]:
+    """Header lines about the request up to `now`. `won`: attempts besides the lost attempts of the Record."""
+    record = timeline.record
+    lines = [
+        f"x-request-id: {record.request_id}",
+        f"x-firsttoken-route: {record.route}",
+        f"x-firsttoken-pool: {record.pool}",
+        f"x-firsttoken-model: {record.model}",
+        f"x-firsttoken-attempts: {len(record.attempts) + won}",
+        f"x-firsttoken-ttft-ms: {(now - record.arrival) * 1e3:.2f}",
+    ]
+    if record.ttft_budget is not None:
+        lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
+    if record.ttft_predicted_p50 is not None:
+        lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
+    if record.operation in ANTHROPIC:
+        lines.append(f"request-id: {record.request_id}")
+    if record.quota is not None:
+        lines += quota_headers(record.quota)
+    lines.append(server_timing(timeline, now))
+    return lines
+
+
+def waiting_headers(timeline: RequestTimeline) -> list[str]:
+    """The header lines that are known before an endpoint has answered."""
+    return [line for line in gateway_headers(timeline, monotonic()) if line.startswith(KNOWN_BEFORE)]
+
+
+def server_timing(timeline: RequestTimeline, now: float) -> str:
+    """W3C Server-Timing: milliseconds of each closed stage; `relay` is the time since the last stage.
+
+    `loop_lag` is part of other stages, and is given where the event loop has stalled.
+    """
+    spent = timeline.record.spent
+    timing = [form % (s * 1e3) for form, s in zip(STAGE_TIMINGS, spent, strict=True) if s is not None]
+    timing.append(STAGE_TIMINGS[RELAY] % (max(now - timeline.mark, 0.0) * 1e3))
+    lag = timeline.stalled(now)
+    if lag >= LOOP_STALL:
+        timing.append(f"loop_lag;dur={lag * 1e3:.2f}")
+    return "server-timing: " + ", ".join(timing)

@@ -1,0 +1,418 @@
+"""The wire side of one attempt: buffers the server's reply until it is worth committing to, then hands it on.
+
+    CONNECTING --sent--> SENT --head--> HELD --join--> COMMITTED
+         |                 |              |                |
+         +-----------------+------over----+----------------+--> OVER
+
+Rules:
+- Before the commit the reply is buffered; the first visible output makes the attempt a candidate to win. A whole answer
+  is buffered to its end and judged: a 200 may hold an error, a page of HTML or half an answer.
+- After the commit every read goes to the answer in the same call.
+- What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
+- An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
+- A failure has a blame from here on: an unknown model is the fault of whoever has named it, and a caller is told nothing
+  of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from time import monotonic
+
+from backends.failures import EMPTY, NOT_EVENTS, NOT_JSON, NOT_SERVED, TOO_LARGE, TRUNCATED, UNKNOWN_MODEL, of_body
+from backends.http.connection import Exchange
+from backends.interface import BackendRequest, Failure, FailureKind, Usage
+from backends.stream.decompression import IDENTITY, Decompressor, decompressor
+from backends.stream.redaction import mask_secret
+from gateway.observe.record import AttemptRecord
+from gateway.upstream.answer import Answer
+from gateway.upstream.upstream import EVERYWHERE, Upstream
+from policies.blame.blame import BLAME
+from policies.fleet.fleet import AttemptReport, Fleet
+from policies.rate_limit import RateLimit
+from policies.types import NEVER, Attempt, AttemptKind, AttemptOutcome
+
+MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
+ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
+MAX_WHOLE = 1 << 20  # bytes held of a whole answer; a longer answer is passed on before its end
+MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
+MAX_ERROR = 64 * 1024  # bytes of an error reply to read
+ENDLESS = 1 << 40  # bytes of a stream, which is not held
+BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
+
+
+class WireState(Enum):
+    CONNECTING = "connecting"
+    SENT = "sent"
+    HELD = "held"
+    COMMITTED = "committed"
+    OVER = "over"
+
+
+class Milestone(Enum):
+    """Progress of an attempt that the request has to know."""
+
+    FIRST_TOKEN = "first token"
+    WHOLE = "whole"  # the whole answer is buffered
+    ENDED = "ended"  # the committed answer is complete
+
+
+@dataclass(slots=True)
+class BrokenOff:
+    """The committed answer broke. `error_event`: the server's own, if there is one."""
+
+    failure: Failure
+    error_event: bytes = b""
+
+
+WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the commit
+
+
+@dataclass(slots=True)
+class AttemptTimes:
+    """Monotonic seconds; NEVER, or None: not yet."""
+
+    opened: float
+    connected: float
+    sent: float | None = None
+    first_in: float | None = None
+    reasoning_in: float | None = None  # first token of reasoning before the answer
+    answer_in: float | None = None  # first token of the answer
+    last_token: float = NEVER
+    last_byte: float = NEVER
+    ended: float = 0.0
+
+
+@dataclass(slots=True)
+class Consumption:
+    """Tokens that the server may bill, and their cost: none of a request that was not sent, or was refused."""
+
+    prompt: int = 0
+    output: int = 0
+    cost_usd: float = 0.0
+
+
+class WireAttempt:
+    """An attempt. `assembled`: tokens are asked for as they are written, and the caller gets them together. `rewritten`: a
+    whole answer is held to its end, whatever its length."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        upstream: Upstream,
+        request: BackendRequest,
+        fleet: Fleet,
+        *,
+        assembled: bool = False,
+        rewritten: bool = False,
+    ) -> None:
+        self.attempt = attempt
+        self.upstream = upstream
+        self.request = request
+        self.stream = request.stream
+        self.assembled = assembled
+        self.rewritten = rewritten or assembled
+        self.tap = upstream.backend.tap(request)
+        self.call = upstream.backend.call(request)
+        self.state = WireState.CONNECTING
+        now = monotonic()
+        self.times = AttemptTimes(now, now)
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.buffered: list[bytes] = []
+        self.buffered_bytes = 0
+        self.outcome: AttemptOutcome | None = None
+        self.failure: Failure | None = None  # that ended the attempt
+        self.report: AttemptReport | None = None  # set at the end
+        self._fleet = fleet
+        self._exchange: Exchange | None = None
+        self._answer: Answer | None = None  # receiver of every read after the commit
+        self._decompressor: Decompressor | None = None
+        self._max_held = MAX_HELD + ECHOES * len(self.call.body)
+
+    # -- sending ------------------------------------------------------------------------
+
+    def on_sent(self, exchange: Exchange) -> None:
+        """The request is on the wire."""
+        self._exchange, self.state = exchange, WireState.SENT
+        self.times.sent = exchange.sent_at
+        self.times.connected = min(self.times.opened + exchange.connect_seconds, exchange.sent_at)
+
+    # -- the reply ----------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
+        self.status, self.headers, self.state = status, headers, WireState.HELD
+        if not self.upstream.backend.local:
+            self._report_rate_limits()
+        content_type = headers.get("content-type", "")
+        if self.stream and self.is_success and content_type.startswith("text/html"):
+            return self.fail(NOT_EVENTS)
+        if self.assembled and self.is_success and content_type.startswith("application/json"):
+            self.stream = self.assembled = False  # the server does not stream this one
+            self.tap = self.upstream.backend.tap(replace(self.request, stream=False))
+        if headers.get("content-encoding", IDENTITY) == IDENTITY:
+            return None
+        self._decompressor = decompressor(headers["content-encoding"], ENDLESS if self.stream else MAX_REWRITTEN)
+        return None if self._decompressor is not None else self.fail(NOT_EVENTS if self.stream else NOT_JSON)
+
+    def _report_rate_limits(self) -> None:
+        if reports := self.upstream.backend.rate_limits(self.headers):
+            now = monotonic()
+            self._fleet.on_rate_limits(
+                self, [RateLimit.reported(r.counts_tokens, r.remaining, r.limit, r.reset, now) for r in reports]
+            )
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> WireEvent:
+        times = self.times
+        times.last_byte = now = monotonic()
+        if self._decompressor is not None:
+            try:
+                data, framed = self._decompressor.feed(data), b""
+            except ValueError:
+                return self.fail(TOO_LARGE) if self._answer is None else self._break_off(TOO_LARGE)
+        if self._answer is None:
+            return self._hold(data, now)
+        if self.tap.feed(data):
+            times.last_token = now
+            if times.answer_in is None:
+                self._note_kind(now)
+        if self.tap.spoiled:
+            return self._end_spoiled()
+        failure = self._answer.body(data, framed)
+        return None if failure is None else self._break_off(failure)
+
+    def on_end(self) -> WireEvent:
+        if not self.is_success:
+            return self.fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
+        self.tap.close()
+        if self.state is WireState.COMMITTED:
+            return self._complete()
+        if (failure := self._judge()) is not None:
+            return self.fail(failure)
+        self.times.first_in = self.times.last_token = monotonic()
+        self._note_kind(self.times.first_in)
+        self._close(AttemptOutcome.COMPLETED)
+        return Milestone.FIRST_TOKEN if self.stream else Milestone.WHOLE
+
+    def on_failure(self, failure: Failure) -> WireEvent:
+        """The connection is lost."""
+        if self.state is not WireState.COMMITTED:
+            return self.fail(failure)
+        if self.stream and self.tap.ended:  # nothing after [DONE] turns success into failure
+            self.tap.close()
+            return self._complete()
+        return self._break_off(failure)
+
+    def _hold(self, data: bytes, now: float) -> WireEvent:
+        if self.is_success or self.buffered_bytes < MAX_ERROR:
+            self.buffered.append(data)
+            self.buffered_bytes += len(data)
+        if not self.is_success:
+            return None
+        content, failure = self.tap.feed(data), self.tap.failure
+        if not self.stream:
+            return self._hold_whole(now)
+        if failure is not None and not content:
+            return self.fail(failure)
+        if self.tap.spoiled:  # an error after a token in the same read: the answer has begun, and ended
+            self.buffered.pop()
+            return self._first_token(now)
+        if content:
+            return self._first_token(now)
+        if self.buffered_bytes > self._max_held:
+            is_stream = "event-stream" in self.headers.get("content-type", "")
+            return self._first_token(now) if is_stream else self.fail(NOT_EVENTS)
+        return None
+
+    def _hold_whole(self, now: float) -> WireEvent:
+        if self.buffered_bytes > MAX_REWRITTEN:
+            return self.fail(TOO_LARGE)
+        return self._first_token(now) if self.buffered_bytes > MAX_WHOLE and not self.rewritten else None
+
+    def _first_token(self, now: float) -> Milestone:
+        self.times.first_in = self.times.last_token = now
+        self._note_kind(now)
+        return Milestone.FIRST_TOKEN
+
+    def _note_kind(self, now: float) -> None:
+        """Note the time of a first token of reasoning, or of the answer."""
+        if self.times.reasoning_in is None and self.tap.reasoning_begun:
+            self.times.reasoning_in = now
+        if self.tap.answer_begun:
+            self.times.answer_in = now
+
+    def _judge(self) -> Failure | None:
+        """None: the reply is a complete answer, be it without visible output."""
+        if not self.stream:
+            return self.tap.failure
+        if self.tap.ended:
+            return None
+        return self.tap.failure or of_body(b"".join(self.buffered), self.upstream.backend.secret.decode()) or EMPTY
+
+    # -- the answer ---------------------------------------------------------------------
+
+    def take_buffered(self) -> bytes:
+        """Return the buffered body bytes, once."""
+        data = b"".join(self.buffered)
+        self.buffered = []
+        return data
+
+    def join(self, answer: Answer) -> WireEvent:
+        """Every further read goes to `answer`, which has got the buffered bytes."""
+        if self.state is WireState.OVER:
+            return Milestone.ENDED
+        self._answer, self.state = answer, WireState.COMMITTED
+        return self._end_spoiled() if self.tap.spoiled else None
+
+    def _complete(self) -> WireEvent:
+        """The reply is over; the tap knows if complete."""
+        if self.answered or not self.stream:
+            self._close(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self.tap.failure)
+            return Milestone.ENDED
+        return self._break_off(self.tap.failure or TRUNCATED)
+
+    def _end_spoiled(self) -> WireEvent:
+        """An error event or junk ends the stream, although vLLM sends [DONE] after an error."""
+        assert self._answer is not None
+        answer, failure = self._answer, self.tap.failure
+        self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, failure)
+        written = answer.body(self.tap.rest) if self.tap.rest else None
+        written = answer.replace_held(self.tap.sound) or written
+        if failure is None:
+            return Milestone.ENDED if written is None else BrokenOff(written)
+        return BrokenOff(failure, mask_secret(self.tap.error_event, self.upstream.backend.secret))
+
+    def _break_off(self, failure: Failure) -> BrokenOff:
+        self.stop(AttemptOutcome.BROKEN, failure)
+        return BrokenOff(failure)
+
+    def pause(self) -> None:
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        self.times.last_byte = monotonic()  # nothing was read
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    # -- the end ------------------------------------------------------------------------
+
+    def fail(self, failure: Failure) -> Failure:
+        """End the attempt before the commit. Returns the failure as the caller may see it."""
+        if self.request.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
+            failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
+        elif failure.kind is FailureKind.MISCONFIGURED:
+            failure = self._whose_model(failure)
+        self.stop(BLAME[failure.kind.value].outcome, failure)
+        return failure
+
+    def _whose_model(self, failure: Failure) -> Failure:
+        if not self.request.model_is_callers:
+            return replace(UNKNOWN_MODEL, cause=failure.cause)
+        return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
+
+    def stop(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
+        """End an open exchange, at once; no effect after the end."""
+        if self.state is WireState.OVER:
+            return
+        if self._exchange is not None:
+            self._exchange.cancel()
+        self._close(outcome, failure)
+
+    def _close(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
+        self.state, self._exchange, self._answer = WireState.OVER, None, None
+        self.outcome, self.failure, self.times.ended = outcome, failure, monotonic()
+        self.report = self._reported()
+        if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
+            self._fleet.on_first_token(self, self.times.first_in)
+        self._fleet.on_ended(self, outcome, self.times.ended, self.report)
+
+    def _reported(self) -> AttemptReport:
+        """The engine's own figures for this attempt. The prompt of a continuation holds an answer: nothing to learn."""
+        times, usage, failure = self.tap.times, self.tap.usage, self.failure
+        if self.attempt.kind is AttemptKind.RESCUE:
+            usage = Usage(completion=usage.completion)
+        return AttemptReport(
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion,
+            mean_itl=times.mean_itl or self.tpot(),
+            engine_ttft=times.ttft,
+            retry_after=None if failure is None else failure.retry_after,
+            connected=failure is None or self.status != 0 or failure.kind not in UNREACHED,
+            unknown_model=failure is not None and failure.kind is FailureKind.MISCONFIGURED and self.status != 0,
+            blame=None if failure is None else BLAME[failure.kind.value],
+        )
+
+    # -- figures ------------------------------------------------------------------------
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def accepted(self) -> bool:
+        """The engine has accepted the request. The head of a stream precedes the computation of the prompt; the head
+        of a whole answer does not, so there sending the request is enough."""
+        return self.status != 0 if self.stream else self.times.sent is not None
+
+    @property
+    def content_length(self) -> int | None:
+        """Of a whole answer, as the server states it."""
+        length = self.headers.get("content-length", "")
+        known = length.isdecimal() and not self.stream and self._decompressor is None
+        return int(length) if known else None
+
+    @property
+    def answered(self) -> bool:
+        """The answer is complete: a stream has ended; a whole body is there and is no error."""
+        return self.tap.ended if self.stream else self.tap.failure is None
+
+    @property
+    def output_tokens(self) -> int:
+        """As reported by the engine; without a report, by events and by length of the text, whichever is more."""
+        if self.tap.usage.completion is not None:
+            return self.tap.usage.completion
+        return max(self.tap.tokens, round(self.tap.text_bytes / BYTES_PER_TOKEN))
+
+    @property
+    def consumption(self) -> Consumption:
+        usage, output = self.tap.usage, self.output_tokens
+        failed = self.tap.failure is not None or (self.status > 0 and not self.is_success)
+        if self.times.sent is None or (self.times.first_in is None and failed):
+            return Consumption()
+        prompt = self.attempt.candidate.prompt_tokens if usage.prompt is None else usage.prompt
+        cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
+        return Consumption(prompt, output, cost)
+
+    def tpot(self) -> float | None:
+        """Seconds per output token after the first; None under two tokens or if the answer came whole."""
+        tokens, times = self.output_tokens, self.times
+        if times.first_in is None or not self.stream or tokens < 2:
+            return None
+        return (times.last_token - times.first_in) / (tokens - 1)
+
+
+UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)
+
+
+def attempt_record(wire: WireAttempt, arrival: float) -> AttemptRecord:
+    """The attempt in the Record of a request that has arrived at `arrival`."""
+    attempt, consumed, failure = wire.attempt, wire.consumption, wire.failure
+    return AttemptRecord(
+        attempt.number,
+        attempt.kind,
+        attempt.candidate.endpoint.id,
+        attempt.candidate.endpoint.pool,
+        opened=wire.times.opened - arrival,
+        ended=wire.times.ended - arrival,
+        ending=wire.outcome or AttemptOutcome.CANCELLED,
+        upstream_id=wire.request.request_id,
+        tokens=consumed.prompt + consumed.output,
+        cost_usd=consumed.cost_usd,
+        junk=wire.tap.junk,
+        status=wire.status,
+        cause="" if failure is None else failure.said,
+    )

@@ -1,0 +1,36 @@
+"""Decides when a committed stream is left.
+
+Rules:
+- A stream without a byte for `idle` is left, and so is a stream past the limit of time for the whole answer.
+- Where a peer can continue, the pace decides before: after 20 of the stream's mean gaps, twice the peer's predicted
+  TTFT or 2 s, whichever is longest.
+- A caller that does not read stops the reading from the server: that is no silence.
+- An answer that has ended on an open connection is complete.
+"""
+
+from __future__ import annotations
+
+from policies.attempts.attempt_events import AttemptLimits, Leaving, Progress
+from policies.types import Candidate
+
+LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; predicted TTFTs of the peer
+SOON = 0.05  # s, the least time between two looks
+
+
+def patience(limits: AttemptLimits, tpot: float | None, peer: Candidate | None) -> float:
+    """Seconds without a byte after which the stream may be left. `peer`: the first that could continue."""
+    if peer is None or not (limits.rescue and limits.by_pace):
+        return limits.idle
+    return min(limits.idle, max(LEAST_SILENCE, GAPS * (tpot or 0.0), TTFTS * peer.forecast.p50))
+
+
+def look(limits: AttemptLimits, progress: Progress, peer: Candidate | None, now: float) -> Leaving | float:
+    """Reason to leave the stream now, or the time of the next look."""
+    quiet, allowed = now - progress.heard_at, patience(limits, progress.tpot, peer)
+    if now >= limits.limit_at and not progress.complete:
+        return Leaving.LATE
+    if progress.paused or quiet < allowed:
+        return min(now + max(allowed - quiet, SOON), limits.limit_at if now < limits.limit_at else now + SOON)
+    if quiet < limits.idle and (progress.obstacle or peer is None):
+        return min(progress.heard_at + limits.idle, limits.limit_at)
+    return Leaving.COMPLETE if progress.complete else Leaving.SILENT
