@@ -1,55 +1,40 @@
 """Joins a broken stream and its continuation by another engine into one stream.
 
-- `RelayedEvents` passes whole events only, and keeps a copy: a reader never holds half an event when a stream breaks.
-- `read_partial` decodes the kept events once a stream has broken, and says whether the answer can be continued. Text
-  can. Tool calls, reasoning and structured output cannot: an engine that is given a part of them as the assistant's
-  words does not resume their grammar.
+- `PartialAnswer` (backends.stream.partial_answer) keeps the text of the first stream while it passes.
 - `Continuation` rewrites the events of the second stream: the identity of the first one, no second role, no text twice,
-  and usage of the whole answer. An engine that refuses to continue writes the whole answer again (`restarted`); if its
-  text does not begin with the text so far, the two are no answer of either (`Diverged`).
+  and usage of the whole answer.
+- An engine that refuses to continue writes the whole answer again (`restarted`); if its text does not begin with the
+  text so far, the two are no answer of either (`Diverged`).
+- An engine may begin anew unasked: its first events are held back until they tell (backends.stream.restart).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from backends.stream.partial_answer import PartialAnswer as PartialAnswer
+from backends.stream.partial_answer import TextBudget
 from backends.stream.redaction import Rewriter
-from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError, WholeEvents
+from backends.stream.restart import Opening, RestartDetector, common_length
+from backends.stream.sse import ServerSentEvent, SseDecoder
 from backends.stream.taps import DONE
-
-KEPT = 4 << 20  # bytes of an answer's events; a longer answer is not continued
-IDENTITY = ("id", "created", "model", "system_fingerprint")  # members of every event of one answer
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class RelayedEvents(WholeEvents):
-    """Keeps all events. `overflowed`: too many, and nothing is kept."""
+class RelayedEvents(PartialAnswer):
+    """A `PartialAnswer` with a budget of its own, for the gateway until it has one budget."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.overflowed = False
-        self._events: list[bytes] = []
-        self._size = 0
+        super().__init__(TextBudget(4 << 20))
 
-    def feed(self, data: bytes) -> bytes:
-        data = super().feed(data)
-        if not self.overflowed:
-            self._events.append(data)
-            self._size += len(data)
-            if self._size > KEPT:
-                self.overflowed = True
-                self._events.clear()
-        return data
 
-    @property
-    def complete(self) -> bytes:
-        """All complete events."""
-        return b"".join(self._events)
+def read_partial(relayed: PartialAnswer) -> PartialAnswer:
+    """The answer as relayed so far."""
+    return relayed
 
 
 class RewriterChain:
@@ -69,80 +54,40 @@ class RewriterChain:
         return self._second.feed(self._first.close()) + self._second.close()
 
 
-@dataclass(slots=True)
-class PartialAnswer:
-    """An answer that broke off. `obstacle`: the reason for which no engine can continue; empty: one can."""
-
-    text: str = ""
-    tokens: int = 0  # events with text: a lower bound of the tokens
-    finished: bool = False  # a finish_reason was relayed
-    obstacle: str = ""
-    identity: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, event: ServerSentEvent) -> None:
-        if event.data.startswith(b"[DONE]"):
-            self.finished = True
-            return
-        try:
-            chunk = _decode(event.data)
-            choices = chunk["choices"]
-        except ValueError:
-            return  # without text, else the stream would have ended there
-        except KeyError:
-            self.obstacle = self.obstacle or "an event of unknown form"
-            return
-        self.identity = self.identity or {name: chunk[name] for name in IDENTITY if name in chunk}
-        for choice in choices:
-            self._add_choice(choice)
-
-    def _add_choice(self, choice: Any) -> None:
-        if not isinstance(choice, dict) or choice.get("index", 0) != 0:
-            self.obstacle = "several choices"
-            return
-        delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or ""
-        others = [name for name, value in delta.items() if value and name not in ("role", "content")]
-        if others or not isinstance(text, str):
-            self.obstacle = f"{others[0] if others else 'content'} that is no text"
-            return
-        self.text += text
-        self.tokens += bool(text)
-        self.finished = self.finished or bool(choice.get("finish_reason"))
-
-
-def read_partial(relayed: RelayedEvents) -> PartialAnswer:
-    """The answer as relayed so far."""
-    answer = PartialAnswer(obstacle="a length above 4 MiB" if relayed.overflowed else "")
-    decoder = SseDecoder()
-    try:
-        for event in decoder.feed(relayed.complete):
-            answer.add(event)
-        if decoder.pending:  # of an event too large to be held back
-            answer.obstacle = answer.obstacle or "half an event"
-    except StreamError:
-        answer.obstacle = "an event of unknown form"
-    return answer
-
-
 class Diverged(ValueError):
-    """The whole answer of a second engine does not begin with the text so far."""
+    """The texts of both streams cannot be joined."""
 
 
 class Continuation:
     """A `Rewriter` of the second stream. `answer`: the answer so far.
 
     `given`: the part of the text that the engine was given. Chat templates remove trailing white space, so `given` may
-    lack it, and the continuation may begin with that white space again. None: the engine writes the whole answer again,
-    and `feed` raises Diverged where it does not begin with the text so far.
+    lack it, and the continuation may begin with that white space again. None: the engine was asked for the whole answer
+    again. `feed` raises Diverged where the whole answer does not begin with the text so far.
+
+    `prompt_tokens`: of the original prompt, `text_tokens`: of the text given, where an engine has counted them.
+    `restarted_unasked`: the engine has ignored the text given; it had better be asked for the whole answer.
     """
 
-    def __init__(self, answer: PartialAnswer, given: str | None, prompt_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        answer: PartialAnswer,
+        given: str | None,
+        prompt_tokens: int | None = None,
+        text_tokens: int | None = None,
+    ) -> None:
         self.answer = answer
         self.restarted = given is None
-        self.prompt_tokens = prompt_tokens  # of the original prompt, where an engine has counted them
-        self.tokens = 0 if given is None else answer.tokens  # given to the engine; exact once it has reported usage
-        self._repeated = answer.text[len(given or "") :]
+        self.restarted_unasked = False
+        self.prompt_tokens = prompt_tokens
+        self.tokens = 0  # given to the engine; exact once it has reported usage
+        if given:
+            self.tokens = answer.tokens if text_tokens is None else text_tokens
+        self._text = answer.text
+        self._repeated = self._text[len(given or "") :]
         self._decoder = SseDecoder()
+        self._detector = RestartDetector(self._text, answer.tokens) if given else None
+        self._held: list[dict[str, Any]] = []  # events until the detector has decided
 
     def feed(self, data: bytes) -> bytes:
         return b"".join(map(self._rewritten, self._decoder.feed(data)))
@@ -152,15 +97,36 @@ class Continuation:
         return b""
 
     def close(self) -> bytes:
+        """End the body. Events still held belong to a stream cut short: the next engine writes them again."""
         return b"".join(map(self._rewritten, self._decoder.flush()))
 
     def _rewritten(self, event: ServerSentEvent) -> bytes:
         if event.data.startswith(b"[DONE]"):
-            return DONE
+            return (self._judged("", "stop") if self._detector else b"") + DONE
         try:
             chunk = _decode(event.data)
         except ValueError:
             return b""
+        if self._detector is None:
+            return self._joined(chunk)
+        self._held.append(chunk)
+        return self._judged(*_text_and_finish(chunk))
+
+    def _judged(self, text: str, finish: str | None) -> bytes:
+        """Let the detector read an event. Returns the held events once it has decided."""
+        assert self._detector is not None
+        opening = self._detector.hear(text, finish)
+        if opening is Opening.OPEN:
+            return b""
+        self.restarted_unasked = opening in (Opening.RESTARTS, Opening.RESTARTS_OTHERWISE)
+        if opening in (Opening.RESTARTS_OTHERWISE, Opening.UNCLEAR):
+            raise Diverged
+        if opening is Opening.RESTARTS:
+            self.restarted, self.tokens, self._repeated = True, 0, self._text
+        held, self._held, self._detector = self._held, [], None
+        return b"".join(map(self._joined, held))
+
+    def _joined(self, chunk: dict[str, Any]) -> bytes:
         chunk.update({name: value for name, value in self.answer.identity.items() if name in chunk})
         choices = [choice for choice in chunk.get("choices") or () if self._continue_choice(choice)]
         if isinstance(chunk.get("usage"), dict):
@@ -183,7 +149,7 @@ class Continuation:
         return more or bool(text)
 
     def _without_repetition(self, text: str) -> str:
-        repeated = _common(text, self._repeated)
+        repeated = common_length(text, self._repeated)
         text, rest = text[repeated:], self._repeated[repeated:]
         if text and rest and self.restarted:
             raise Diverged
@@ -208,7 +174,10 @@ class Continuation:
             details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
 
 
-def _common(one: str, other: str) -> int:
-    """Characters with which both begin."""
-    pairs = zip(one, other, strict=False)
-    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _text_and_finish(chunk: dict[str, Any]) -> tuple[str, str | None]:
+    """Text and finish_reason of an event with one choice. The usage event, without a choice, comes after the end."""
+    if not (choices := chunk.get("choices")):
+        return "", "stop" if chunk.get("usage") else None
+    delta = choices[0].get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choices[0].get("text")
+    return text if isinstance(text, str) else "", choices[0].get("finish_reason")

@@ -1,0 +1,77 @@
+"""The form of token events: all bytes of an event but the text itself.
+
+A server writes all tokens of an answer in the same form, so an event of a known form is compared, not parsed. Rules:
+- A form is learned from a decoded event, and stands for events equal to it, byte for byte, but for the text.
+- A text of a known form is UTF-8 and the inside of a JSON string. Escaped surrogates are left to a parser.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_TEXT_KEY = re.compile(rb'"(?:content|text)": ?"')
+_IS_STRING = re.compile(
+    rb'[^"\\\x00-\x1f]*'
+    rb'(?:\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2})[^"\\\x00-\x1f]*)*'
+).fullmatch
+_encode = msgspec.json.Encoder().encode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class TokenForm:
+    """The form of the last learned event."""
+
+    def __init__(self) -> None:
+        self._prefix = b""  # bytes before the text
+        self._suffix = b"\0"  # bytes after the text; no event ends with a NUL
+
+    def text(self, data: bytes) -> bytes:
+        """The text, as written, of an event of the known form; empty if `data` is anything else."""
+        start, end = len(self._prefix), len(data) - len(self._suffix)
+        if (
+            data.endswith(self._suffix)
+            and data.startswith(self._prefix)
+            and start < end
+            and _IS_STRING(data, start, end)
+            and (data.isascii() or _is_utf8(data))
+        ):
+            return data[start:end]
+        return b""
+
+    def texts(self, data: bytes) -> list[bytes]:
+        """The texts of several events of the known form; empty if `data` holds anything else."""
+        prefix, suffix = self._prefix, self._suffix
+        if not (data.endswith(suffix) and data.startswith(prefix)):
+            return []
+        texts = data[len(prefix) : -len(suffix)].split(suffix + prefix)
+        return texts if all(texts) and all(map(_IS_STRING, texts)) and (data.isascii() or _is_utf8(data)) else []
+
+    def learn(self, data: bytes, text: str) -> None:
+        """Learn the form of `data`, an event with the effect of adding `text` and no other."""
+        keys = list(_TEXT_KEY.finditer(data))
+        if len(keys) != 1 or b"\\" in data or data.count(b"\n") != 2:
+            return
+        start = keys[0].end()
+        end = data.find(b'"', start)
+        if data.startswith(b"data: ") and data.endswith(b"\n\n") and data[start:end] == text.encode():
+            self._prefix, self._suffix = data[:start], data[end:]
+
+
+def written(text: str) -> bytes:
+    """The inside of a JSON string. Raises ValueError for a lone surrogate."""
+    return _encode(text)[1:-1]
+
+
+def read_text(written: bytes | bytearray) -> str:
+    """The text of the inside of a JSON string."""
+    return _decode_text(b'"' + written + b'"')
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
