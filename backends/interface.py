@@ -204,11 +204,20 @@ class Backend(Protocol):
         return "the dialect"
 
     def continued(self, forward: BackendRequest, text: str, tokens: int) -> BackendRequest:
-        """Request for the rest of an answer that begins with `text`; `tokens`: so far. Called without an obstacle."""
+        """Request for the rest of an answer that begins with `text`. Called without an obstacle for the same `tokens`.
+
+        `tokens`: of the text so far, counted (`count_text`) or an upper bound, for they come off the caller's limits: a
+        number too small would let the whole answer exceed them.
+        """
         return forward
 
     def count_prompt(self, forward: BackendRequest) -> HttpCall | None:
         """Request for the number of prompt tokens: a JSON object with `count`."""
+        return None
+
+    def count_text(self, forward: BackendRequest, text: str) -> HttpCall | None:
+        """Request for the tokens of a text, answered as `count_prompt`; None: no server counts, or no limit asks for
+        the number."""
         return None
 
     def stored(self, method: str, path: str) -> HttpCall:

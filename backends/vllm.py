@@ -93,7 +93,8 @@ class Vllm(MeteredEngine):
         return ""
 
     def continued(self, forward: BackendRequest, text: str, tokens: int) -> BackendRequest:
-        """As vLLM and SGLang take an unfinished answer: the assistant's message, without its end."""
+        """As vLLM and SGLang take an unfinished answer: the assistant's message, without its end. All limits are of the
+        whole answer, so `tokens` come off them."""
         body = {**forward.body, **{name: limit - tokens for name, limit in _limits(forward.body).items()}}
         if type(body.get("min_tokens")) is int:
             body["min_tokens"] = max(body["min_tokens"] - tokens, 0)
@@ -110,7 +111,13 @@ class Vllm(MeteredEngine):
         return replace(forward, body=body, max_tokens=cap)
 
     def count_prompt(self, forward: BackendRequest) -> HttpCall:
-        body = {name: forward.body[name] for name in _TOKENIZED if name in forward.body}
+        return self._tokenize(forward, {name: forward.body[name] for name in _TOKENIZED if name in forward.body})
+
+    def count_text(self, forward: BackendRequest, text: str) -> HttpCall | None:
+        limited = forward.max_tokens is not None or _limits(forward.body) or forward.body.get("min_tokens")
+        return self._tokenize(forward, {"prompt": text, "add_special_tokens": False}) if limited else None
+
+    def _tokenize(self, forward: BackendRequest, body: dict[str, Any]) -> HttpCall:
         return HttpCall(
             "POST", self.config.target("/tokenize"), self._headers, _encode({**body, "model": forward.model})
         )

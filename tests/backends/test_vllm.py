@@ -219,3 +219,36 @@ def test_long_names_of_adapters_are_bounded_together() -> None:
     text = f'vllm:lora_requests_info{{max_lora="16",running_lora_adapters="{",".join(names)}"}} 1.0'
     found, slots = engine.read_adapters(page(text))
     assert (list(found), slots) == (names[:4], 16)
+
+
+LIMITED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_completion_tokens": 30,
+    "min_tokens": 9,
+}
+
+
+def test_the_tokens_of_a_text_come_off_all_limits() -> None:
+    """20 tokens in 4 events leave 10 of 30, not 26."""
+    backend = Vllm(BackendConfig("vllm", "m"))
+    forward = BackendRequest(Operation.CHAT, LIMITED, "m", stream=True, max_tokens=40)
+    rest = backend.continued(forward, "twenty tokens", 20)
+    assert (rest.body["max_completion_tokens"], rest.body["min_tokens"], rest.max_tokens) == (10, 0, 20)
+    assert backend.obstacle(forward, 29) == ""
+    assert backend.obstacle(forward, 30) == "the limit of the output"
+
+
+@pytest.mark.parametrize(
+    ("fields", "cap", "counts"),
+    [({}, None, False), ({"max_tokens": 9}, None, True), ({}, 9, True), ({"min_tokens": 9}, None, True)],
+)
+def test_a_text_is_counted_where_a_limit_asks_for_it(fields: dict[str, Any], cap: int | None, counts: bool) -> None:
+    """Without special tokens, which are no part of an answer."""
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    call = Vllm(BackendConfig("vllm", "m")).count_text(
+        BackendRequest(Operation.CHAT, body, "small", stream=True, max_tokens=cap), "the text"
+    )
+    assert (call is not None) is counts
+    if call is not None:
+        assert (call.method, call.path) == ("POST", "/tokenize")
+        assert json.loads(call.body) == {"prompt": "the text", "add_special_tokens": False, "model": "small"}
