@@ -176,6 +176,21 @@ class Tap(Protocol):
         """The body is complete."""
 
 
+class Assembler(Protocol):
+    """Puts the events of a stream together into the JSON that the server sends whole."""
+
+    obstacle: str  # the reason for which there will be no whole answer; empty: none so far
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    def feed(self, data: bytes) -> None:
+        """Read bytes of the stream, torn anywhere. Raises nothing: see `obstacle`."""
+
+    def whole(self) -> bytes:
+        """The JSON, once the body is complete. Raises `backends.stream.assembly.Unassembled`, a ValueError."""
+
+
 class Backend(Protocol):
     """A dialect, configured for a pool."""
 
@@ -190,6 +205,15 @@ class Backend(Protocol):
     def call(self, forward: BackendRequest) -> HttpCall: ...
 
     def tap(self, forward: BackendRequest) -> Tap: ...
+
+    def assembly_obstacle(self, forward: BackendRequest) -> str:
+        """The reason for which the whole answer to the request cannot be put together, exactly, of the stream that
+        comes with `stream=True`; empty: it can."""
+        return "the dialect"
+
+    def assembler(self, forward: BackendRequest) -> Assembler:
+        """Called without an obstacle. `forward` may have either value of `stream`."""
+        raise NotImplementedError
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         """The meaning of a non-2xx reply. Header names are lower case."""

@@ -22,8 +22,9 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from policies.attempts.attempt_events import Begin, FirstToken, Open
+from policies.attempts.attempt_events import AttemptLimits, Begin, FirstToken, Open
 from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, with_preset
@@ -117,6 +118,7 @@ class SmallRequests:
         self.fleet = Fleet([pool])
         self.now = 0.0
         self.number = 0
+        self.retries, self.hedges = RetryBudget(), HedgeBudget(0.03)
         self.route = Route.model_validate({"name": "chat", **with_preset("chat", {"tiers": ["main"]})})
         self.system = [self.random.getrandbits(64) for _ in range(SYSTEM)]
 
@@ -137,9 +139,8 @@ class SmallRequests:
         marks.append(perf_counter())
         decision = decide(queued, snapshot, fleet, now)
         marks.append(perf_counter())
-        machine = AttemptMachine(
-            decision, max_attempts=route.max_attempts, stream=True, hedge=True, first_token_limit=60.0, now=now
-        )
+        limits = AttemptLimits(max_attempts=route.max_attempts, hedge=True, first_token_limit=60.0)
+        machine = AttemptMachine(decision, limits, self.retries, self.hedges, now=now)
         (opened,) = machine.on(Begin(), now).actions
         marks.append(perf_counter())
         assert isinstance(opened, Open)

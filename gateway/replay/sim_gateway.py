@@ -18,7 +18,9 @@ from gateway.replay.results import ReplayOutcome, RequestResult, Results
 from gateway.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
 from gateway.replay.traces import BLOCK, Arrival
 from policies.attempts import attempt_events as steps
-from policies.attempts.attempt_machine import AttemptMachine, HedgeBudget, RetryBudget
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
@@ -63,11 +65,20 @@ class ActiveRequest:
     machine: AttemptMachine | None = None
     open: dict[int, OpenAttempt] = field(default_factory=dict)  # by attempt number
     won: int = 0
-    retries: int = 0  # taken from the shared budget
     wake_at: float = FOREVER
 
     def key(self, attempt: int) -> int:
         return self.number * ATTEMPTS + attempt
+
+
+class SimFacts(steps.AttemptFacts):
+    """A hedge would take the place of a request in the queue."""
+
+    def __init__(self, queue: QueueScheduler | Clairvoyant) -> None:
+        self._queue = queue
+
+    def is_saturated(self) -> bool:
+        return bool(self._queue.held)
 
 
 class SimGateway:
@@ -159,16 +170,13 @@ class SimGateway:
         if self.scenario.scorer != OURS:  # baselines do not abandon silent attempts: that is part of our policy
             decision = replace(decision, deadline=FOREVER)
         request.decision = decision
-        request.machine = AttemptMachine(
-            decision,
+        limits = steps.AttemptLimits(
             max_attempts=request.route.max_attempts,
-            stream=True,
             hedge=request.route.hedge != "off",
             first_token_limit=self.scenario.first_token_limit,
-            now=self.clock.now,
         )
-        self._retries.began()
-        self._hedges[request.route.name].began()
+        hedges, now = self._hedges[request.route.name], self.clock.now
+        request.machine = AttemptMachine(decision, limits, self._retries, hedges, SimFacts(self.queue), now=now)
         return self._step(request, steps.Begin())
 
     def _shed(self, request: ActiveRequest, retry_after: float) -> None:
@@ -189,9 +197,9 @@ class SimGateway:
 
     # ---------------------------------------------------------------- actions of the attempt machine
 
-    def _step(self, request: ActiveRequest, event: steps.Event, may_retry: bool = True) -> None:
+    def _step(self, request: ActiveRequest, event: steps.Event) -> None:
         assert request.machine is not None
-        step = request.machine.on(event, self.clock.now, may_retry)
+        step = request.machine.on(event, self.clock.now)
         for action in step.actions:
             match action:
                 case steps.Open(attempt):
@@ -200,9 +208,7 @@ class SimGateway:
                     self._cancel(request, number, outcome)
                 case steps.Commit(number):
                     request.won = number
-                    self._return_retries(request)
                 case steps.GiveUp():
-                    self._return_retries(request)
                     self._close(request, ReplayOutcome.LOST)
         if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
             request.wake_at = step.wake_at
@@ -244,16 +250,11 @@ class SimGateway:
             self.racing.discard(number)
 
     def _on_timer(self, number: int, due: float) -> None:
-        """Takes a hedge from the budget before asking the machine, and returns an unused one."""
         request = self.active.get(number)
         if request is None or request.wake_at != due or request.won:
             return
         request.wake_at = FOREVER
-        budget, hedges = self._hedges[request.route.name], request.result.hedges
-        may_hedge = not self.queue.held and budget.try_take()
-        self._step(request, steps.TimerFired(), may_hedge)
-        if may_hedge and request.result.hedges == hedges:
-            budget.give_back()
+        self._step(request, steps.TimerFired())
 
     # ---------------------------------------------------------------- events of the servers
 
@@ -314,41 +315,24 @@ class SimGateway:
             self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
             self._close(request, ReplayOutcome.BROKEN)
         else:
-            self._fail(request, steps.Failed(attempt, connection_lost=True, taken=True), AttemptOutcome.FAILED)
+            self._fail(request, steps.Failed(attempt, BLAME["reset"], accepted=True))
 
     def _on_refused(self, key: int, refused: Refused) -> None:
-        status = refused.status
-        outcome = {0: AttemptOutcome.FAILED, 400: AttemptOutcome.REFUSED}.get(status, AttemptOutcome.RATE_LIMITED)
+        blame = BLAME[{0: "connect", 400: "client", 429: "rate_limited"}.get(refused.status, "overloaded")]
         if (request := self._waiting(key)) is not None:
-            failure = steps.Failed(key % ATTEMPTS, status != 400, status == 0, refused.retry_after)
-            self._fail(request, failure, outcome)
+            self._fail(request, steps.Failed(key % ATTEMPTS, blame, refused.retry_after))
 
-    def _fail(self, request: ActiveRequest, failure: steps.Failed, outcome: AttemptOutcome) -> None:
-        pool = request.open.pop(failure.number).candidate.endpoint.pool
-        connected = failure.taken or not failure.connection_lost
-        reported = AttemptReport(retry_after=failure.retry_after, connected=connected)
-        self.fleet.on_ended(request.key(failure.number), outcome, self.clock.now, reported)
-        if self.clairvoyant is not None and failure.retryable:
+    def _fail(self, request: ActiveRequest, failure: steps.Failed) -> None:
+        del request.open[failure.number]
+        blame = failure.blame
+        connected = failure.accepted or blame.kind not in ("connect", "reset")
+        reported = AttemptReport(retry_after=failure.retry_after, connected=connected, blame=blame)
+        self.fleet.on_ended(request.key(failure.number), blame.outcome, self.clock.now, reported)
+        if self.clairvoyant is not None and blame.elsewhere is not Elsewhere.NOWHERE:
             self.clairvoyant.on_ended(request.number)
             request.decision = None
             return self._enqueue(request)
-        if failure.connection_lost or not failure.retryable:
-            return self._step(request, failure)
-        taken, attempts = self._retries.try_take(), request.result.attempts
-        request.retries += taken
-        self._step(request, failure, taken)
-        opened = request.result.attempts > attempts and next(reversed(request.open.values()), None)
-        if taken and opened and opened.candidate.endpoint.pool != pool:  # another pool is not charged
-            request.retries -= 1
-            self._retries.give_back()
-            self._retries.refund()
-        return None
-
-    def _return_retries(self, request: ActiveRequest) -> None:
-        """Committed or given up: the request no longer counts towards the retry budget."""
-        self._retries.ended()
-        for _ in range(request.retries):
-            self._retries.give_back()
+        return self._step(request, failure)
 
     def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
         request.result.end = end

@@ -16,9 +16,9 @@ from backends.interface import Failure, FailureKind, HttpCall
 from backends.stream.redaction import CachedCountMasker, mask_secret
 from backends.translation.answer import ReplyShapeError
 from gateway.api.api_error import ApiError, bad_request, retry_later
+from gateway.api.state_answer import StateAnswer
 from gateway.api.state_ids import StateHolder, StateIds
 from gateway.downstream.http_request import HttpRequest
-from gateway.responses.state_answer import StateAnswer
 from gateway.upstream.upstream import Upstream
 
 TIMEOUT = 10.0  # s

@@ -1,13 +1,13 @@
 """The answer to one caller: a chain of filters between the attempt and the relay, built once, at the first token.
 
-The filters of a stream, in order: the continuation of a broken answer (only after a rescue, which puts it at the head),
-what is remembered for a rescue, the translation into the caller's dialect or ids, the usage that the caller has not asked
-for, events that are no JSON, counts of cached tokens. No filter is added anywhere else.
+The filters of a stream, in order: the continuation of a broken answer (after a rescue, which puts it at the head), the
+text kept for a rescue, the translation into the caller's dialect or ids, the usage that the caller has not asked for,
+events that are no JSON, counts of cached tokens. No filter is added anywhere else.
 
 Rules:
-- A read goes through the filters and to the caller within one call. A read that no filter has changed keeps its framing.
-- A filter that cannot go on returns no bytes: the failure is returned, with the blame. What violates the server's own dialect
-  is the server's fault, what the gateway cannot express is the gateway's.
+- A read goes through the filters and to the caller in one call. A read that no filter has changed keeps its framing.
+- Where a filter cannot go on, the failure is returned: what violates the server's own dialect is the server's fault,
+  what the gateway cannot express is the gateway's.
 - A whole answer is rewritten whole. Until an answer that is put together from a stream is complete, nothing of it is
   written, so its failure can be hidden like any failure before the first token.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
-from backends.interface import Failure
+from backends.interface import Assembler, Failure
 from backends.stream.continuation import Diverged
 from backends.stream.redaction import CachedCountMasker, Rewriter, mask_secret
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
@@ -166,11 +166,8 @@ class AssembledAnswer:
         return self.body(data) or b""
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
-        try:
-            self._assembler.feed(data)
-        except AssemblyError:
-            return NOT_ASSEMBLED
-        return None
+        self._assembler.feed(data)
+        return NOT_ASSEMBLED if self._assembler.obstacle else None
 
     def replace_held(self, data: bytes) -> Failure | None:
         """The events before an error or junk, which no whole answer may hold."""
@@ -179,7 +176,7 @@ class AssembledAnswer:
     def finish(self, missing: bytes = b"") -> bytes | Failure:
         try:
             whole = self._assembler.whole()
-        except AssemblyError:
+        except ValueError:
             return NOT_ASSEMBLED
         return whole_reply(self._routed, self._upstream, self._endpoint, whole)
 

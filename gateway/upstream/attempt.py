@@ -10,8 +10,8 @@ Rules:
 - After the commit every read goes to the answer in the same call.
 - What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
 - An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
-- A failure has a blame from here on: an unknown model is the fault of whoever has named it, and a caller is told nothing
-  of the configuration.
+- A failure has a blame from here on: an unknown model is the fault of whoever has named it, and a caller is told
+  nothing of the configuration.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Consumption:
 
 
 class WireAttempt:
-    """An attempt. `assembled`: tokens are asked for as they are written, and the caller gets them together. `rewritten`: a
-    whole answer is held to its end, whatever its length."""
+    """An attempt. `assembled`: tokens are asked for as they are written, and the caller gets them together.
+    `rewritten`: a whole answer is held to its end, whatever its length."""
 
     def __init__(
         self,
@@ -126,13 +126,17 @@ class WireAttempt:
         self.outcome: AttemptOutcome | None = None
         self.failure: Failure | None = None  # that ended the attempt
         self.report: AttemptReport | None = None  # set at the end
-        self._fleet = fleet
+        self.fleet = fleet
         self._exchange: Exchange | None = None
         self._answer: Answer | None = None  # receiver of every read after the commit
         self._decompressor: Decompressor | None = None
         self._max_held = MAX_HELD + ECHOES * len(self.call.body)
 
     # -- sending ------------------------------------------------------------------------
+
+    def readdress(self, request: BackendRequest) -> None:
+        """Send another request than the one of the construction; before the sending."""
+        self.request, self.call = request, self.upstream.backend.call(request)
 
     def on_sent(self, exchange: Exchange) -> None:
         """The request is on the wire."""
@@ -160,7 +164,7 @@ class WireAttempt:
     def _report_rate_limits(self) -> None:
         if reports := self.upstream.backend.rate_limits(self.headers):
             now = monotonic()
-            self._fleet.on_rate_limits(
+            self.fleet.on_rate_limits(
                 self, [RateLimit.reported(r.counts_tokens, r.remaining, r.limit, r.reset, now) for r in reports]
             )
 
@@ -326,8 +330,8 @@ class WireAttempt:
         self.outcome, self.failure, self.times.ended = outcome, failure, monotonic()
         self.report = self._reported()
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
-            self._fleet.on_first_token(self, self.times.first_in)
-        self._fleet.on_ended(self, outcome, self.times.ended, self.report)
+            self.fleet.on_first_token(self, self.times.first_in)
+        self.fleet.on_ended(self, outcome, self.times.ended, self.report)
 
     def _reported(self) -> AttemptReport:
         """The engine's own figures for this attempt. The prompt of a continuation holds an answer: nothing to learn."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from typing import Any
 
+from backends.stream.partial_answer import TextBudget
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.upstream.attempt import WireAttempt
@@ -36,13 +37,16 @@ class Dispatcher:
         self.saturated = saturated  # True: a hedge would take another request's place
         self.operations = OperationFit()
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
+        self.texts = TextBudget()  # of answers that may be rescued
+        self.restarting: set[str] = set()  # endpoints that do not continue an answer but begin anew
         self.losses = WorkQueue()  # an engine that dies loses many connections at a time
         self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request
         self.tasks: set[asyncio.Task[None]] = set()
         fleet.on_found_dead = self._on_found_dead
 
     def reload(self, routes: Iterable[Route]) -> None:
-        """Keep the hedge budgets of routes with an unchanged share."""
+        """Keep the hedge budgets of routes with an unchanged share; forget what is believed of endpoints."""
+        self.restarting.clear()
         known = {(route.name, route.hedge_share) for route in routes}
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 

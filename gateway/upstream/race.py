@@ -11,9 +11,10 @@ Decides nothing: which attempt is opened, left or committed, and when, is the ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 from backends.failures import LATE, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
 from backends.interface import Failure
@@ -23,6 +24,8 @@ from gateway.observe.record import RequestOutcome
 from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
 from gateway.upstream.answer_quality import shortcoming
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState, attempt_record
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.refusal import refusal_of
 from gateway.upstream.relay import STALL, Relay
 from gateway.upstream.rescue import Rescue
@@ -49,7 +52,7 @@ from policies.attempts.attempt_events import (
 )
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.blame.blame import BLAME, Elsewhere
-from policies.types import Attempt, AttemptKind, AttemptOutcome, Health
+from policies.types import Attempt, AttemptKind, AttemptOutcome, Health, Load
 
 LATE_TIMER = 0.005  # s of tolerated delay of a timer
 READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
@@ -96,7 +99,9 @@ class Race:
         self.done: asyncio.Future[None] = self.loop.create_future()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self.rescue = Rescue(routed) if routed.may_rescue else None
+        self.rescue: Rescue | None = None
+        if routed.may_rescue:
+            self.rescue = Rescue(routed, dispatcher.texts, dispatcher.restarting)
         self._machine = AttemptMachine(
             routed.decision,
             routed.limits,
@@ -116,7 +121,7 @@ class Race:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a first token."""
+        """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
         try:
             self.advance(Begin())
             await self.done
@@ -137,6 +142,8 @@ class Race:
             self.dispatcher.races.pop(wire, None)
         if self.winner is not None:
             self._record_winner(self.winner)
+        if self.rescue is not None:
+            self.rescue.remembered.release()
 
     # -- the machine --------------------------------------------------------------------------
 
@@ -186,12 +193,6 @@ class Race:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
         request = routed.backend_request(upstream, attempt)
-        if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
-            if routed.request.wants_usage:
-                self.dispatcher.run(self.rescue.count_prompt(upstream, request))
-            request = self.rescue.continued(upstream, request)
-            candidate = attempt.candidate
-            attempt.candidate = replace(candidate, prompt_tokens=candidate.prompt_tokens + self.rescue.given_tokens)
         rewritten = routed.rewritten_answer(endpoint) is not None
         wire = WireAttempt(attempt, upstream, request, fleet, assembled=routed.assembled, rewritten=rewritten)
         wire.tap.strict = self.rescue is not None or rewritten
@@ -215,11 +216,14 @@ class Race:
     def _send(self, wire: WireAttempt) -> None:
         """On an idle connection at once, else on a new one."""
         sink = AttemptSink(wire, self)
-        exchange = wire.upstream.connections.start(wire.call, sink)
-        if exchange is not None:
-            wire.on_sent(exchange)
-        else:
-            self._connecting[wire.attempt.number] = self.dispatcher.run(self._connect(wire, sink))
+        if wire.attempt.kind is AttemptKind.RESCUE:
+            return self._run(wire, self._continue(wire, sink))
+        if (exchange := wire.upstream.connections.start(wire.call, sink)) is not None:
+            return wire.on_sent(exchange)
+        return self._run(wire, self._connect(wire, sink))
+
+    def _run(self, wire: WireAttempt, work: Coroutine[Any, Any, None]) -> None:
+        self._connecting[wire.attempt.number] = self.dispatcher.run(work)
 
     async def _connect(self, wire: WireAttempt, sink: AttemptSink) -> None:
         """Send on a new connection. A failure to connect is reported like any other."""
@@ -231,6 +235,15 @@ class Race:
             wire.on_sent(exchange)
         finally:
             self._connecting.pop(wire.attempt.number, None)
+
+    async def _continue(self, wire: WireAttempt, sink: AttemptSink) -> None:
+        """Ask for the rest of a broken answer, once its tokens are counted."""
+        assert self.rescue is not None
+        whole, endpoint = wire.request, wire.attempt.candidate.endpoint.id
+        wire.readdress(await self.rescue.continued(wire.upstream, whole, endpoint))
+        if self.routed.request.wants_usage:
+            self.dispatcher.run(self.rescue.count_prompt(wire.upstream, whole))
+        await self._connect(wire, sink)
 
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
         """The engine is told at once. Nothing is written on a connection that is still being made."""
@@ -337,7 +350,7 @@ class Race:
                 self._on_whole(wire)
             case Milestone.ENDED:
                 self._on_ended(wire)
-            case BrokenOff(failure):
+            case BrokenOff():
                 self._on_broken(wire, event)
             case Failure():
                 self._on_failed(wire, event)
@@ -356,11 +369,14 @@ class Race:
         """Build the answer, or let the attempt continue it; the first bytes for the caller."""
         routed, endpoint = self.routed, wire.attempt.candidate.endpoint
         if wire.attempt.kind is AttemptKind.RESCUE:
-            assert self.rescue is not None and isinstance(self._answer, StreamedAnswer)
+            assert self.rescue is not None
             assert self.rescue.continuation is not None
+            assert isinstance(self._answer, StreamedAnswer)
             self._answer.continue_with(self.rescue.continuation)
         elif wire.assembled:
-            self._answer = AssembledAnswer(routed.assembler(wire.upstream), routed, wire.upstream, endpoint)
+            self._answer = AssembledAnswer(
+                wire.upstream.backend.assembler(wire.request), routed, wire.upstream, endpoint
+            )
         else:
             remembered = () if self.rescue is None else (self.rescue.remembered,)
             self._answer = streamed_answer(self.relay, routed, endpoint, wire.tap, remembered)
@@ -432,20 +448,22 @@ class Race:
         return bool(self._outlier)
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
+        """A peer continues, or the answer ends by an error."""
         if not self.relay.begun:
-            self._on_failed(wire, broken.failure)
-            return
-        self._broken, rescue = broken, self.rescue
-        obstacle, unable = "", {}
-        if rescue is not None:
-            self.routed.timeline.rescue("failed")  # up to the first token of a peer
-            unable, obstacle = self._unable(wire), rescue.break_off()
-        self.advance(Broken(BLAME[broken.failure.kind.value], obstacle, unable))
+            return self._on_failed(wire, broken.failure)
+        self._broken, blame = broken, BLAME[broken.failure.kind.value]
+        if self.rescue is None:
+            return self.advance(Broken(blame))
+        self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
+        self.rescue.break_off()
+        self.routed.timeline.rescue("failed")  # up to the first token of a peer
+        return self.advance(Broken(blame, self.rescue.obstacle, self._unable(wire)))
 
     def _unable(self, wire: WireAttempt) -> Mapping[str, str]:
         """Candidates that cannot continue the answer now, with the reason."""
         assert self.rescue is not None
-        loads, found = self.dispatcher.fleet.snapshot(monotonic()).loads, dict[str, str]()
+        loads: Mapping[str, Load] = self.dispatcher.fleet.snapshot(monotonic()).loads
+        found: dict[str, str] = {}
         for endpoint in (candidate.endpoint for candidate in self.routed.decision.ranked):
             if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
                 found[endpoint.id] = "no peer is up"
@@ -485,6 +503,8 @@ class Race:
         assert wire.report is not None
         routed, reported, output, tpot = self.routed, wire.report, wire.output_tokens, wire.tpot()
         continues = wire.attempt.kind is AttemptKind.RESCUE
+        if continues and self.rescue is not None:
+            self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
         if continues and self.rescue is not None and (before := self.rescue.continuation) is not None:
             reported = replace(reported, prompt_tokens=before.prompt_tokens)
             output += before.tokens

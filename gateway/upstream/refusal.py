@@ -7,18 +7,10 @@ from gateway.api.api_error import ApiError, retry_later
 from policies.attempts.attempt_events import GiveUp
 
 LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
-LATER = (
-    FailureKind.RATE_LIMITED,
-    FailureKind.REQUEST_RATE,
-    FailureKind.TOKEN_RATE,
-    FailureKind.OVERLOADED,
-)
+LATER = (FailureKind.RATE_LIMITED, FailureKind.REQUEST_RATE, FailureKind.TOKEN_RATE, FailureKind.OVERLOADED)
 OWN = (
-    FailureKind.CLIENT,
-    FailureKind.CONTEXT,
-    FailureKind.CONTENT_FILTER,
-    FailureKind.CONTENT,
-    FailureKind.REQUEST_SIZE,
+    *(FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT_FILTER),
+    *(FailureKind.CONTENT, FailureKind.REQUEST_SIZE),
 )
 
 

@@ -1,7 +1,7 @@
 """The caller's socket: begin, write, pause, stall, end. Nothing is awaited per chunk.
 
-The head is held until the first token, and both go out in one write. From then on every write is a chunk to the caller; a
-read of exactly one chunk keeps its framing. A caller that reads nothing for STALL seconds is disconnected.
+The head is held until the first token, and both go out in one write. From then on every write is a chunk to the caller;
+a read of exactly one chunk keeps its framing. A caller that reads nothing for STALL seconds is disconnected.
 """
 
 from __future__ import annotations

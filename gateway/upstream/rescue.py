@@ -3,8 +3,11 @@
 Rules:
 - Text alone is continued, by an endpoint of the same pool or else of the next tiers. All else ends by an error event at
   once: tool calls, reasoning, structured output, several choices.
-- A peer that refuses to continue is asked for the whole answer, and the text so far is skipped. Where its text differs,
-  the next peer is asked, or the stream ends by an error event.
+- The peer gets the text so far and what is left of the caller's limit: its tokens are counted by the peer (/tokenize)
+  before, and where nobody counts, an upper bound comes off.
+- A peer that refuses to continue, or is known to begin anew all the same, is asked for the whole answer, and the text
+  so far is skipped; so is a peer for which no room is left by the upper bound. Where its text differs, the next peer is
+  asked, or the stream ends by an error event.
 - The peer counts the tokens of the prompt (/tokenize) while it computes the continuation: usage is exact.
 """
 
@@ -15,12 +18,13 @@ from contextlib import suppress
 import msgspec
 
 from backends.failures import TransportError
-from backends.interface import BackendRequest, Operation
-from backends.stream.continuation import Continuation, PartialAnswer, RelayedEvents, read_partial
+from backends.interface import BackendRequest, HttpCall, Operation
+from backends.stream.continuation import Continuation
+from backends.stream.partial_answer import PartialAnswer, TextBudget
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
 
-COUNTING = 5.0  # s for the count of the prompt's tokens
+COUNTING = 5.0  # s for a count of tokens
 
 
 class _TokenCount(msgspec.Struct):
@@ -28,55 +32,64 @@ class _TokenCount(msgspec.Struct):
 
 
 class Rescue:
-    """What is kept of an answer, and what a peer is given."""
+    """What is kept of an answer, and what a peer is given. `restarting`: endpoints that begin anew, of all requests."""
 
-    def __init__(self, routed: RoutedRequest) -> None:
-        self.remembered = RelayedEvents()
+    def __init__(self, routed: RoutedRequest, budget: TextBudget, restarting: set[str]) -> None:
+        self.remembered = PartialAnswer(budget)
         self.continuation: Continuation | None = None  # of the latest broken stream
-        self._request = routed.request
-        self._given = ""  # text of the answer so far, as the peer gets it
-        self._answer: PartialAnswer | None = None
+        self._routed = routed
+        self._restarting = restarting
+        self._given: str | None = None  # text of the answer so far, as the peer gets it; None: it writes all again
 
     @property
     def obstacle(self) -> str:
         """The reason for which nobody can continue the answer; empty: some can."""
-        return read_partial(self.remembered).obstacle
-
-    @property
-    def given_tokens(self) -> int:
-        """Of the answer so far, as given to the peer."""
-        return self.continuation.tokens if self.continuation else 0
+        return self.remembered.obstacle
 
     def obstacle_at(self, upstream: Upstream, request: BackendRequest) -> str:
-        return upstream.backend.obstacle(request, read_partial(self.remembered).tokens)
+        """The reason for which the servers of `upstream` cannot."""
+        return upstream.backend.obstacle(request, self.remembered.tokens)
 
-    def break_off(self) -> str:
-        """The stream has broken. Returns the reason for which nobody can continue the answer; empty: some can."""
-        answer = read_partial(self.remembered)
-        known = self.continuation.prompt_tokens if self.continuation else None
-        self._given = answer.text if self._request.operation is Operation.COMPLETION else answer.text.rstrip()
-        self.continuation = Continuation(answer, self._given, known)
-        return answer.obstacle
+    def break_off(self) -> None:
+        """The stream has broken, and may be continued from here."""
+        text = self.remembered.text
+        self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
 
     def restart(self) -> bool:
         """A peer refuses to continue: the next attempt asks for the whole answer. False: it refuses that too."""
-        before = self.continuation
-        if before is None or before.restarted:
-            return False
-        self.continuation = Continuation(before.answer, None)
-        return True
+        asked, self._given = self._given, None
+        return asked is not None
 
-    def continued(self, upstream: Upstream, request: BackendRequest) -> BackendRequest:
-        """The request for the rest of the answer."""
-        if self.continuation is None or self.continuation.restarted:
+    async def continued(self, upstream: Upstream, request: BackendRequest, endpoint: str) -> BackendRequest:
+        """The request for the rest of the answer, or for the whole of it."""
+        given = None if endpoint in self._restarting else self._given
+        known = None if self.continuation is None else self.continuation.prompt_tokens
+        call = None if given is None else upstream.backend.count_text(request, given)
+        counted = None if call is None else await _count(upstream, call)
+        bound = self.remembered.tokens if call is None else self.remembered.token_bound(counted)
+        if given is None or upstream.backend.obstacle(request, bound):
+            self.continuation = Continuation(self.remembered, None, known)
             return request
-        return upstream.backend.continued(request, self._given, self.given_tokens)
+        self.continuation = Continuation(self.remembered, given, known, counted)
+        return upstream.backend.continued(request, given, bound)
 
     async def count_prompt(self, upstream: Upstream, request: BackendRequest) -> None:
         """Without an answer in time the events of the first stream are the count of its tokens."""
         call, continuation = upstream.backend.count_prompt(request), self.continuation
         if call is None or continuation is None or continuation.restarted:
             return
-        with suppress(TransportError, ValueError):
-            reply = await upstream.connections.fetch(call, COUNTING)
-            continuation.prompt_tokens = msgspec.json.decode(reply.body, type=_TokenCount).count
+        if (counted := await _count(upstream, call)) is not None:
+            continuation.prompt_tokens = counted
+
+    def note_restart(self, endpoint: str) -> None:
+        """Remember an endpoint that has begun anew although it was given the beginning."""
+        if self.continuation is not None and self.continuation.restarted_unasked:
+            self._restarting.add(endpoint)
+
+
+async def _count(upstream: Upstream, call: HttpCall) -> int | None:
+    """Tokens, as counted by the server; None: not counted."""
+    with suppress(TransportError, ValueError):
+        reply = await upstream.connections.fetch(call, COUNTING)
+        return msgspec.json.decode(reply.body, type=_TokenCount).count
+    return None

@@ -11,8 +11,8 @@ from backends.translation.answer import AnswerTranslation, RewrittenAnswer
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest, new_request_id
+from gateway.api.state_answer import StateAnswer
 from gateway.observe.timeline import RequestTimeline
-from gateway.responses.state_answer import StateAnswer
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route

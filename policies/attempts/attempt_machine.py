@@ -184,10 +184,8 @@ class AttemptMachine:
             self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
         elif now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
-        elif self._advance(now):
-            self._open_next(AttemptKind.PRIMARY, now)
         else:
-            self._wait_for_closed(now)
+            self._open_next(AttemptKind.PRIMARY, now)
 
     def _first_token(self, number: int, now: float) -> None:
         if (pending := self.pending.pop(number, None)) is not None:
@@ -409,8 +407,8 @@ class AttemptMachine:
             self._abandon(pending, now)
 
     def _check_unseen(self, pending: PendingAttempt, now: float) -> None:
-        """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and has
-        had the time for this one since."""
+        """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and
+        has had the time for this one since."""
         heard_at = self._facts.progress(pending.attempt.number).heard_at
         if heard_at >= pending.sent_at and now - heard_at >= self._limits.idle:
             self._abandon(pending, now)

@@ -17,8 +17,8 @@ from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
-from gateway.upstream.upstream_request import Upstream as Target
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
+from gateway.upstream.upstream import Upstream as Target
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.routes.route import Route
@@ -114,39 +114,70 @@ class RecordingFleet(Fleet):
         return self.snapshot(monotonic()).loads
 
 
-class RecordingListener:
-    """AttemptListener that records first tokens and failures."""
+class RecordingAnswer:
+    """Answer to a caller that records every read."""
 
-    def __init__(self) -> None:
-        self.firsts: list[UpstreamRequest] = []
-        self.failures: list[Failure] = []
-
-    def first_token(self, run: UpstreamRequest) -> None:
-        self.firsts.append(run)
-
-    def failed(self, run: UpstreamRequest, failure: Failure) -> None:
-        self.failures.append(failure)
-
-
-class RecordingSink:
-    """BodySink of a committed answer that records every call."""
+    written = True
 
     def __init__(self) -> None:
         self.reads: list[bytes] = []
-        self.ends: list[Failure | None] = []
 
-    def body(self, data: bytes, framed: bytes = b"") -> None:
+    def start(self, data: bytes) -> bytes | Failure:
         self.reads.append(data)
+        return data
 
-    def end(self) -> None:
-        self.ends.append(None)
-
-    def replace_held(self, data: bytes) -> None:
+    def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
         self.reads.append(data)
+        return None
 
-    def on_broken(self, failure: Failure, error_event: bytes = b"") -> None:
-        self.reads.append(error_event)
-        self.ends.append(failure)
+    def replace_held(self, data: bytes) -> Failure | None:
+        self.reads.append(data)
+        return None
+
+    def finish(self, missing: bytes = b"") -> bytes | Failure:
+        return missing
+
+
+class RecordingSink:
+    """`Sink` of an exchange that records what the attempt returns, and joins an answer at the first token, like a
+    race."""
+
+    def __init__(self, wire: WireAttempt) -> None:
+        self.wire = wire
+        self.answer = RecordingAnswer()
+        self.events: list[WireEvent] = []
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._follow(self.wire.on_head(status, headers))
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        self._follow(self.wire.on_body(data, framed))
+
+    def on_end(self) -> None:
+        self._follow(self.wire.on_end())
+
+    def on_failure(self, failure: Failure) -> None:
+        self._follow(self.wire.on_failure(failure))
+
+    def _follow(self, event: WireEvent) -> None:
+        if event is None:
+            return
+        self.events.append(event)
+        if event is Milestone.FIRST_TOKEN:
+            self.answer.start(self.wire.take_buffered())
+            self._follow(self.wire.join(self.answer))
+            if self.wire.stream and self.wire.times.first_in is not None:
+                self.wire.fleet.on_first_token(self.wire, self.wire.times.first_in)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Before the first token."""
+        return [event for event in self.events if isinstance(event, Failure)]
+
+    @property
+    def breaks(self) -> list[Failure]:
+        """After the first token."""
+        return [event.failure for event in self.events if isinstance(event, BrokenOff)]
 
 
 class RecordingExchange(Exchange):
@@ -174,14 +205,12 @@ def forward(stream: bool = True, **body: Any) -> BackendRequest:
     return BackendRequest(Operation.CHAT, {**CHAT, "stream": stream, **body}, "served", stream)
 
 
-def run(
-    fleet: Fleet, owner: RecordingListener, *, stream: bool = True, chosen: Candidate | None = None
-) -> UpstreamRequest:
+def wire(fleet: Fleet, *, stream: bool = True, chosen: Candidate | None = None) -> WireAttempt:
     """An attempt registered with the fleet; the test feeds the reply bytes."""
     attempt = Attempt(1, AttemptKind.PRIMARY, chosen or candidate())
     target = Target(ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0), backend(), "served")
-    sent = UpstreamRequest(attempt, target, forward(stream), listener=owner, fleet=fleet)
-    fleet.on_sent(sent, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), sent.opened, stream)
+    sent = WireAttempt(attempt, target, forward(stream), fleet)
+    fleet.on_sent(sent, attempt.candidate, PoolEstimate(attempt.candidate.prompt_tokens), sent.times.opened, stream)
     return sent
 
 

@@ -15,13 +15,17 @@ import pytest
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind
 from gateway.api.api_error import ApiError
+from gateway.downstream.http_request import HttpRequest, ResponseWriter
 from gateway.observe.record import Record
 from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.race import Race
+from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream_request import Upstream, UpstreamRequest
+from gateway.upstream.upstream import Upstream
 from policies import types as facts
-from policies.attempts.attempt_machine import RetryBudget
+from policies.attempts.budgets import RetryBudget
 from policies.types import FOREVER, Candidate, Endpoint, PoolEstimate, PromptEstimate
 from tests.gateway.builders import (
     ERROR,
@@ -35,6 +39,7 @@ from tests.gateway.builders import (
     request,
     route,
 )
+from tests.gateway.upstream.wires import AtOnce, Wire
 from tests.support import upstream as kit
 from tests.support.upstream import CLOSE, RESET, STREAM_HEAD, Script, chunk, reply
 
@@ -110,8 +115,9 @@ class Fleet:
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         **on: Any,
-    ) -> UpstreamRequest:
-        """Runs a request up to its first token; returns the winning attempt. `on`: settings of the route."""
+    ) -> WireAttempt:
+        """Runs a request up to its first bytes for the caller; returns the winning attempt. `on`: settings of the
+        route."""
         now = time.monotonic()
         self.record = Record(arrival=now, wall=time.time())
         job = RoutedRequest(
@@ -124,10 +130,20 @@ class Fleet:
             first_token_limit=self.limit,
             passthrough=passthrough,
         )
-        landing: Any = Landing()
-        await self.dispatcher.execute(job, landing)
-        run: UpstreamRequest = landing.run
-        return run
+        self.wire = FirstWrite()
+        http = HttpRequest("POST", "/", {}, now, True, True, ResponseWriter(self.wire, AtOnce()))
+        race = Race(self.dispatcher, job, Relay(http))
+        running = asyncio.create_task(race.run())
+        try:
+            await asyncio.wait([running, asyncio.create_task(self.wire.begun.wait())], return_when="FIRST_COMPLETED")
+            winner = race.winner
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        if winner is None:
+            await running
+        assert winner is not None
+        return winner
 
     async def refused(self, **how: Any) -> ApiError:
         with pytest.raises(ApiError) as caught:
@@ -148,22 +164,16 @@ class Fleet:
         return [load.in_flight for load in self.fleet.loads().values()]
 
 
-class Landing:
-    """In place of a relay: done at the first token."""
-
-    idle = 30.0
-    masked_pools: frozenset[str] = frozenset()
+class FirstWrite(Wire):
+    """The caller's transport: tells of the first write."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
+        super().__init__()
+        self.begun = asyncio.Event()
 
-    def begin(self, run: UpstreamRequest) -> None:
-        self.run = run
-        self.done.set_result(None)
-
-    def release(self) -> None:
-        """Does nothing."""
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        super().write(data)
+        self.begun.set()
 
 
 class Stalling(asyncio.Protocol):

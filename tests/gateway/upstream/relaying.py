@@ -1,105 +1,109 @@
-"""A relay with a scripted attempt on one side and a recorded transport on the other."""
+"""A race with a scripted server on one side and a recorded transport on the other."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
-from backends.http.connection import WriteCoalescer
-from backends.interface import Failure, FailureKind
+from backends.http.connection import Exchange, Sink
+from backends.http.connection_pool import ConnectionPool
+from backends.interface import Failure, FailureKind, HttpCall
+from gateway.api.api_error import ApiError
 from gateway.downstream.http_request import HttpRequest, ResponseWriter
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
-from gateway.upstream.upstream_request import UpstreamRequest
+from gateway.upstream.routed_request import RoutedRequest
+from gateway.upstream.upstream import Upstream as Target
+from policies.attempts.budgets import RetryBudget
+from policies.types import PoolEstimate, PromptEstimate
 from tests.gateway.builders import (
     CHAT,
     Caller,
+    RecordingExchange,
     RecordingFleet,
-    RecordingListener,
+    backend,
+    candidate,
     conversing,
+    decided,
     post,
     record,
-    run,
+    request,
+    route,
 )
+from tests.gateway.upstream.wires import AtOnce, Wire
 from tests.support.upstream import STREAM_HEAD, Upstream
 
 RESET = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
 
-class Wire(asyncio.Transport):
-    """The client's transport: records writes."""
+class ScriptedConnections:
+    """Connections to a server played by the test: the sink of the latest exchange, and its flow control."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.gone = False
+        self.sink: Sink
+        self.exchange = RecordingExchange()
 
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        assert not self.gone
-        self.writes.append(data)
-
-    def is_closing(self) -> bool:
-        return self.gone
-
-    def abort(self) -> None:
-        self.gone = True
-
-    @property
-    def head(self) -> dict[str, str]:
-        first, *lines = self.writes[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")
-        return {"": first, **{name: value for name, _, value in (line.partition(": ") for line in lines)}}
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.writes).partition(b"\r\n\r\n")[2]
-
-
-class AtOnce(WriteCoalescer):
-    """Writes immediately, without coalescing."""
-
-    def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
-        transport.write(data)
-
-
-class Begins(RecordingListener):
-    """Attaches the attempt to the relay at the first token, like the dispatcher."""
-
-    relay: Relay
-
-    def first_token(self, run: UpstreamRequest) -> None:
-        super().first_token(run)
-        self.relay.begin(run)
+    def start(self, call: HttpCall, sink: Sink) -> Exchange:
+        self.sink = sink
+        return self.exchange
 
 
 class Relaying:
-    """An attempt and its relay to a client; the test supplies the backend's reads."""
+    """A request and its answer to a client; the test supplies the server's reads to `run`."""
 
-    def __init__(self, *reads: bytes, stream: bool = True, **headers: str) -> None:
-        self.wire, self.fleet, self.owner = Wire(), RecordingFleet(), Begins()
-        self.run = run(self.fleet, self.owner, stream=stream)
+    def __init__(self, *reads: bytes, stream: bool = True, usage: bool = True, **headers: str) -> None:
+        self.wire, self.fleet, self.connections = Wire(), RecordingFleet(), ScriptedConnections()
         self.life = RequestTimeline(record(ttft=None, total=0.0, arrival=monotonic()))
-        self.headers, self.reads = {"content-type": "text/event-stream", **headers}, reads
+        self.headers, self.reads, self.stream, self.usage = (
+            {"content-type": "text/event-stream", **headers},
+            reads,
+            stream,
+            usage,
+        )
 
     async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
         """Begins to relay. The first read with a token is written together with all reads before."""
         self.writer = ResponseWriter(self.wire, AtOnce())
         self.http = HttpRequest("POST", "/", {}, 0.0, not http10, keep_alive, self.writer)
-        self.owner.relay = self.relay = Relay(self.http, self.life, strip_usage=strip, idle=idle)
+        usage = {} if strip or not self.stream else {"stream_options": {"include_usage": True}}
+        routed = RoutedRequest(
+            request=request(stream=self.stream, **usage),
+            route=route(),
+            estimate=PromptEstimate({"small": PoolEstimate(100)}),
+            decision=decided(candidate("small/a"), at=monotonic()),
+            timeline=self.life,
+            upstreams={"small/a": Target(cast("ConnectionPool", self.connections), backend(), "served")},
+            first_token_limit=60.0,
+            path="/",
+            idle=idle,
+        )
+        self.relay = Relay(self.http)
+        self.race = Race(Dispatcher(self.fleet, RetryBudget()), routed, self.relay)
+        self.running = asyncio.create_task(self.race.run())
+        await asyncio.sleep(0)
+        self.run = self.connections.sink
         self.run.on_head(200, self.headers)
         for data in self.reads:
             self.run.on_body(data)
         await asyncio.sleep(0)
 
+    @property
+    def attempt(self) -> WireAttempt:
+        return self.race.attempts[1]
+
     async def written(self) -> HttpRequest:
         """Waits for the end of the relay."""
         async with asyncio.timeout(5):
-            await self.relay.done
-        self.relay.release()
+            with suppress(ApiError):
+                await self.running
         assert self.writer.flow_control is None
         return self.http
 
