@@ -27,7 +27,7 @@ from gateway.observe import logs, timeline
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
 from gateway.upstream import relay
-from gateway.upstream.dispatcher import WHOLE_ANSWER
+from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.attempts import attempt_machine
 from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION

@@ -18,8 +18,6 @@ SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticEr
 class ReplyShapeError(Exception):
     """A reply has another shape than its dialect's."""
 
-    malformed = True
-
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode

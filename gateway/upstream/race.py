@@ -20,7 +20,7 @@ from backends.failures import LATE, SILENT, STOPPED, TRUNCATED, UNRESCUED, Trans
 from backends.interface import Failure
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
-from gateway.observe.record import RequestOutcome
+from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
 from gateway.upstream.answer_quality import shortcoming
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState, attempt_record
@@ -266,6 +266,8 @@ class Race:
         broken, self.winner = self.winner, wire
         if (whole := self._whole.get(wire.attempt.number)) is not None:
             self._note_winner(wire)
+            if len(self.attempts) > wire.attempt.number:  # kept while another pool was asked
+                self.routed.timeline.close((Stage.FAILOVER, monotonic()))
             self._begin(wire, whole, len(whole))
             return wire, Milestone.ENDED
         assert self._answer is not None
@@ -401,6 +403,8 @@ class Race:
             self._finish(b"", RequestOutcome.COMPLETED)
             return
         assert self._answer is not None
+        if wire.tap.spoiled:  # by its last, incomplete event
+            self._answer.replace_held(b"")
         tail = self._answer.finish(wire.tap.missing)
         if isinstance(tail, Failure):
             self._on_broken(wire, BrokenOff(tail))

@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.app import Gateway
-from gateway.upstream import stored_responses
+from gateway.responses import stored_responses
 from policies.types import Health
 from tests.gateway.builders import get
 from tests.support.gateways import pool, running

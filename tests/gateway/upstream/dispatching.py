@@ -79,6 +79,7 @@ class Fleet:
         self.scripts, self.limit, self.retries = scripts, limit, retries or RetryBudget()
         self.upstreams: list[kit.Upstream] = []
         self.record = Record(arrival=0.0)
+        self.won = 0  # number of the winning attempt
 
     async def __aenter__(self) -> Fleet:
         self._stack = AsyncExitStack()
@@ -118,7 +119,7 @@ class Fleet:
     ) -> WireAttempt:
         """Runs a request up to its first bytes for the caller; returns the winning attempt. `on`: settings of the
         route."""
-        now = time.monotonic()
+        now, self.won = time.monotonic(), 0
         self.record = Record(arrival=now, wall=time.time())
         job = RoutedRequest(
             request=request(headers, stream=stream, **(body or {})),
@@ -143,6 +144,7 @@ class Fleet:
         if winner is None:
             await running
         assert winner is not None
+        self.won = winner.attempt.number
         return winner
 
     async def refused(self, **how: Any) -> ApiError:
@@ -157,11 +159,18 @@ class Fleet:
 
     @property
     def lost(self) -> list[tuple[str, str, str]]:
-        return [(a.endpoint, a.kind.value, a.ending.value) for a in self.record.attempts]
+        """All attempts but the winning one."""
+        return [(a.endpoint, a.kind.value, a.ending.value) for a in self.record.attempts if a.number != self.won]
 
     @property
     def open_attempts(self) -> list[int]:
         return [load.in_flight for load in self.fleet.loads().values()]
+
+
+async def opened() -> None:
+    """Turns of the event loop until a request that was just begun has opened its first attempt."""
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 class FirstWrite(Wire):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from policies.attempts.attempt_events import (
+    AttemptLimits,
     AttemptStep,
     Begin,
     ClientGone,
+    Ending,
     EndpointDown,
     Event,
     Failed,
@@ -15,12 +17,25 @@ from policies.attempts.attempt_events import (
     TimerFired,
 )
 from policies.attempts.attempt_machine import OVERDUE, AttemptMachine, AttemptState
+from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.hedging import abandon_at
 from policies.types import FOREVER, Decision, Placement
-from tests.policies.attempts.attempting import PATIENCE, A, B, C, hedged, machine, reason, silence, told
+from tests.policies.attempts.attempting import (
+    API,
+    PATIENCE,
+    A,
+    B,
+    C,
+    begun,
+    fails,
+    given_up,
+    hedged,
+    machine,
+    reason,
+    silence,
+    told,
+)
 from tests.policies.deciding import candidate
-
-API = candidate("api", pool="api")
 
 # --------------------------------------------------------------------------- without failures
 
@@ -33,13 +48,13 @@ def test_the_chosen_candidate_is_opened_and_its_first_token_commits() -> None:
     assert race.state is AttemptState.COMMITTED
 
 
-@pytest.mark.parametrize("late", [Failed(1, connection_lost=True), FirstToken(1), TimerFired(), ClientGone(), Begin()])
-def test_events_after_commit_change_nothing(late: Event) -> None:
-    """From then on the relay handles the answer."""
-    race = machine(A, B)
-    race.on(Begin(), 0.0)
+@pytest.mark.parametrize("late", [fails(2, "connect"), FirstToken(1), EndpointDown(1), TimerFired(), Begin()])
+def test_events_about_other_attempts_change_nothing_after_the_commit(late: Event) -> None:
+    """The answer is being relayed."""
+    race = begun(A, B)
     race.on(FirstToken(1), 0.2)
     assert race.on(late, 0.3) == AttemptStep()
+    assert race.state is AttemptState.COMMITTED
 
 
 def test_a_client_that_leaves_cancels_every_attempt() -> None:
@@ -53,9 +68,9 @@ def test_a_client_that_leaves_cancels_every_attempt() -> None:
 def test_a_refusal_opens_no_attempt(outcome: Placement) -> None:
     """Candidates kept for the explanation are not tried."""
     race = AttemptMachine(
-        Decision(outcome, 0.0, 1.0, (A,)), max_attempts=3, stream=True, hedge=False, first_token_limit=30.0, now=0.0
+        Decision(outcome, 0.0, 1.0, (A,)), AttemptLimits(max_attempts=3), RetryBudget(), HedgeBudget(0.0), now=0.0
     )
-    assert told(race.on(Begin(), 0.0)) == ["give up"]
+    assert given_up(race.on(Begin(), 0.0)).ending is Ending.NO_CANDIDATE
 
 
 # --------------------------------------------------------------------------- failures
@@ -63,66 +78,41 @@ def test_a_refusal_opens_no_attempt(outcome: Placement) -> None:
 
 def test_a_failure_goes_to_the_next_candidate_at_once() -> None:
     """In the order of the decision, each once."""
-    race = machine(A, B, C)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1, connection_lost=True), 0.1)) == ["open 2 fallback b"]
-    assert told(race.on(Failed(2), 0.2)) == ["open 3 fallback c"]
+    race = begun(A, B, C)
+    assert told(race.on(fails(1, "connect"), 0.1)) == ["open 2 fallback b"]
+    assert told(race.on(fails(2), 0.2)) == ["open 3 fallback c"]
     assert told(race.on(FirstToken(3), 0.4)) == ["commit 3"]
 
 
 def test_a_request_error_is_not_retried() -> None:
     """No other endpoint would do better."""
-    race = machine(A, B)
-    race.on(Begin(), 0.0)
-    step = race.on(Failed(1, retryable=False), 0.1)
+    race = begun(A, B)
+    step = race.on(fails(1, "client"), 0.1)
     assert reason(step) == "attempt 1 failed and no other endpoint would do better"
-
-
-def test_an_overload_reply_needs_the_retry_budgets_permission() -> None:
-    """Otherwise retries would double the load of an overloaded fleet."""
-    race = machine(A, B)
-    race.on(Begin(), 0.0)
-    assert reason(race.on(Failed(1), 0.1, may_retry=False)) == "attempt 1 failed and the retry budget is spent"
-
-
-def test_a_fallback_to_another_pool_needs_no_retry_budget() -> None:
-    """The budget protects a single pool from being hammered. Candidates of the failed pool are skipped for good."""
-    race = machine(A, B, API, C, max_attempts=4)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1), 0.1, may_retry=False)) == ["open 2 fallback api"]
-    assert told(race.on(Failed(2, again=False), 0.2)) == ["give up"]
 
 
 def test_the_last_of_three_attempts_goes_to_another_pool() -> None:
     """A tier with many endpoints that all fail must not use up every attempt."""
-    race = machine(A, B, C, API)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1), 0.1)) == ["open 2 fallback b"]
-    assert told(race.on(Failed(2), 0.2)) == ["open 3 fallback api"]
+    race = begun(A, B, C, API)
+    assert told(race.on(fails(1), 0.1)) == ["open 2 fallback b"]
+    assert told(race.on(fails(2), 0.2)) == ["open 3 fallback api"]
 
 
 def test_pools_with_the_same_fault_are_avoided() -> None:
-    """Pools of the same account, or without a larger context window."""
-    race = machine(A, B, API)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1, avoid=frozenset({"small"})), 0.1)) == ["open 2 fallback api"]
-    alone = machine(A, B)
-    alone.on(Begin(), 0.0)
-    assert told(alone.on(Failed(1, avoid=frozenset({"small"})), 0.1)) == ["give up"]
+    """Of the same account, for example: a request too large for its limits."""
+    assert told(begun(A, B, API).on(fails(1, "request_size"), 0.1)) == ["open 2 fallback api"]
+    assert told(begun(A, B).on(fails(1, "request_size"), 0.1)) == ["give up"]
 
 
-@pytest.mark.parametrize("failure", [Failed(1, again=False), Failed(1, avoid=frozenset({"small"}))])
-def test_an_attempt_that_cannot_come_out_otherwise_is_not_made(failure: Failed) -> None:
+@pytest.mark.parametrize("kind", ["auth", "rate_limited", "request_size", "context"])
+def test_an_attempt_that_cannot_come_out_otherwise_is_not_made(kind: str) -> None:
     """A wrong key stays wrong, and a 429 without a time tells nothing to wait for."""
-    race = machine(A)
-    race.on(Begin(), 0.0)
-    assert told(race.on(failure, 0.1)) == ["give up"]
+    assert told(begun(A).on(fails(1, kind), 0.1)) == ["give up"]
 
 
 def test_an_attempt_at_a_dead_endpoint_is_abandoned_for_the_next_candidate() -> None:
     """At once, streamed or not; such an attempt does not count as a death caused by the request."""
-    race = machine(A, B, stream=False)
-    race.on(Begin(), 0.0)
+    race = begun(A, B, stream=False)
     assert told(race.on(EndpointDown(1), 0.1)) == ["cancel 1 silent", "open 2 fallback b"]
     assert told(race.on(EndpointDown(2), 0.2)) == []
     assert told(race.on(FirstToken(2), 0.3)) == ["commit 2"]
@@ -135,53 +125,42 @@ def test_of_two_attempts_the_one_at_a_dead_endpoint_is_cancelled() -> None:
     assert told(race.on(FirstToken(2), now + 0.1)) == ["commit 2"]
 
 
-def test_a_lost_connection_is_not_charged_to_the_retry_budget() -> None:
-    """No engine did any work for the attempt."""
-    race = machine(A, B)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1, connection_lost=True), 0.1, may_retry=False)) == ["open 2 fallback b"]
-
-
 def test_max_attempts_bounds_the_attempts() -> None:
     """At any number of candidates."""
-    race = machine(A, B, C, max_attempts=2)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1, connection_lost=True), 0.1)
-    assert reason(race.on(Failed(2, connection_lost=True), 0.2)) == "all 2 attempts allowed have failed"
+    race = begun(A, B, C, max_attempts=2)
+    race.on(fails(1, "connect"), 0.1)
+    assert reason(race.on(fails(2, "connect"), 0.2)) == "all 2 attempts allowed have failed"
 
 
 def test_failover_continues_after_the_deadline() -> None:
     """A late answer is better than an error."""
-    race = machine(A, B)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1), 5.0)) == ["open 2 fallback b"]
+    race = begun(A, B)
+    assert told(race.on(fails(1), 5.0)) == ["open 2 fallback b"]
 
 
 def test_a_request_accepted_by_two_dead_endpoints_is_given_up() -> None:
     """The request may have killed both, and could kill the rest of the pool."""
-    race = machine(A, B, C, max_attempts=5)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1, connection_lost=True, taken=True), 0.1)
-    step = race.on(Failed(2, connection_lost=True, taken=True), 0.2)
+    race = begun(A, B, C, max_attempts=5)
+    race.on(fails(1, "reset", accepted=True), 0.1)
+    step = race.on(fails(2, "reset", accepted=True), 0.2)
     assert (told(step), reason(step)) == (["give up"], "2 endpoints died while they worked on it")
 
 
 def test_only_endpoints_that_died_after_acceptance_are_counted() -> None:
     """A refusal or an abandonment is no death."""
-    race = machine(A, B, C, candidate("d"), max_attempts=5)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1, connection_lost=True), 0.1)
-    race.on(Failed(2, connection_lost=True, taken=True), 0.2)
-    assert told(race.on(Failed(3), 0.3)) == ["open 4 fallback d"]
+    race = begun(A, B, C, candidate("d"), max_attempts=5)
+    race.on(fails(1, "connect"), 0.1)
+    race.on(fails(2, "reset", accepted=True), 0.2)
+    assert told(race.on(fails(3), 0.3)) == ["open 4 fallback d"]
 
 
 def test_after_two_deaths_a_pending_attempt_continues_without_successor() -> None:
     """The pending attempt may still answer."""
     race, now = hedged(A, B, C, candidate("d"), max_attempts=5)
-    race.on(Failed(1, connection_lost=True, taken=True), now)
+    race.on(fails(1, "reset", accepted=True), now)
     step, later = silence(race, race.on(TimerFired(), now))
     assert told(step) == ["open 3 hedge c"]
-    race.on(Failed(3, connection_lost=True, taken=True), later)
+    race.on(fails(3, "reset", accepted=True), later)
     step, _ = silence(race, race.on(TimerFired(), later))
     assert told(step) == ["cancel 2 silent", "give up"]
 
@@ -191,56 +170,49 @@ def test_after_two_deaths_a_pending_attempt_continues_without_successor() -> Non
 
 def test_a_lost_connection_to_the_only_endpoint_is_retried_once() -> None:
     """Over a fresh connection."""
-    race = machine(A)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1, connection_lost=True), 0.1)) == ["open 2 fallback a"]
-    assert reason(race.on(Failed(2, connection_lost=True), 0.2)) == "all 1 candidates have failed"
+    race = begun(A)
+    assert told(race.on(fails(1, "connect"), 0.1)) == ["open 2 fallback a"]
+    assert reason(race.on(fails(2, "connect"), 0.2)) == "all 1 candidates have failed"
 
 
 def test_the_only_endpoint_of_a_pool_is_retried_after_its_retry_after() -> None:
     """If the deadline allows the wait."""
-    race = machine(A)
-    race.on(Begin(), 0.0)
-    assert race.on(Failed(1, retry_after=0.4), 0.1) == AttemptStep((), 0.5)
+    race = begun(A)
+    assert race.on(fails(1, retry_after=0.4), 0.1) == AttemptStep((), 0.5)
     assert race.on(TimerFired(), 0.49) == AttemptStep((), 0.5)
     assert told(race.on(TimerFired(), 0.5)) == ["open 2 fallback a"]
 
 
 def test_an_overload_reply_without_retry_after_is_retried_after_100_ms() -> None:
     """An immediate retry would find the same overload."""
-    race = machine(A)
-    race.on(Begin(), 0.0)
-    assert race.on(Failed(1), 0.1).wake_at == pytest.approx(0.2)
+    race = begun(A)
+    assert race.on(fails(1), 0.1).wake_at == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("failure", [Failed(1, retry_after=0.9), Failed(1, retry_after=1e9)])
+@pytest.mark.parametrize("failure", [fails(1, retry_after=0.9), fails(1, retry_after=1e9)])
 def test_a_retry_after_beyond_the_deadline_is_not_waited_for(failure: Failed) -> None:
     """An immediate error serves the caller better."""
-    race = machine(A)
-    race.on(Begin(), 0.0)
+    race = begun(A)
     assert told(race.on(failure, 0.2)) == ["give up"]
 
 
 def test_without_a_deadline_a_retry_waits_at_most_the_first_token_limit() -> None:
     """A Retry-After of an hour is not waited for."""
-    race = machine(A, deadline=FOREVER)
-    race.on(Begin(), 0.0)
-    assert told(race.on(Failed(1, retry_after=3600.0), 0.2)) == ["give up"]
+    race = begun(A, deadline=FOREVER)
+    assert told(race.on(fails(1, retry_after=3600.0), 0.2)) == ["give up"]
 
 
 def test_an_overloaded_endpoint_with_peers_is_not_retried() -> None:
     """All peers of the pool have refused too."""
-    race = machine(A, B)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1), 0.1)
-    assert told(race.on(Failed(2), 0.2)) == ["give up"]
+    race = begun(A, B)
+    race.on(fails(1), 0.1)
+    assert told(race.on(fails(2), 0.2)) == ["give up"]
 
 
 def test_a_client_that_leaves_during_backoff_ends_the_request() -> None:
     """No attempt is opened without a caller."""
-    race = machine(A)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1), 0.1)
+    race = begun(A)
+    race.on(fails(1), 0.1)
     assert race.on(ClientGone(), 0.15) == AttemptStep()
     assert race.on(TimerFired(), 0.2) == AttemptStep()
 
@@ -262,9 +234,8 @@ def test_no_attempt_is_opened_after_the_total_limit() -> None:
     """After the queue, a Retry-After or a silent stream."""
     late = machine(A, B, limit_at=1.0)
     assert reason(late.on(Begin(), 1.0)) == OVERDUE
-    waiting = machine(A, deadline=FOREVER, limit_at=1.0)
-    waiting.on(Begin(), 0.0)
-    assert told(waiting.on(Failed(1, retry_after=1.0), 0.5)) == ["give up"]
+    waiting = begun(A, deadline=FOREVER, limit_at=1.0)
+    assert told(waiting.on(fails(1, retry_after=1.0), 0.5)) == ["give up"]
     silent = machine(A, B, deadline=FOREVER, limit_at=1.0)
     assert silent.on(Begin(), 0.0).wake_at == 1.0
     assert told(silent.on(TimerFired(), 1.0)) == ["cancel 1 silent", "give up"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.attempt_events import AttemptStep, Begin, Broken, ClientGone, Failed, FirstToken
+from policies.attempts.attempt_events import AttemptStep, Broken, ClientGone, Ending, FirstToken
 from policies.attempts.attempt_machine import AttemptMachine, AttemptState
+from policies.blame.blame import BLAME
 from policies.types import Candidate
-from tests.policies.attempts.attempting import A, B, C, machine, reason, silence, told
+from tests.policies.attempts.attempting import A, B, C, begun, fails, given_up, reason, silence, told
 from tests.policies.deciding import candidate
 
-BROKEN = Broken(connection_lost=True, patience=5.0)
+BROKEN, STALLED = Broken(BLAME["reset"]), Broken(BLAME["server"])
 
 
 def committed(*ranked: Candidate, max_attempts: int = 3) -> AttemptMachine:
-    race = machine(*ranked, max_attempts=max_attempts, hedge=True)
-    race.on(Begin(), 0.0)
+    race = begun(*ranked, max_attempts=max_attempts, hedge=True, rescue=True, idle=5.0)
     race.on(FirstToken(1), 0.2)
     return race
 
@@ -35,24 +35,58 @@ def test_the_same_pool_continues_before_the_next_tiers() -> None:
     assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue c"]
     race = committed(A, other)
     assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue x"]
-    assert told(committed(A, other).on(Broken(True, 5.0, unable={"x"}), 1.0)) == ["give up"]
+    assert told(committed(A, other).on(Broken(BLAME["reset"], unable={"x"}), 1.0)) == ["give up"]
 
 
 def test_a_peer_that_does_not_continue_is_asked_for_the_whole_answer() -> None:
     race = committed(A, B, C)
     race.on(BROKEN, 1.0)
-    assert told(race.on(Failed(2, restart=True), 1.1)) == ["open 3 rescue b"]
+    assert told(race.on(fails(2, "client", restart=True), 1.1)) == ["open 3 rescue b"]
     race = committed(A, B, C, max_attempts=2)
     race.on(BROKEN, 1.0)
-    assert told(race.on(Failed(2, restart=True), 1.1)) == ["give up"]
+    assert told(race.on(fails(2, "client", restart=True), 1.1)) == ["give up"]
+
+
+def test_a_peer_that_refuses_the_whole_answer_too_is_followed_by_the_next() -> None:
+    """Its refusal says nothing about the request, which an endpoint has answered before."""
+    race = committed(A, B, C, max_attempts=4)
+    race.on(BROKEN, 1.0)
+    race.on(fails(2, "client", restart=True), 1.1)
+    assert told(race.on(fails(3, "client", restart=False), 1.2)) == ["open 4 rescue c"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (Broken(BLAME["reset"], "the answer has a tool call"), "the answer has a tool call"),
+        (Broken(BLAME["content_filter"]), "an error of the request"),
+        (Broken(BLAME["client"]), "an error of the request"),
+        (Broken(BLAME["request_size"]), "an error of the request"),
+    ],
+)
+def test_an_answer_that_nobody_can_continue_is_given_up_at_once(broken: Broken, why: str) -> None:
+    step = committed(A, B).on(broken, 1.0)
+    assert (given_up(step).ending, reason(step)) == (Ending.NOT_CONTINUED, why)
+
+
+def test_without_rescue_a_broken_stream_is_not_continued() -> None:
+    race = begun(A, B)
+    race.on(FirstToken(1), 0.2)
+    assert given_up(race.on(BROKEN, 1.0)).ending is Ending.NOT_CONTINUED
+
+
+def test_a_peer_is_asked_without_hedges() -> None:
+    """The caller reads already: a second copy is for the first token alone."""
+    race = committed(A, B, C)
+    step, at = silence(race, race.on(BROKEN, 1.0))
+    assert (told(step), at) == (["cancel 2 silent", "open 3 rescue c"], 6.0)
 
 
 def test_an_endpoint_that_is_down_or_has_failed_does_not_continue() -> None:
-    race = machine(A, B, C, max_attempts=5)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1), 0.1)
+    race = begun(A, B, C, max_attempts=5, rescue=True)
+    race.on(fails(1), 0.1)
     race.on(FirstToken(2), 0.2)
-    assert told(race.on(Broken(False, 5.0, unable={"c"}), 1.0)) == ["give up"]
+    assert told(race.on(Broken(BLAME["server"], unable={"c"}), 1.0)) == ["give up"]
 
 
 def test_a_second_break_goes_to_a_third_endpoint() -> None:
@@ -60,7 +94,7 @@ def test_a_second_break_goes_to_a_third_endpoint() -> None:
     race = committed(A, B, C)
     race.on(BROKEN, 1.0)
     race.on(FirstToken(2), 1.2)
-    assert told(race.on(Broken(False, 5.0), 2.0)) == ["open 3 rescue c"]
+    assert told(race.on(STALLED, 2.0)) == ["open 3 rescue c"]
 
 
 def test_an_answer_after_two_deaths_is_given_up() -> None:

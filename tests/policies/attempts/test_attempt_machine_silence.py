@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from policies.attempts.attempt_events import (
-    AttemptStep,
-    Begin,
-    Broken,
-    Cancel,
-    Commit,
-    Event,
-    Failed,
-    FirstToken,
-    GiveUp,
-    Open,
-    TimerFired,
-)
-from policies.attempts.attempt_machine import TRANSITIONS, AttemptState
+from policies.attempts.attempt_events import AttemptStep, Begin, FirstToken, TimerFired
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.budgets import HedgeBudget
 from policies.types import FOREVER, Candidate
 from tests.policies.attempts.attempting import (
-    CANDIDATES,
-    HISTORY,
     PATIENCE,
     A,
     B,
     C,
+    GivenFacts,
+    begun,
+    fails,
     hedged,
     machine,
     reason,
     silence,
     told,
 )
-from tests.policies.deciding import candidate
+from tests.policies.deciding import P90, candidate
 
 
 def test_the_last_candidate_has_until_the_first_token_limit() -> None:
@@ -58,9 +47,8 @@ def test_silence_is_no_evidence_for_a_whole_answer_or_without_a_deadline(plain: 
 
 def test_after_the_deadline_an_overdue_stream_is_abandoned() -> None:
     """After three times the p99 of its forecast, since no probability is left to compare."""
-    race = machine(A, B, C)
-    race.on(Begin(), 0.0)
-    race.on(Failed(1), 2.0)
+    race = begun(A, B, C)
+    race.on(fails(1), 2.0)
     step = race.on(TimerFired(), 2.0 + PATIENCE)
     assert step.actions == ()
     assert step.wake_at is not None
@@ -93,14 +81,14 @@ def test_the_first_content_wins_and_the_loser_is_cancelled(winner: int, loser: i
 def test_a_failed_attempt_of_two_leaves_the_other_pending(failed: int, winner: int) -> None:
     """An error never wins, and needs no replacement."""
     race, now = hedged(A, B)
-    assert told(race.on(Failed(failed), now + 0.1)) == []
+    assert told(race.on(fails(failed), now + 0.1)) == []
     assert told(race.on(FirstToken(winner), now + 0.2)) == [f"commit {winner}"]
 
 
 def test_a_refused_hedge_is_replaced_by_the_next_candidate() -> None:
     """The first attempt is still silent, so the timer fires at once."""
     race, now = hedged(A, B, C)
-    refused = race.on(Failed(2), now + 0.01)
+    refused = race.on(fails(2), now + 0.01)
     assert refused == AttemptStep((), now + 0.01)
     step, again = silence(race, refused)
     assert told(step) == ["open 3 hedge c"]
@@ -117,8 +105,8 @@ def test_at_most_two_attempts_race() -> None:
 
 def test_without_a_hedge_budget_the_silent_attempt_is_abandoned() -> None:
     """At the same moment, with a fallback in place of the hedge."""
-    race = machine(A, B, hedge=True)
-    step, _ = silence(race, race.on(Begin(), 0.0), may_retry=False)
+    race = machine(A, B, hedge=True, hedges=HedgeBudget(0.0))
+    step, _ = silence(race, race.on(Begin(), 0.0))
     assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
 
 
@@ -132,82 +120,100 @@ def test_the_first_token_limit_ends_each_attempt_separately() -> None:
 def test_after_two_failed_attempts_the_next_candidate_is_tried() -> None:
     """The hedge was no last attempt."""
     race, now = hedged(A, B, C)
-    race.on(Failed(1), now + 0.1)
-    assert told(race.on(Failed(2), now + 0.2)) == ["open 3 fallback c"]
+    race.on(fails(1), now + 0.1)
+    assert told(race.on(fails(2), now + 0.2)) == ["open 3 fallback c"]
 
 
-@given(CANDIDATES, HISTORY, st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.5, 2.0, FOREVER]))
-def test_every_request_ends_once_without_pending_attempts(
-    ranked: list[Candidate],
-    history: list[tuple[Event, float, bool, bool]],
-    max_attempts: int,
-    stream: bool,
-    hedge: bool,
-    deadline: float,
-) -> None:
-    """For any order of events: one end, no attempt opened twice or after the end, none pending at the end."""
-    race = machine(*ranked, deadline=deadline, max_attempts=max_attempts, stream=stream, hedge=hedge, limit=5.0)
-    now, wake_at = 0.0, None
-    opened: list[int] = []
-    pending: set[int] = set()
-    ends = 0
-    for event, wait, on_time, may_retry in [(Begin(), 0.0, False, True), *history]:
-        punctual = on_time and wake_at is not None
-        now = max(now, wake_at or 0.0) if punctual else now + wait
-        before = race.state
-        step = race.on(TimerFired() if punctual else event, now, may_retry)
-        assert race.state is before or race.state in TRANSITIONS[before][TimerFired if punctual else type(event)]
-        resumed = before is AttemptState.COMMITTED and isinstance(event, Broken) and not punctual
-        ends -= resumed
-        if before not in (AttemptState.RACING, AttemptState.IDLE) and not resumed:
-            assert step == AttemptStep()
-        if isinstance(event, Failed) and not punctual:
-            pending.discard(event.number)
-        for action in step.actions:
-            match action:
-                case Open(attempt):
-                    assert not ends
-                    opened.append(attempt.number)
-                    pending.add(attempt.number)
-                case Cancel(number, _):
-                    pending.remove(number)
-                case Commit(number):
-                    pending.remove(number)
-                    ends += 1
-                case GiveUp():
-                    ends += 1
-        ends += before in (AttemptState.IDLE, AttemptState.RACING) and race.state is AttemptState.GONE
-        assert opened == list(range(1, len(opened) + 1))
-        assert len(opened) <= max_attempts
-        assert len(pending) <= 2
-        assert set(race.pending) == pending
-        assert (step.wake_at is None) == bool(ends)
-        wake_at = step.wake_at
-    assert ends == (race.state in (AttemptState.COMMITTED, AttemptState.GAVE_UP, AttemptState.GONE))
-    assert not (ends and pending)
+def test_no_hedge_is_sent_while_others_wait_for_the_place() -> None:
+    """The silent attempt is abandoned instead."""
+    race = machine(A, B, hedge=True, facts=GivenFacts(saturated=True))
+    step, _ = silence(race, race.on(Begin(), 0.0))
+    assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
 
 
-@given(CANDIDATES.filter(bool), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.5, 2.0, FOREVER]))
-def test_a_request_without_any_event_gives_up(
-    ranked: list[Candidate], max_attempts: int, stream: bool, hedge: bool, deadline: float
-) -> None:
-    """Within the first-token limit of every attempt, after a handful of timers."""
-    race = machine(*ranked, deadline=deadline, max_attempts=max_attempts, stream=stream, hedge=hedge, limit=5.0)
-    step, now = race.on(Begin(), 0.0), 0.0
-    for _ in range(20):
-        if step.wake_at is None:
-            break
-        assert step.wake_at >= now
-        now = step.wake_at
-        step = race.on(TimerFired(), now)
-    assert race.state is AttemptState.GAVE_UP
-    assert now <= 5.0 * min(max_attempts, len(ranked))
+# --------------------------------------------------------------------------- a server that shows life
 
 
-def test_the_transition_table_is_complete() -> None:
-    """Every state has a row; final states accept no event."""
-    assert set(TRANSITIONS) == set(AttemptState)
-    assert [state for state, heard in TRANSITIONS.items() if not heard] == [
-        AttemptState.GAVE_UP,
-        AttemptState.GONE,
-    ]
+def alive(*ranked: Candidate, heard_at: float, **more: Any) -> AttemptStep:
+    """The step at the first-token limit of 5 s."""
+    race = begun(*ranked, limit=5.0, deadline=FOREVER, facts=GivenFacts(heard_at=heard_at), **more)
+    return race.on(TimerFired(), 5.0)
+
+
+def test_the_last_candidate_has_longer_while_its_server_shows_life() -> None:
+    """A preamble or a comment: the engine is slow, not hung. The limit counts from the latest byte."""
+    assert alive(A, heard_at=4.0) == AttemptStep((), 9.0)
+
+
+def test_a_sign_of_life_does_not_extend_the_limit_of_the_whole_answer() -> None:
+    assert alive(A, heard_at=4.0, limit_at=6.0) == AttemptStep((), 6.0)
+    assert told(alive(A, heard_at=4.0, limit_at=5.0)) == ["cancel 1 silent", "give up"]
+
+
+def test_with_another_candidate_a_sign_of_life_extends_nothing() -> None:
+    """The other may be faster."""
+    assert told(alive(A, B, heard_at=4.0)) == ["cancel 1 silent", "open 2 fallback b"]
+    assert alive(A, B, heard_at=4.0, max_attempts=1) == AttemptStep((), 9.0)
+
+
+def test_a_server_without_a_byte_since_the_sending_is_abandoned() -> None:
+    """A byte that came with the sending shows nothing."""
+    assert told(alive(A, heard_at=0.0)) == ["cancel 1 silent", "give up"]
+
+
+def test_of_two_attempts_none_is_extended() -> None:
+    """The other one may still answer."""
+    race, _ = hedged(A, B, limit=5.0, facts=GivenFacts(heard_at=4.0))
+    assert told(race.on(TimerFired(), 5.0)) == ["cancel 1 silent"]
+
+
+# --------------------------------------------------------------------------- a whole answer, whose tokens are not seen
+
+SLOW = replace(A, forecast=replace(A.forecast, point_estimate=1.0, tpot=0.1))  # p90 of 1.4 s
+OVERTAKEN = 10 * (P90 + 100 * 0.1)  # s in which 100 tokens would have been written ten times
+
+
+def unseen(*ranked: Candidate, longest: int | None = 100, **more: Any) -> AttemptMachine:
+    return begun(*ranked, stream=False, deadline=FOREVER, limit=600.0, longest_output=longest, **more)
+
+
+def test_an_endpoint_that_has_answered_later_requests_is_left_after_the_time_for_this_one() -> None:
+    """The longest answer has a second span of time from the moment at which the endpoint was found overtaken."""
+    race = unseen(SLOW, B, facts=GivenFacts(overtaken=[True]))
+    step = race.on(TimerFired(), OVERTAKEN)
+    assert step == AttemptStep((), 2 * OVERTAKEN)
+    assert race.on(TimerFired(), 2 * OVERTAKEN - 1) == step
+    assert told(race.on(TimerFired(), 2 * OVERTAKEN)) == ["cancel 1 silent", "open 2 fallback b"]
+
+
+def test_an_endpoint_that_is_not_overtaken_is_waited_for() -> None:
+    """At each look anew."""
+    race = unseen(SLOW, B, facts=GivenFacts(overtaken=[False, False, True]))
+    assert [told(race.on(TimerFired(), n * OVERTAKEN)) for n in (1, 2, 3)] == [[], [], []]
+    assert told(race.on(TimerFired(), 4 * OVERTAKEN)) == ["cancel 1 silent", "open 2 fallback b"]
+
+
+def test_an_overtaken_endpoint_is_kept_where_no_other_candidate_is_left() -> None:
+    race = unseen(SLOW, facts=GivenFacts(overtaken=[True] * 5))
+    assert [told(race.on(TimerFired(), n * OVERTAKEN)) for n in (1, 2, 3, 4)] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("unknown", [{"ranked": (A, B)}, {"ranked": (SLOW, B), "longest": None}])
+def test_without_a_known_time_for_the_answer_no_endpoint_is_overtaken(unknown: dict[str, Any]) -> None:
+    """Neither the length of the answer nor the pace of the endpoint may be missing."""
+    race = unseen(*unknown["ranked"], longest=unknown.get("longest", 100), facts=GivenFacts(overtaken=[True] * 9))
+    assert told(race.on(TimerFired(), 599.0)) == []
+
+
+def test_a_short_answer_has_fifteen_seconds_at_least() -> None:
+    """A forecast of a few milliseconds is no reason to leave an endpoint."""
+    quick = replace(A, forecast=replace(A.forecast, tpot=0.001))
+    race = unseen(quick, B, longest=10, facts=GivenFacts(overtaken=[True]))
+    assert race.on(TimerFired(), 15.0) == AttemptStep((), 30.0)
+
+
+def test_a_whole_answer_that_stops_in_the_middle_is_left_after_idle() -> None:
+    """Nothing of it has reached the caller."""
+    race = unseen(A, B, idle=3.0, facts=GivenFacts(heard_at=1.0))
+    assert race.on(TimerFired(), 3.0) == AttemptStep((), 6.0)
+    assert told(race.on(TimerFired(), 6.0)) == ["cancel 1 silent", "open 2 fallback b"]

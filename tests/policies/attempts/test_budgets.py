@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.attempt_machine import HedgeBudget, RetryBudget
+from policies.attempts.budgets import HedgeBudget, RetryBudget
 
 
 def entered(requests: int) -> RetryBudget:
@@ -35,15 +35,6 @@ def test_a_steady_fault_adds_less_than_a_tenth_to_the_load() -> None:
     assert 108 <= retried <= 120
 
 
-def test_a_retry_that_was_not_sent_is_not_charged() -> None:
-    """The permission was asked for before it was known that another pool would be tried."""
-    budget = entered(1)
-    for _ in range(100):
-        assert budget.try_take()
-        budget.give_back()
-        budget.refund()
-
-
 def test_the_budget_shrinks_with_the_requests() -> None:
     """Retries taken when there were more requests are kept, but no new ones are allowed."""
     budget = entered(200)
@@ -69,15 +60,6 @@ def test_hedges_saved_up_are_bounded() -> None:
     for _ in range(1000):
         budget.began()
     assert sum(budget.try_take() for _ in range(100)) == 4
-
-
-def test_a_hedge_given_back_can_be_taken_again() -> None:
-    """An unsent hedge costs nothing."""
-    budget = HedgeBudget(1.0)
-    budget.began()
-    assert budget.try_take()
-    budget.give_back()
-    assert [budget.try_take(), budget.try_take()] == [True, False]
 
 
 def test_a_share_of_zero_allows_no_hedge() -> None:

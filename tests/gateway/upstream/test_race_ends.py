@@ -1,4 +1,4 @@
-"""Ends of dispatching when the caller leaves."""
+"""Ends of a race when the caller leaves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from policies.types import AttemptOutcome
-from tests.gateway.builders import (
-    PREAMBLE,
-)
+from tests.gateway.builders import PREAMBLE
 from tests.gateway.upstream.dispatching import Fleet
 from tests.support import upstream as kit
 from tests.support.simulated import eventually
