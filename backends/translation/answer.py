@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
 
 from backends.interface import Failure
 from backends.stream.redaction import Rewriter
-from backends.translation.translation import EventTranslator, Translation
+from backends.translation.translation import EventTranslator, InexpressibleError, Translation, decode_event
 
 # Raised for unknown shapes.
 SHAPE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
+# Raised for replies that are valid in their dialect: some nest deeper or hold larger numbers than an encoder can write.
+_INEXPRESSIBLE = (InexpressibleError, ArithmeticError, RecursionError)
+
+
 class ReplyShapeError(Exception):
-    """A reply has another shape than its dialect's."""
+    """A reply cannot be translated.
+
+    `malformed`:
+
+    - True: it is no JSON, or has another shape than its dialect's, which is the backend's fault.
+    - False: it is valid in its dialect, but has no form in the caller's, which is no fault of the backend.
+    """
+
+    def __init__(self, reason: str, *, malformed: bool = True) -> None:
+        super().__init__(reason)
+        self.malformed = malformed
+
+
+@contextmanager
+def _reply_errors() -> Iterator[None]:
+    """Raises ReplyShapeError for all that a translation raises."""
+    try:
+        yield
+    except _INEXPRESSIBLE as error:
+        raise ReplyShapeError(f"{type(error).__name__}: {error}", malformed=False) from None
+    except SHAPE_ERRORS as error:
+        raise ReplyShapeError(type(error).__name__) from None
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 class RewrittenAnswer(Protocol):
@@ -44,13 +69,11 @@ class AnswerTranslation:
 
     def whole(self, reply: bytes) -> bytes:
         """Translate an answer that is not streamed. Raises ReplyShapeError."""
-        try:
-            translated = _decode(reply)
+        with _reply_errors():
+            translated = decode_event(reply)
             for translation, body in self._steps:
                 translated = translation.reply(translated, body)
             return _encode(translated)
-        except SHAPE_ERRORS as error:
-            raise ReplyShapeError(type(error).__name__) from None
 
     def stream(self) -> StreamTranslator:
         return StreamTranslator([translation.stream(body) for translation, body in self._steps])
@@ -64,11 +87,9 @@ class StreamTranslator:
 
     def feed(self, data: bytes) -> bytes:
         """Raises ReplyShapeError."""
-        try:
+        with _reply_errors():
             for step in self._steps:
                 data = step.feed(data)
-        except SHAPE_ERRORS as error:
-            raise ReplyShapeError(type(error).__name__) from None
         return data
 
     def drop(self) -> bytes:
@@ -79,11 +100,9 @@ class StreamTranslator:
     def close(self) -> bytes:
         """End the body. Raises ReplyShapeError."""
         data = b""
-        try:
+        with _reply_errors():
             for step in self._steps:
                 data = step.feed(data) + step.close()
-        except SHAPE_ERRORS as error:
-            raise ReplyShapeError(type(error).__name__) from None
         return data
 
     def error(self, failure: Failure) -> bytes:

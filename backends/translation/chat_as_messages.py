@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
+from backends.translation.message_blocks import MessageBlocks
+from backends.translation.streamed_calls import CallDelta, StreamedCalls, call_delta
+from backends.translation.tool_arguments import as_object, parsed_object
 from backends.translation.translation import EventTranslator, Json, decode_event, sse
 
 _STOP_REASONS = {
@@ -37,13 +38,14 @@ _ERROR_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_decode = msgspec.json.Decoder().decode
+_CUT = ("length", "content_filter")  # finish reasons of an answer that has ended too soon
+_NO_THINKING = {"thinking": "", "signature": ""}
 
 
 def message(reply: Json, body: Mapping[str, Any]) -> Json:
     """The message of a whole reply."""
     choice = reply["choices"][0]
-    content = _content(choice["message"], body)
+    content = _content(choice["message"], body, choice.get("finish_reason") in _CUT)
     return {
         **_head(reply),
         "content": content,
@@ -57,15 +59,19 @@ def _head(reply: Json) -> Json:
     return {**head, "content": [], "stop_reason": None, "stop_sequence": None}
 
 
-def _content(answer: Mapping[str, Any], body: Mapping[str, Any]) -> list[Json]:
+def _content(answer: Mapping[str, Any], body: Mapping[str, Any], is_cut: bool) -> list[Json]:
     blocks = _thinking(answer) if _shows_thinking(body) else []
     blocks += [{"type": "text", "text": text} for text in (_text(answer), answer.get("refusal")) if text]
-    for number, call in enumerate(answer.get("tool_calls") or ()):
-        function = call["function"]
-        arguments = _decode(function.get("arguments") or "{}")
-        identity = {"id": call.get("id") or f"call_{number}", "name": function["name"]}
-        blocks.append({"type": "tool_use", **identity, "input": arguments})
-    return blocks
+    calls = [call_delta(call, place) for place, call in enumerate(answer.get("tool_calls") or ())]
+    return blocks + [_tool_use(call, number, is_cut and number == len(calls) - 1) for number, call in enumerate(calls)]
+
+
+def _tool_use(call: CallDelta, number: int, is_cut: bool) -> Json:
+    """A tool call. Of half JSON there is nothing to be read: a call that was cut has no input then."""
+    if not call.name:
+        raise ValueError("a tool call has no name")
+    found = (parsed_object(call.text) or {}) if is_cut else as_object(call.text)
+    return {"type": "tool_use", "id": call.identity or f"call_{number}", "name": call.name, "input": found}
 
 
 def _thinking(answer: Mapping[str, Any]) -> list[Json]:
@@ -152,10 +158,8 @@ class MessagesEvents(EventTranslator):
         self._shows_thinking = _shows_thinking(body)
         self._begun = False
         self._over = False
-        self._block = ""  # type of the open block; empty: none is open
-        self._index = -1  # of the open or last block
-        self._call: tuple[Any, Any] = (None, None)  # index and id of the open tool call
-        self._calls: set[tuple[Any, Any]] = set()
+        self._blocks = MessageBlocks(self._kept)
+        self._calls = StreamedCalls()
         self._refused = False
         self._stop: Json | None = None
         self._usage: Json = {}
@@ -194,68 +198,43 @@ class MessagesEvents(EventTranslator):
             if choice.get("index") in (None, 0):
                 written += self._read_delta(choice.get("delta") or {})
             if choice.get("finish_reason"):
-                self._stop = _stop(choice, bool(self._calls), self._refused)
+                self._stop = _stop(choice, bool(self._calls.all), self._refused)
         return written + (self._finish() if self._stop is not None and isinstance(usage, dict) else b"")
 
     def _read_delta(self, delta: Json) -> bytes:
         written = b""
         if self._shows_thinking and (thought := reasoning(delta)):
-            written += self._text("thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking", thought)
+            written += self._text("thinking", _NO_THINKING, "thinking_delta", "thinking", thought)
         if self._shows_thinking and delta.get("reasoning_details"):
             written += b"".join(map(self._sign, delta["reasoning_details"]))
         for text, refused in ((_text(delta), False), (delta.get("refusal"), True)):
             if text:
                 self._refused = self._refused or refused
                 written += self._text("text", {"text": ""}, "text_delta", "text", text)
-        for call in delta.get("tool_calls") or ():
-            written += self._tool(call)
+        for place, call in enumerate(delta.get("tool_calls") or ()):
+            written += self._tool(call, place)
         return written
 
     def _text(self, block: str, empty: Json, delta: str, member: str, text: str) -> bytes:
-        opened = b"" if self._block == block else self._open(block, empty)
-        return opened + self._delta({"type": delta, member: text})
+        return self._blocks.add_text(block, empty, {"type": delta, member: text}, text)
 
     def _sign(self, detail: Json) -> bytes:
         """The end of a block of thinking with a signature; or a block of thinking in cipher."""
         if detail.get("type") == "reasoning.encrypted":
-            return self._open("redacted_thinking", {"data": detail["data"]})
-        if not detail.get("signature"):
+            return self._blocks.add_whole("redacted_thinking", {"data": detail["data"]})
+        if not (signature := detail.get("signature")):
             return b""
-        opened = b"" if self._block == "thinking" else self._open("thinking", {"thinking": "", "signature": ""})
-        return opened + self._delta({"type": "signature_delta", "signature": detail["signature"]}) + self._stop_block()
+        delta = {"type": "signature_delta", "signature": signature}
+        return self._blocks.add_text("thinking", _NO_THINKING, delta, signature, is_last=True)
 
-    def _tool(self, call: Json) -> bytes:
-        function, opened = call.get("function") or {}, b""
-        index, identity = call.get("index", 0), call.get("id")
-        if self._block != "tool_use" or index != self._call[0] or identity not in (None, "", self._call[1]):
-            self._call = index, identity or f"call_{len(self._calls)}"
-            if not function.get("name") or self._call in self._calls:  # more of a call whose block has ended
-                raise ValueError("the arguments of several tool calls are mixed")
-            self._calls.add(self._call)
-            opened = self._open("tool_use", {"id": self._call[1], "name": function["name"], "input": {}})
-        arguments = function.get("arguments")
-        return opened + (self._delta({"type": "input_json_delta", "partial_json": arguments}) if arguments else b"")
-
-    def _open(self, block: str, members: Json) -> bytes:
-        closed = self._stop_block()
-        self._block, self._index = block, self._index + 1
-        content = {"type": block, **members}
-        start = {"type": "content_block_start", "index": self._index, "content_block": content}
-        return closed + sse(start, "content_block_start")
-
-    def _delta(self, delta: Json) -> bytes:
-        return sse({"type": "content_block_delta", "index": self._index, "delta": delta}, "content_block_delta")
-
-    def _stop_block(self) -> bytes:
-        if not self._block:
-            return b""
-        self._block = ""
-        return sse({"type": "content_block_stop", "index": self._index}, "content_block_stop")
+    def _tool(self, call: Mapping[str, Any], place: int) -> bytes:
+        delta = call_delta(call, place)
+        return self._blocks.add_arguments(self._calls.add(delta), delta.text)
 
     def _finish(self) -> bytes:
         if self._over:
             return b""
         self._over = True
-        stop = self._stop or _stop({}, bool(self._calls), self._refused)
+        stop = self._stop or _stop({}, bool(self._calls.all), self._refused)
         end = {"type": "message_delta", "delta": stop, "usage": _usage(self._usage)}
-        return self._stop_block() + sse(end, "message_delta") + sse({"type": "message_stop"}, "message_stop")
+        return self._blocks.finish() + sse(end, "message_delta") + sse({"type": "message_stop"}, "message_stop")

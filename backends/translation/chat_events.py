@@ -15,7 +15,7 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.response_events import as_count, as_object, as_objects, decoded
+from backends.translation.reply_members import as_count, as_object, as_objects, decoded
 from backends.translation.translation import EventTranslator, Json
 
 _encode = msgspec.json.Encoder().encode

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_members import reasoning_detail
+from backends.translation.tool_arguments import as_object
 from backends.translation.translation import EventTranslator, Json, decode_event, sse
 
 _FINISH_REASONS = {
@@ -53,7 +55,7 @@ def _message(reply: Json) -> Json:
 
 
 def _call(block: Mapping[str, Any]) -> Json:
-    function = {"name": block["name"], "arguments": _encode(block["input"]).decode()}
+    function = {"name": block["name"], "arguments": _encode(as_object(block.get("input"))).decode()}
     return {"id": block["id"], "type": "function", "function": function}
 
 
@@ -79,17 +81,25 @@ def _usage(usage: Mapping[str, Any]) -> Json:
     return counts
 
 
+@dataclass(slots=True)
+class _OpenBlock:
+    """A block that has begun. `call`: number of its tool call; `thought`: its text of thinking, up to the signature."""
+
+    start: Json = field(default_factory=dict)
+    call: int | None = None
+    has_arguments: bool = False
+    thought: list[str] = field(default_factory=list)
+
+
 class ChatEvents(EventTranslator):
-    """Events of a message, as the chunks of a chat."""
+    """Events of a message, as the chunks of a chat. Blocks that come in turns are told apart by their index."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__()
         self._head: Json = {"id": "", "object": "chat.completion.chunk", "created": int(time.time()), "model": ""}
-        self._block: Json = {}  # the open block
-        self._thought: list[str] = []  # text of the open block of thinking
+        self._blocks: dict[Any, _OpenBlock] = {}  # by index
         self._thoughts = 0
         self._calls = 0
-        self._has_arguments = False  # the open tool call
         self._usage: Json = {}
         self._ended = False  # a stop reason was seen
         self._over = False
@@ -129,32 +139,32 @@ class ChatEvents(EventTranslator):
         return self._chunk({"role": "assistant", "content": ""})
 
     def _start_block(self, event: Json) -> bytes:
-        self._block = block = event["content_block"]
-        self._thought = []
-        if block["type"] == "tool_use":
-            self._has_arguments = False
-            function = {"name": block["name"], "arguments": ""}
+        start = event["content_block"]
+        block = self._blocks[event.get("index")] = _OpenBlock(start)
+        if start["type"] == "tool_use":
+            block.call = self._calls
             self._calls += 1
-            opened = self._call({"id": block["id"], "type": "function", "function": function})
-            return opened + (self._arguments(_encode(block["input"]).decode()) if block.get("input") else b"")
-        if block["type"] == "redacted_thinking":
-            return self._detail(block)
-        return self._text(block.get("text") or "", block.get("thinking") or "")
+            function = {"name": start["name"], "arguments": ""}
+            opened = self._call(block, {"id": start["id"], "type": "function", "function": function})
+            given = start.get("input")
+            return opened + (self._arguments(block, _encode(as_object(given)).decode()) if given else b"")
+        if start["type"] == "redacted_thinking":
+            return self._detail(start)
+        return self._text(block, start.get("text") or "", start.get("thinking") or "")
 
     def _read_delta(self, event: Json) -> bytes:
-        delta = event["delta"]
+        delta, block = event["delta"], self._blocks.get(event.get("index")) or _OpenBlock()
         if delta["type"] == "input_json_delta":
-            is_own = self._block.get("type") == "tool_use"  # else the input of a tool that the provider runs
-            return self._arguments(delta["partial_json"]) if is_own else b""
+            return self._arguments(block, delta["partial_json"])
         if delta["type"] == "signature_delta":
-            thought, self._thought = "".join(self._thought), []
-            return self._detail({**self._block, "thinking": thought, "signature": delta["signature"]})
-        return self._text(delta.get("text") or "", delta.get("thinking") or "")
+            thought, block.thought = "".join(block.thought), []
+            return self._detail({**block.start, "thinking": thought, "signature": delta["signature"]})
+        return self._text(block, delta.get("text") or "", delta.get("thinking") or "")
 
-    def _text(self, text: str, thinking: str) -> bytes:
+    def _text(self, block: _OpenBlock, text: str, thinking: str) -> bytes:
         if thinking:
             self._kept.take(thinking)
-            self._thought.append(thinking)
+            block.thought.append(thinking)
             return self._chunk({"reasoning_content": thinking})
         return self._chunk({"content": text}) if text else b""
 
@@ -162,19 +172,20 @@ class ChatEvents(EventTranslator):
         self._thoughts += 1
         return self._chunk({"reasoning_details": [reasoning_detail(block, self._thoughts - 1)]})
 
-    def _arguments(self, text: str) -> bytes:
-        if not text:
+    def _arguments(self, block: _OpenBlock, text: str) -> bytes:
+        """A block without a call is of a tool that the provider runs."""
+        if not text or block.call is None:
             return b""
-        self._has_arguments = True
-        return self._call({"function": {"arguments": text}})
+        block.has_arguments = True
+        return self._call(block, {"function": {"arguments": text}})
 
-    def _call(self, call: Json) -> bytes:
-        return self._chunk({"tool_calls": [{"index": self._calls - 1, **call}]})
+    def _call(self, block: _OpenBlock, call: Json) -> bytes:
+        return self._chunk({"tool_calls": [{"index": block.call, **call}]})
 
     def _stop_block(self, event: Json) -> bytes:
         """Arguments of a call without any are an empty object to OpenAI's clients, and no text to Anthropic's."""
-        block, self._block = self._block, {}
-        return self._arguments("{}") if block.get("type") == "tool_use" and not self._has_arguments else b""
+        block = self._blocks.pop(event.get("index"), None) or _OpenBlock()
+        return b"" if block.has_arguments else self._arguments(block, "{}")
 
     def _end(self, event: Json) -> bytes:
         self._usage |= {name: count for name, count in (event.get("usage") or {}).items() if count is not None}

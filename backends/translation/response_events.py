@@ -20,7 +20,9 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.translation import EventTranslator, Json, KeptTexts, decode_event
+from backends.translation.reply_members import as_count, as_object, as_objects, decoded
+from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta
+from backends.translation.translation import EventTranslator, Json, KeptTexts
 
 _encode = msgspec.json.Encoder().encode
 
@@ -71,15 +73,32 @@ _TEXT = _PartKind("message", "output_text", "text", "response.output_text")
 _REFUSAL = _PartKind("message", "refusal", "refusal", "response.refusal")
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call under construction. `key`: member with the text; `prefix`: of the names of events."""
+@dataclass(frozen=True, slots=True)
+class _CallKind:
+    """A kind of call: type and id prefix of the item, member with the text, prefix of the events."""
 
-    output_index: int
-    item: Json
+    item: str
+    id_prefix: str
     key: str
     prefix: str
+
+
+_FUNCTION = _CallKind("function_call", "fc", "arguments", "response.function_call_arguments")
+_CUSTOM = _CallKind("custom_tool_call", "ctc", "input", "response.custom_tool_call_input")
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under construction. `item`: empty until the caller is told of the call."""
+
+    streamed: StreamedCall
     pieces: list[str] = field(default_factory=list)
+    output_index: int = -1
+    item: Json = field(default_factory=dict)
+
+    @property
+    def kind(self) -> _CallKind:
+        return _CUSTOM if self.streamed.is_custom else _FUNCTION
 
 
 class ResponseBuilder:
@@ -100,8 +119,9 @@ class ResponseBuilder:
         self._kept = KeptTexts()
         self._logprobs: list[Any] = []
         self._annotations: list[Mapping[str, Any]] = []
-        self._calls: dict[int, _Call] = {}  # by the index of the chat dialect
-        self._all_calls: list[_Call] = []
+        self._streamed = StreamedCalls()
+        self._calls: list[_Call] = []
+        self._opened = 0  # calls that the caller was told of
 
     def take(self) -> bytes:
         """Return the new events."""
@@ -134,6 +154,8 @@ class ResponseBuilder:
         """End the response by the finish_reason of the chat completion."""
         incomplete = _INCOMPLETE.get(reason)
         status = "completed" if incomplete is None else "incomplete"
+        for call in self._calls[self._opened :]:
+            self._open_call(call)
         self._close_item(status)
         self._close_calls(status)
         details = None if incomplete is None else {"reason": incomplete}
@@ -162,8 +184,7 @@ class ResponseBuilder:
             self._annotate(annotation)
         self._add_text(_REFUSAL, delta.get("refusal"))
         for place, call in enumerate(as_objects(delta.get("tool_calls"))):
-            index = call.get("index")
-            self._add_call(call, index if type(index) is int else place)
+            self._add_call(call_delta(call, place))
 
     def _add_text(self, kind: _PartKind, text: Any, logprobs: Any = None) -> None:
         if not isinstance(text, str) or not text:
@@ -248,42 +269,42 @@ class ResponseBuilder:
 
     # -- calls ---------------------------------------------------------------------------
 
-    def _add_call(self, delta: Mapping[str, Any], index: int) -> None:
-        custom = delta.get("custom")
-        named = custom if isinstance(custom, Mapping) else delta.get("function")
-        named = named if isinstance(named, Mapping) else {}
-        call = self._calls.get(index)
-        given = delta.get("id")
-        if call is None or (given and given != call.item["call_id"]):  # some servers give all calls one index
-            call = self._open_call(index, given, str(named.get("name") or ""), custom is not None)
-        text = named.get("arguments" if call.key == "arguments" else "input")
-        if isinstance(text, str) and text:
-            self._kept.take(text)
-            call.pieces.append(text)
-            self._emit(f"{call.prefix}.delta", item_id=call.item["id"], output_index=call.output_index, delta=text)
+    def _add_call(self, delta: CallDelta) -> None:
+        streamed = self._streamed.add(delta)
+        if streamed.number == len(self._calls):
+            self._calls.append(_Call(streamed))
+        call = self._calls[streamed.number]
+        if delta.text:
+            self._kept.take(delta.text)
+            call.pieces.append(delta.text)
+            if call.item:
+                self._add_call_text(call, delta.text)
+        while self._opened < len(self._calls) and self._calls[self._opened].streamed.is_ready:
+            self._open_call(self._calls[self._opened])
+            self._opened += 1
 
-    def _open_call(self, index: int, call_id: Any, name: str, custom: bool) -> _Call:
+    def _open_call(self, call: _Call) -> None:
         self._close_item("completed")
-        place = len(self._output)
-        call_id = str(call_id or f"call_{self._suffix}_{place}")
-        if custom:
-            item = {"id": f"ctc_{self._suffix}_{place}", "type": "custom_tool_call", "status": "in_progress"}
-            call = _Call(place, item, "input", "response.custom_tool_call_input")
-        else:
-            item = {"id": f"fc_{self._suffix}_{place}", "type": "function_call", "status": "in_progress"}
-            call = _Call(place, item, "arguments", "response.function_call_arguments")
-        item |= {"call_id": call_id, "name": name, call.key: ""}
-        self._calls[index] = call
-        self._all_calls.append(call)
-        self._output.append(item)
-        self._emit("response.output_item.added", output_index=place, item=item)
-        return call
+        kind, place = call.kind, len(self._output)
+        call.output_index = place
+        call.item = {"id": f"{kind.id_prefix}_{self._suffix}_{place}", "type": kind.item, "status": "in_progress"}
+        call_id = call.streamed.identity or f"call_{self._suffix}_{place}"
+        call.item |= {"call_id": call_id, "name": call.streamed.name, kind.key: ""}
+        self._output.append(call.item)
+        self._emit("response.output_item.added", output_index=place, item=call.item)
+        if call.pieces:
+            self._add_call_text(call, "".join(call.pieces))
+
+    def _add_call_text(self, call: _Call, text: str) -> None:
+        place = {"item_id": call.item["id"], "output_index": call.output_index}
+        self._emit(f"{call.kind.prefix}.delta", **place, delta=text)
 
     def _close_calls(self, status: str) -> None:
-        for call in self._all_calls:
-            call.item |= {call.key: (text := "".join(call.pieces)), "status": status}
+        for call in self._calls:
+            kind, text = call.kind, "".join(call.pieces)
+            call.item |= {kind.key: text, "status": status}
             place = {"item_id": call.item["id"], "output_index": call.output_index}
-            self._emit(f"{call.prefix}.done", **place, **{call.key: text})
+            self._emit(f"{kind.prefix}.done", **place, **{kind.key: text})
             self._emit("response.output_item.done", output_index=call.output_index, item=call.item)
 
     def _emit(self, kind: str, **members: Any) -> None:
@@ -368,23 +389,6 @@ def usage_of_chat(usage: Any) -> Json | None:
         "output_tokens_details": {"reasoning_tokens": as_count(as_object(output_details).get("reasoning_tokens"))},
         "total_tokens": as_count(usage.get("total_tokens")) or prompt + completion,
     }
-
-
-def as_count(value: Any) -> int:
-    return value if type(value) is int and value >= 0 else 0
-
-
-def as_object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def as_objects(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
-def decoded(data: bytes) -> Mapping[str, Any]:
-    """The object of an event; empty: there is none (the tap reports it)."""
-    return as_object(decode_event(data))
 
 
 def _texts(content: Any) -> tuple[Any, Any]:

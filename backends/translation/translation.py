@@ -38,17 +38,21 @@ class UntranslatableError(ValueError):
         self.param = param
 
 
+class InexpressibleError(Exception):
+    """A reply is valid in the backend's dialect, and has no form in the caller's."""
+
+
 class KeptTexts:
-    """Bounds the memory for texts kept for repetition at the end of a stream."""
+    """Bounds the memory for texts of a stream that are repeated at its end, or wait for their turn."""
 
     def __init__(self) -> None:
         self._left = KEPT_LIMIT
 
     def take(self, text: str) -> None:
-        """Raises ValueError above the limit."""
+        """Raises InexpressibleError above the limit."""
         self._left -= len(text) + TEXT_OVERHEAD
         if self._left < 0:
-            raise ValueError("the answer is too long to be translated")
+            raise InexpressibleError("the answer is too long to be translated")
 
 
 class EventTranslator:

@@ -247,18 +247,6 @@ def test_calls_of_servers_with_one_index_are_told_apart_by_id() -> None:
     assert whole_message(unnamed)["content"] == [{"type": "tool_use", "id": "call_0", "name": "f", "input": {}}]
 
 
-def test_mixed_arguments_of_calls_are_an_error() -> None:
-    """Anthropic's blocks follow one another: more of an ended block has no place, and is not lost in silence."""
-
-    def call(index: int, **function: str) -> bytes:
-        more = {"id": f"t{index}", "type": "function"} if "name" in function else {}
-        return chunk({"tool_calls": [{"index": index, **more, "function": function}]})
-
-    first, second = call(0, name="f", arguments="{"), call(1, name="g", arguments="{")
-    with pytest.raises(ValueError, match="mixed"):
-        run(to_messages(), first, second, call(0, arguments="}"))
-
-
 # --------------------------------------------------------------------------- errors
 
 FAILURES = [

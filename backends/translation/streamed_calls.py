@@ -1,0 +1,103 @@
+"""Finds the tool call that each delta of a chat stream belongs to.
+
+Servers differ:
+
+- OpenAI numbers the calls (`index`), with id and name in the first delta of each; parallel calls may come in turns.
+- Some give all calls one index, or none, and tell calls apart by id; some repeat id and name in every delta.
+- Some send the id, or the name, after a part of the arguments; some send no ids at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from backends.translation.tool_arguments import JsonEnd
+
+AWAITED_ID = 1024  # characters of arguments; a call with more that has no id is taken to have none
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What a delta says of one call. `text`: of the arguments, or of the input of a custom tool."""
+
+    index: int
+    identity: str
+    name: str
+    text: str
+    is_custom: bool
+
+
+def call_delta(delta: Mapping[str, Any], place: int) -> CallDelta:
+    """`place`: in the list of calls, which counts where there is no index."""
+    custom, function, index = delta.get("custom"), delta.get("function"), delta.get("index")
+    is_custom = isinstance(custom, Mapping)
+    named = custom if isinstance(custom, Mapping) else function if isinstance(function, Mapping) else {}
+    text = named.get("input" if is_custom else "arguments")
+    if not isinstance(text, str):  # an object, as a few servers write arguments
+        text = "" if text is None else _encode(text).decode()
+    return CallDelta(
+        index=index if type(index) is int else place,
+        identity=str(delta.get("id") or ""),
+        name=str(named.get("name") or ""),
+        text=text,
+        is_custom=is_custom,
+    )
+
+
+@dataclass(slots=True)
+class StreamedCall:
+    """A call, as far as it has arrived. `length`: characters of its arguments."""
+
+    number: int
+    identity: str = ""
+    name: str = ""
+    is_custom: bool = False
+    length: int = 0
+    end: JsonEnd = field(default_factory=JsonEnd)
+
+    @property
+    def is_ready(self) -> bool:
+        """The caller can be told of the call: its name is known, and its id, or that it has none."""
+        return bool(self.name) and (bool(self.identity) or self.length > AWAITED_ID)
+
+    def takes(self, delta: CallDelta) -> bool:
+        """False: a delta with this index begins another call."""
+        if delta.identity and self.identity:
+            return delta.identity == self.identity
+        if not delta.name or not self.name or not self.end.is_complete:
+            return not delta.identity or delta.name in ("", self.name) or not self.name
+        return delta.name == self.name and not delta.text.strip()
+
+    def add(self, delta: CallDelta) -> None:
+        self.identity = self.identity or delta.identity
+        if not self.name:
+            self.name, self.is_custom = delta.name, delta.is_custom
+        self.length += len(delta.text)
+        self.end.feed(delta.text)
+
+
+class StreamedCalls:
+    """All calls of an answer, in the order of their first deltas."""
+
+    def __init__(self) -> None:
+        self.all: list[StreamedCall] = []
+        self._latest: dict[int, StreamedCall] = {}  # by index
+        self._known: dict[tuple[int, str], StreamedCall] = {}  # by index and id
+
+    def add(self, delta: CallDelta) -> StreamedCall:
+        """Note a delta; return its call."""
+        call = self._known.get((delta.index, delta.identity)) or self._latest.get(delta.index)
+        if call is None or not call.takes(delta):
+            call = StreamedCall(len(self.all))
+            self.all.append(call)
+        if delta.identity:
+            self._known[delta.index, delta.identity] = call
+        self._latest[delta.index] = call
+        call.add(delta)
+        return call
