@@ -2,8 +2,12 @@
 
 Members of both dialects as in `messages_over_chat`. Choices where the dialects differ:
 - Messages of the roles system and developer at the beginning are Anthropic's `system`; later ones stay in place.
-- A reasoning effort turns on adaptive thinking. Reasoning of earlier turns is sent where the caller returns the
-  `reasoning_details` with Anthropic's signatures; Anthropic refuses unsigned thinking, which is left out.
+- A reasoning effort turns on adaptive thinking, which excludes other members at Anthropic. The effort counts: a
+  temperature other than 1, a `top_p` below 0.95 and a `top_k` are left out. Where a tool call is forced, no thinking is
+  possible: the effort is sent without it (platform.claude.com/docs, extended thinking, 2026).
+- Reasoning of earlier turns is sent where the caller returns the `reasoning_details` with Anthropic's signatures;
+  Anthropic refuses unsigned thinking, which is left out.
+- A turn of the assistant without any content is left out: Anthropic refuses it.
 - `max_tokens` is Anthropic's to require and the backend's to set where the caller has none.
 - The name of a JSON schema is a label, and hints about caches have no effect on an answer: both are left out.
 """
@@ -15,15 +19,15 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any
 
-import msgspec
-
 from backends.interface import Operation
 from backends.translation.messages_as_chat import ChatEvents, completion
 from backends.translation.messages_members import ANY, PDF_NAME, present, refuse, refuse_others, split_data_url
+from backends.translation.tool_arguments import as_object
 from backends.translation.translation import Json, Translation
 
-_SAME = ("model", "top_p", "top_k", "stream")
-_READ = ("messages", "max_tokens", "max_completion_tokens", "temperature", "stop", "tools", "tool_choice")
+_SAME = ("model", "stream")
+_SAMPLING = ("temperature", "top_p", "top_k")
+_READ = (*_SAMPLING, "messages", "max_tokens", "max_completion_tokens", "stop", "tools", "tool_choice")
 _OPTIONS = ("parallel_tool_calls", "response_format", "reasoning_effort", "user", "safety_identifier", "service_tier")
 _HINTS = ("stream_options", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 _GATEWAYS = ("cache_salt", "priority")  # the gateway's own matter
@@ -55,9 +59,11 @@ _PARTS = {kind: {**_PART, kind: ANY} for kind in ("text", "refusal", "image_url"
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 _TIERS = {"auto": "auto", "default": "standard_only"}
 _EFFORTS = frozenset({"low", "medium", "high", "xhigh", "max"})
+_THINKING = {"type": "adaptive"}
+_LEAST_WHILE_THINKING = {"temperature": 1, "top_p": 0.95}  # that Anthropic takes; 1 is the most
+_FORCED = ("any", "tool")  # choices with which Anthropic does not think
 _SYSTEM = ("system", "developer")
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
-_decode = msgspec.json.Decoder().decode
 
 
 def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
@@ -67,8 +73,6 @@ def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     limits = [members[name] for name in ("max_completion_tokens", "max_tokens") if name in members]
     if limits:
         messages["max_tokens"] = min(limits)
-    if "temperature" in members:
-        messages |= _temperature(members["temperature"], dropped)
     if members.get("stop"):
         stop = members["stop"]
         messages["stop_sequences"] = [stop] if isinstance(stop, str) else stop
@@ -76,17 +80,26 @@ def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     if system:
         messages["system"] = _joined(list(chain.from_iterable(_parts(each, dropped) for each in system)))
     messages["messages"] = _turns(members["messages"][len(system) :], dropped)
-    return messages | _tools(members, dropped) | _options(members, dropped)
+    messages |= _tools(members, dropped)
+    is_forced = messages.get("tool_choice", {}).get("type") in _FORCED
+    messages |= _options(members, is_forced, dropped)
+    return messages | _sampling(members, messages.get("thinking") == _THINKING, dropped)
 
 
-def _temperature(temperature: float, dropped: frozenset[str]) -> Json:
-    if temperature <= 1:
-        return {"temperature": temperature}
-    refuse("temperature", dropped, "Anthropic's ends at 1")
-    return {}
+def _sampling(members: Mapping[str, Any], is_thinking: bool, dropped: frozenset[str]) -> Json:
+    """Members that choose among tokens, as far as Anthropic takes them."""
+    given = {name: members[name] for name in _SAMPLING if name in members}
+    if is_thinking:
+        least = _LEAST_WHILE_THINKING
+        return {name: value for name, value in given.items() if name in least and least[name] <= value <= 1}
+    if given.get("temperature", 0) > 1:
+        refuse("temperature", dropped, "Anthropic's ends at 1")
+        del given["temperature"]
+    return given
 
 
-def _options(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _options(members: Mapping[str, Any], is_forced: bool, dropped: frozenset[str]) -> Json:
+    """`is_forced`: the answer has to be a tool call."""
     options: Json = {}
     user = members.get("safety_identifier", members.get("user"))
     if members.get("user", user) != user:
@@ -99,7 +112,8 @@ def _options(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
         options["thinking"] = {"type": "disabled"}
     elif effort in _EFFORTS:
         config["effort"] = effort
-        options["thinking"] = {"type": "adaptive"}
+        if not is_forced:
+            options["thinking"] = dict(_THINKING)
     elif effort is not None:
         refuse("reasoning_effort", dropped, f"Anthropic has no effort '{effort}'")
     if config:
@@ -182,8 +196,8 @@ def _turns(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> li
             continue
         if role == "user" and results is not None:
             results += _parts(message, dropped)
-        else:
-            turns.append(_turn(role, message, dropped))
+        elif (turn := _turn(role, message, dropped))["content"] or role != "assistant":
+            turns.append(turn)
         results = None
     return turns
 
@@ -234,10 +248,8 @@ def _thought(detail: Mapping[str, Any]) -> Json:
 
 def _tool_use(call: Mapping[str, Any]) -> Json:
     function = call["function"]
-    arguments = _decode(function.get("arguments") or "{}")
-    if not isinstance(arguments, dict):
-        raise ValueError("arguments of a tool call are no JSON object")
-    return {"type": "tool_use", "id": _identity(call["id"]), "name": function["name"], "input": arguments}
+    found = as_object(function.get("arguments"))
+    return {"type": "tool_use", "id": _identity(call["id"]), "name": function["name"], "input": found}
 
 
 def _identity(call_id: str) -> str:

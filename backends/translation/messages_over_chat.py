@@ -30,6 +30,7 @@ from backends.translation.messages_members import (
     refuse,
     refuse_others,
 )
+from backends.translation.tool_arguments import as_object
 from backends.translation.translation import Json, Translation
 
 USER_LIMIT = 64  # characters of OpenAI's `user`
@@ -176,9 +177,10 @@ def _joined(parts: list[Json]) -> str | list[Json]:
 
 
 def _turn(turn: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
-    role, content = turn["role"], turn["content"]
+    role, content = turn["role"], turn.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
+    content = content or []
     if role == "system":
         return [{"role": role, "content": _joined(_texts(content))}]
     return [_assistant(content, dropped)] if role == "assistant" else _user(content, dropped)
@@ -222,13 +224,13 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> 
         if kind == "text":
             texts += _texts([block])
         elif kind == "tool_use":
-            function = {"name": block["name"], "arguments": _encode(block["input"]).decode()}
+            function = {"name": block["name"], "arguments": _encode(as_object(block.get("input"))).decode()}
             calls.append({"id": block["id"], "type": "function", "function": function})
         elif kind in ("thinking", "redacted_thinking"):
             details.append(reasoning_detail(block, len(details)))
         else:
             refuse(f"messages.content.{kind}", dropped)
-    message: Json = {"role": "assistant", "content": _joined(texts) or None}
+    message: Json = {"role": "assistant", "content": _joined(texts) or (None if calls else "")}
     thought = "".join(detail.get("text", "") for detail in details)
     if thought:
         message["reasoning_content"] = thought

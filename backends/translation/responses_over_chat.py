@@ -98,8 +98,8 @@ class _History:
             self.messages.append({"role": role, "content": content})
             return
         turn = self._open(lambda turn: "content" not in turn or "tool_calls" in turn)
-        content = _joined(content)
-        turn["content"] = [*_parts(turn["content"]), *_parts(content)] if "content" in turn else content
+        parts = [*_parts(turn.get("content", "")), *_parts(content)]
+        turn["content"] = _joined(parts)
 
     def reasoning(self, item: Members, _role: Any) -> None:
         """Texts of the reasoning; its summary only where there is nothing else."""
@@ -203,15 +203,15 @@ _ASSISTANT_PARTS = {**_TEXTS, "refusal": _read_refusal}
 _INPUT_PARTS = {**_TEXTS, "input_image": _read_image, "input_file": _read_file, "input_audio": _read_audio}
 
 
-def _joined(content: str | list[Json]) -> str | list[Json]:
-    """A single text as a string: templates of many engines read no parts of an assistant."""
-    if type(content) is list and len(content) == 1 and content[0].keys() == {"type", "text"}:
-        return str(content[0]["text"])
-    return content
+def _joined(parts: list[Json]) -> str | list[Json]:
+    """No text and a single text as a string: templates of many engines read no parts of an assistant."""
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        return str(parts[0]["text"])
+    return parts or ""
 
 
 def _parts(content: str | list[Json]) -> list[Json]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": content}] * bool(content) if isinstance(content, str) else content
 
 
 # -- tools, text, reasoning -------------------------------------------------------------------

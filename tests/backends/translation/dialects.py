@@ -97,6 +97,15 @@ thinking_options = st.sampled_from([{}, {"thinking": {"type": "disabled"}}]) | s
 )
 
 
+def while_thinking(body: Json, is_thinking: bool) -> Json:
+    """Without what Anthropic refuses of a model that thinks."""
+    if not is_thinking:
+        return body
+    is_forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), dict)
+    left_out = {"temperature", "top_p"} | ({"tool_choice", "parallel_tool_calls"} if is_forced else set())
+    return {name: value for name, value in body.items() if name not in left_out}
+
+
 @st.composite
 def message_requests(draw: st.DrawFn) -> Json:
     body: Json = {"model": draw(names), "max_tokens": draw(st.integers(1, 10**6)), "messages": draw(message_turns())}
@@ -117,7 +126,7 @@ def message_requests(draw: st.DrawFn) -> Json:
         body["output_config"] = {**schema, **body.get("output_config", {})}
     if draw(st.booleans()):
         body |= {"tools": draw(message_tools), **draw(optional(tool_choice=message_choices))}
-    return body
+    return while_thinking(body, body.get("thinking") == {"type": "adaptive"})
 
 
 # --------------------------------------------------------------------------- chat
@@ -216,7 +225,8 @@ def chat_requests(draw: st.DrawFn) -> Json:
             response_format=json_formats,
         )
     )
-    return body | ({"tools": draw(chat_tools), **draw(chat_choices)} if draw(st.booleans()) else {})
+    body |= {"tools": draw(chat_tools), **draw(chat_choices)} if draw(st.booleans()) else {}
+    return while_thinking(body, body.get("reasoning_effort", "none") != "none")
 
 
 # --------------------------------------------------------------------------- answers

@@ -165,12 +165,67 @@ def test_a_description_of_the_format_is_the_schemas() -> None:
     assert body["output_config"]["format"]["schema"] == {"type": "object", "description": "A person."}
 
 
-@pytest.mark.parametrize("written", ["[1]", "nonsense", '"x"'])
-def test_arguments_that_are_no_object_are_refused(written: str) -> None:
-    """Anthropic's input is an object."""
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": written}}
-    with pytest.raises(ValueError):
-        messages(ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, ASKED)
+WRAPPED = ["[1]", "nonsense", '"x"', "null", '{"a": tru', '{"a":1} and', "1e999", '{"a":1e999}', "[" * 5000, "\u00a0"]
+
+
+@pytest.mark.parametrize("written", WRAPPED)
+def test_arguments_of_the_history_that_are_no_object_are_wrapped(written: str) -> None:
+    """Anthropic's input is an object. A conversation with a malformed call can go on, and its words are kept."""
+    assert input_of(written) == {"arguments": written}
+
+
+@pytest.mark.parametrize(
+    ("written", "found"), [("", {}), (" \n", {}), (None, {}), (' {"a": [1]}', {"a": [1]}), ({"a": 1}, {"a": 1})]
+)
+def test_arguments_of_the_history_that_are_an_object_or_none_are_the_input(written: Any, found: Json) -> None:
+    assert input_of(written) == found
+
+
+def input_of(arguments: Any) -> Any:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    [block] = messages(ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, ASKED)["messages"][1][
+        "content"
+    ]
+    return block["input"]
+
+
+@pytest.mark.parametrize("content", ["", None, [], [{"type": "text", "text": ""}]], ids=repr)
+def test_a_turn_of_the_assistant_without_content_is_left_out(content: Any) -> None:
+    """Anthropic refuses it; an answer that was all reasoning leaves one in the history."""
+    said = {"role": "assistant", "content": content, "reasoning_content": "hm"}
+    assert messages(ASKED, said, ASKED)["messages"] == [ASKED, ASKED]
+
+
+@pytest.mark.parametrize(
+    ("members", "kept"),
+    [
+        ({"temperature": 0.2}, {}),
+        ({"temperature": 1.5}, {}),
+        ({"temperature": 1}, {"temperature": 1}),
+        ({"top_p": 0.9, "top_k": 5}, {}),
+        ({"top_p": 0.95}, {"top_p": 0.95}),
+    ],
+)
+def test_an_effort_counts_before_members_that_thinking_excludes(members: Json, kept: Json) -> None:
+    """Anthropic refuses thinking beside a temperature other than 1, a top_p below 0.95 or a top_k."""
+    thinking = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}
+    assert messages(reasoning_effort="low", **members) == {"model": "m", "messages": [ASKED], **thinking, **kept}
+    without = messages(reasoning_effort="none", **members | {"temperature": 0.2})
+    assert without == {
+        "model": "m",
+        "messages": [ASKED],
+        "thinking": {"type": "disabled"},
+        **members,
+        "temperature": 0.2,
+    }
+
+
+def test_a_forced_call_comes_without_thinking() -> None:
+    """Anthropic refuses thinking where `tool_choice` forces a tool."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = messages(reasoning_effort="low", temperature=0.2, tools=tools, tool_choice="required")
+    assert (body["output_config"], body["temperature"], "thinking" in body) == ({"effort": "low"}, 0.2, False)
+    assert "thinking" in messages(reasoning_effort="low", tools=tools, tool_choice="auto")
 
 
 # --------------------------------------------------------------------------- replies

@@ -190,7 +190,55 @@ def test_blocks_of_the_assistant_become_one_message() -> None:
     assert message["tool_calls"] == [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
+@pytest.mark.parametrize("content", ["", None, []], ids=repr)
+def test_a_turn_of_the_assistant_without_content_stays(content: Any) -> None:
+    """As an empty text, which chat servers accept."""
+    assert chat(messages=[ASKED, {"role": "assistant", "content": content}, ASKED])["messages"] == [
+        ASKED,
+        {"role": "assistant", "content": ""},
+        ASKED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"a": [1]}, '{"a":[1]}'),
+        ([1], '{"arguments":"[1]"}'),
+        ('{"a": tru', '{"arguments":"{\\"a\\": tru"}'),
+        (None, "{}"),
+        ("", "{}"),
+    ],
+)
+def test_an_input_of_the_history_that_is_no_object_is_wrapped(given: Any, written: str) -> None:
+    """Templates of engines read the arguments as an object."""
+    [message] = said({**CALL, "input": given}, role="assistant")
+    assert message["tool_calls"][0]["function"]["arguments"] == written
+
+
 # --------------------------------------------------------------------------- replies
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+@pytest.mark.parametrize(("written", "found"), [('{"a": "b', {}), ('{"a":1}', {"a": 1}), ("[1]", {}), ("", {})])
+def test_a_call_that_was_cut_is_a_call_of_a_cut_answer(finish: str, written: str, found: Json) -> None:
+    """With its input, if that was complete; calls before the last one were not cut."""
+    calls = [{"id": f"t{n}", "function": {"name": "f", "arguments": text}} for n, text in enumerate(("[2]", written))]
+    answer = reply(finish, content="so", tool_calls=calls)
+    assert answer["stop_reason"] == {"length": "max_tokens", "content_filter": "refusal"}[finish]
+    assert answer["content"] == [
+        {"type": "text", "text": "so"},
+        {"type": "tool_use", "id": "t0", "name": "f", "input": {"arguments": "[2]"}},
+        {"type": "tool_use", "id": "t1", "name": "f", "input": found},
+    ]
+
+
+@pytest.mark.parametrize("finish", ["stop", "tool_calls"])
+@pytest.mark.parametrize("written", ["[1]", '"x"', "null", '{"a": tru', "true"])
+def test_arguments_that_are_no_object_are_wrapped(finish: str, written: str) -> None:
+    """Anthropic's input is an object; the text is kept as the engine wrote it."""
+    [call] = reply(finish, tool_calls=[{"id": "t", "function": {"name": "f", "arguments": written}}])["content"]
+    assert call["input"] == {"arguments": written}
 
 
 def reply(finish: str | None = "stop", body: Json | None = None, **message: Any) -> Json:
