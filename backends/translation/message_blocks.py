@@ -3,8 +3,8 @@
 A chat may send parallel tool calls in turns, and text between them:
 
 - The first block that is not done is open, and its deltas are written on arrival. Later blocks wait, in order.
-- A text is done when another block begins; a tool call too, if its arguments are a complete JSON value then. At the end
-  of the answer all are done.
+- A text is done when another block begins; a tool call too, if its arguments are a complete JSON object then. At the
+  end of the answer all are done.
 - A tool call begins with its name and id: until both are known it waits, and what follows waits too.
 - What waits is bounded by KeptTexts.
 """
@@ -59,7 +59,7 @@ class _ToolBlock(_Block):
 
     @property
     def is_complete(self) -> bool:
-        return self._call.end.is_complete
+        return self._call.end.is_complete and not self._input.is_wrapped
 
     def add(self, text: str) -> None:
         if written := self._input.feed(text):

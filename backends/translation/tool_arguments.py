@@ -87,6 +87,10 @@ class StreamedObject:
         self._ahead: list[str] = []  # whitespace ahead of the first character
         self._close: str | None = None  # text that ends the object; None: not begun
 
+    @property
+    def is_wrapped(self) -> bool:
+        return bool(self._close)
+
     def feed(self, text: str) -> str:
         """Return the text to write for a piece."""
         if self._close is None:
@@ -96,9 +100,9 @@ class StreamedObject:
                 return ""
             text = "".join(self._ahead)
             self._close = "" if first == "{" else '"}'
-            if self._close:
+            if self.is_wrapped:
                 return f'{{"{WRAPPER}":"' + _escaped(text)
-        return _escaped(text) if self._close else text
+        return _escaped(text) if self.is_wrapped else text
 
     def close(self) -> str:
         """Return the text that ends the object."""

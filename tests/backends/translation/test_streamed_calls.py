@@ -266,7 +266,8 @@ def test_thinking_in_turns_keeps_its_signatures() -> None:
 @pytest.mark.parametrize(
     ("text", "is_complete"),
     [("", False), (" ", False), ("{", False), ("{}", True), ('{"a": "}', False), ('{"a": "\\"}"}', True),
-     ("[{}]", True), ('"x"', True), ('"\\\\"', True), ('"\\"', False), ("12", False), ('{"a":{}', False), ("{}\n", True)],
+     ("[{}]", True),
+     ('"x"', True), ('"\\\\"', True), ('"\\"', False), ("12", False), ('{"a":{}', False), ("{}\n", True)],
 )  # fmt: skip
 def test_the_end_of_a_value_is_found_in_any_pieces(text: str, is_complete: bool) -> None:
     for pieces in ([text], list(text)):
