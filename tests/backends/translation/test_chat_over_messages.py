@@ -282,6 +282,13 @@ def test_the_explanation_of_a_refusal_is_the_refusal() -> None:
     assert (choice["finish_reason"], choice["message"]["refusal"]) == ("content_filter", "Not this.")
 
 
+@pytest.mark.parametrize(("given", "written"), [([1], '{"arguments":"[1]"}'), ({}, "{}"), (None, "{}")])
+def test_arguments_of_a_chat_are_an_object(given: Any, written: str) -> None:
+    """Whatever another server of the dialect has for `input`."""
+    [call] = reply({"type": "tool_use", "id": "t", "name": "f", "input": given})["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["arguments"] == written
+
+
 def test_results_of_the_providers_own_tools_have_no_place_in_a_chat() -> None:
     """No chat can ask for such tools."""
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}

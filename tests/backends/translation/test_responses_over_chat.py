@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backends.interface import Failure, FailureKind
+from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
 from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
 from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
 from backends.translation.translation import Translation, UntranslatableError
@@ -179,6 +180,30 @@ def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
         "tool_calls": None,
     }
     assert messages[-1] == {"role": "assistant", "content": "t"}
+
+
+@pytest.mark.parametrize("content", ["", None, [], [{"type": "output_text", "text": ""}]], ids=repr)
+def test_an_empty_turn_of_the_assistant_is_an_empty_text(content: Any) -> None:
+    """Chat servers accept no empty list of parts; more text of the turn stays a text."""
+    empty = {"role": "assistant", "content": content}
+    assert RESPONSES_OVER_CHAT.request(said(empty), NOTHING)["messages"] == [{"role": "assistant", "content": ""}]
+    [message] = RESPONSES_OVER_CHAT.request(said({"role": "assistant", "content": ""}, call_item("{}")), NOTHING)[
+        "messages"
+    ]
+    assert (message["content"], len(message["tool_calls"])) == ("", 1)
+
+
+def call_item(arguments: str) -> Json:
+    return {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+
+
+@pytest.mark.parametrize("written", ['{"a": tru', "[1]", ""])
+def test_malformed_arguments_of_the_history_stay_as_they_are_in_a_chat(written: str) -> None:
+    """Both dialects have any text for arguments. Over Messages they are wrapped."""
+    chat = RESPONSES_OVER_CHAT.request(said(call_item(written)), NOTHING)
+    assert chat["messages"][0]["tool_calls"][0]["function"]["arguments"] == written
+    [block] = CHAT_OVER_MESSAGES.request(chat, NOTHING)["messages"][0]["content"]
+    assert block["input"] == ({"arguments": written} if written else {})
 
 
 # -- streams of unusual servers ----------------------------------------------------------------

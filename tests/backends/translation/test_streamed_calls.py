@@ -123,6 +123,33 @@ def test_calls_without_an_index_are_told_apart(read: Read) -> None:
 
 
 @BOTH
+def test_calls_of_one_index_may_come_in_turns(read: Read) -> None:
+    """Told apart by the ids that every delta repeats."""
+    told = [("a", '{"x":', "f"), ("b", "{", "g"), ("a", "[1]}", "f"), ("b", "}", "g")]
+    assert read([chunk(call(0, text, name, identity)) for identity, text, name in told]) == TWO
+
+
+@BOTH
+def test_calls_of_one_chunk_without_index_and_id_are_told_apart_by_their_place(read: Read) -> None:
+    found = read([chunk(call(None, "", "f"), call(None, '{"x":1}', "g"))])
+    assert [each[1:] for each in found] == [("f", ""), ("g", '{"x":1}')]
+
+
+def test_arguments_that_are_no_object_may_go_on_after_a_value() -> None:
+    """Where `[1]` ends is not known before the end of the answer."""
+    chunks = [chunk(call(0, "[1]", "f", "a")), chunk(call(1, "{}", "g", "b")), chunk(call(0, " x"))]
+    assert of_messages(chunks) == [("a", "f", '{"arguments":"[1] x"}'), ("b", "g", "{}")]
+
+
+def test_a_signature_ends_its_block_of_thinking() -> None:
+    signed = [{"type": "reasoning.text", "signature": "s"}]
+    found = message_events(
+        [chunk(reasoning="a"), chunk(reasoning_details=signed), chunk(reasoning="b"), chunk(finish="stop")]
+    )
+    assert [block["type"] for block in blocks(found)] == ["thinking", "thinking"]
+
+
+@BOTH
 def test_arguments_of_a_server_without_ids_do_not_wait_for_the_end(read: Read) -> None:
     """1,024 characters without an id: no id is awaited."""
     text = '{"x":"%s"}' % ("y" * streamed_calls.AWAITED_ID)
