@@ -9,6 +9,8 @@ Members of both dialects as in `messages_over_chat`. Choices where the dialects 
   Anthropic refuses unsigned thinking, which is left out.
 - A turn of the assistant without any content is left out: Anthropic refuses it.
 - `max_tokens` is Anthropic's to require and the backend's to set where the caller has none.
+- The name of a message is left out, unless messages of one role have different names: then it tells speakers
+  apart, and is refused.
 - The name of a JSON schema is a label, and hints about caches have no effect on an answer: both are left out.
 """
 
@@ -46,14 +48,13 @@ _KNOWN: Mapping[str, Any] = {
 }
 _FUNCTION = dict.fromkeys(("name", "description", "parameters", "strict"), ANY)
 _MESSAGE: Mapping[str, Any] = {
-    **dict.fromkeys(("role", "content", "tool_calls", "tool_call_id", "refusal"), ANY),
+    **dict.fromkeys(("role", "name", "content", "tool_calls", "tool_call_id", "refusal"), ANY),
     **dict.fromkeys(("reasoning", "reasoning_content", "reasoning_details"), ANY),
     "annotations": [],
     "audio": None,
     "function_call": None,
 }
 _IMAGE = {"url": ANY, "detail": "auto"}
-_TOOL_MESSAGE = {**_MESSAGE, "name": ANY}  # of the function, which the call names too
 _PART = dict.fromkeys(("type", "cache_control", "prompt_cache_breakpoint"), ANY)
 _PARTS = {kind: {**_PART, kind: ANY} for kind in ("text", "refusal", "image_url", "file")}
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
@@ -183,11 +184,12 @@ def _tool_choice(choice: Any, dropped: frozenset[str]) -> Json:
 
 def _turns(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> list[Json]:
     """Join tool results and the following user message in one user turn."""
+    _refuse_names(messages, dropped)
     turns: list[Json] = []
     results: list[Json] | None = None  # content of the open turn with tool results
     for message in messages:
         role = message["role"]
-        refuse_others(message, _TOOL_MESSAGE if role == "tool" else _MESSAGE, "messages", dropped)
+        refuse_others(message, _MESSAGE, "messages", dropped)
         if role == "tool":
             if results is None:
                 results = []
@@ -200,6 +202,13 @@ def _turns(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> li
             turns.append(turn)
         results = None
     return turns
+
+
+def _refuse_names(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> None:
+    """Refuse names that tell speakers of one role apart. A tool's name is in its call too."""
+    speakers = {(each["role"], each.get("name")) for each in messages if each["role"] != "tool"}
+    if len(speakers) > len({role for role, _ in speakers}):
+        refuse("messages.name", dropped)
 
 
 def _turn(role: str, message: Mapping[str, Any], dropped: frozenset[str]) -> Json:

@@ -86,7 +86,7 @@ class MessageBlocks:
 
     def __init__(self, kept: KeptTexts) -> None:
         self._kept = kept
-        self._queue: deque[_Block] = deque()  # the first one is open, or waits for its name
+        self._queue: deque[_Block] = deque()  # the first one is open, or not ready
         self._tools: dict[int, _ToolBlock] = {}  # by number of the call
         self._started = 0
 

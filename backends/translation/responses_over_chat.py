@@ -2,9 +2,10 @@
 
 - The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
   background responses) and tools that run at the provider are refused by name.
-- An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. So is the
-  telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning, text,
-  calls) become one message, as chat completions write a turn.
+- An item of an earlier reply carries its id, status, phase, annotations and logprobs: no part of a prompt, left out. So
+  is the telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning,
+  text, calls) become one message, as chat completions write a turn.
+- Images and files in the result of a call follow in the user's message: a chat's tool messages hold texts alone.
 - Reasoning text is returned in the clear, as its own summary where the caller asks for one, and accepted back as it was
   returned: a caller's wish for summaries or encrypted reasoning is met. Foreign encrypted reasoning is refused.
 
@@ -34,6 +35,7 @@ EXTENSIONS = tuple(
     "structured_outputs".split()
 )
 _OF_REPLY = ("id", "status", "annotations", "logprobs")  # members of an item or a part left from the earlier reply
+_LABELS = (*_OF_REPLY, "phase")  # of items: `phase` says whether a text was commentary or the final answer
 _TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
@@ -53,10 +55,16 @@ def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     members.take_all(_TELEMETRY)
     members.default("background", False)
     members.default("truncation", "disabled")
-    if members.take("stream_options") not in (None, {}, {"include_obfuscation": False}):
-        members.refuse("stream_options")
+    _stream_options(members)
     members.close()
     return chat
+
+
+def _stream_options(members: Members) -> None:
+    """A stream of Responses has its usage in any case, and no padding against eavesdroppers (`include_obfuscation`)."""
+    options = members.take("stream_options") or {}
+    if not isinstance(options, Mapping) or any(value for name, value in options.items() if name != "include_usage"):
+        members.refuse("stream_options")
 
 
 # -- messages --------------------------------------------------------------------------------
@@ -71,6 +79,7 @@ def _messages(members: Members) -> list[Json]:
     else:
         for item in members.each("input", given):
             history.add(item)
+        history.close()
     return history.messages
 
 
@@ -80,6 +89,7 @@ class _History:
     def __init__(self) -> None:
         self.messages: list[Json] = []
         self._turn: Json | None = None
+        self._media: list[Json] = []  # parts of tool results
 
     def add(self, item: Members) -> None:
         role, kind = item.take("role"), item.kind()
@@ -87,7 +97,9 @@ class _History:
             kind = "message" if role is not None else "item_reference"
         if (read := _ITEMS.get(kind)) is None:
             return item.refuse_kind(kind)
-        item.take_all((*_OF_REPLY, *_TELEMETRY))
+        item.take_all((*_LABELS, *_TELEMETRY))
+        if read is not _History.output and role != "user":
+            self.close()
         read(self, item, role)
         return item.close()
 
@@ -95,7 +107,8 @@ class _History:
         content = _content(item, _ASSISTANT_PARTS if role == "assistant" else _INPUT_PARTS)
         if role != "assistant":
             self._turn = None
-            self.messages.append({"role": role, "content": content})
+            media, self._media = self._media, []
+            self.messages.append({"role": role, "content": [*media, *_parts(content)] if media else content})
             return
         turn = self._open(lambda turn: "content" not in turn or "tool_calls" in turn)
         parts = [*_parts(turn.get("content", "")), *_parts(content)]
@@ -120,11 +133,20 @@ class _History:
         self._call({"id": item.text("call_id"), "type": "custom", "custom": custom})
 
     def output(self, item: Members, _role: Any) -> None:
-        """Result of a call. Chat completions know texts alone."""
+        """Result of a call. Chat completions know texts alone: images and files follow in the user's message."""
         self._turn = None
-        result = {"role": "tool", "tool_call_id": item.text("call_id"), "content": _content(item, _TEXTS, "output")}
+        content = _content(item, _OUTPUT_PARTS, "output")
+        if media := [part for part in _parts(content) if part["type"] != "text"]:
+            self._media += media
+            content = [part for part in _parts(content) if part["type"] == "text"] or ""
         item.take("name")  # of the call, which the history repeats
-        self.messages.append(result)
+        self.messages.append({"role": "tool", "tool_call_id": item.text("call_id"), "content": content})
+
+    def close(self) -> None:
+        """End the results of a turn: media of theirs follow all of them."""
+        if self._media:
+            self.messages.append({"role": "user", "content": self._media})
+            self._media = []
 
     def _call(self, call: Json) -> None:
         self._open(lambda _: True).setdefault("tool_calls", []).append(call)
@@ -200,7 +222,8 @@ def _read_audio(part: Members) -> Json:
 
 _TEXTS: Mapping[str, _PartReader] = {"input_text": _read_text, "output_text": _read_text, "text": _read_text}
 _ASSISTANT_PARTS = {**_TEXTS, "refusal": _read_refusal}
-_INPUT_PARTS = {**_TEXTS, "input_image": _read_image, "input_file": _read_file, "input_audio": _read_audio}
+_OUTPUT_PARTS = {**_TEXTS, "input_image": _read_image, "input_file": _read_file}
+_INPUT_PARTS = {**_OUTPUT_PARTS, "input_audio": _read_audio}
 
 
 def _joined(parts: list[Json]) -> str | list[Json]:

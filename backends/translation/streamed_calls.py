@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """What a delta says of one call. `text`: of the arguments, or of the input of a custom tool."""
+    """Members of one call in a delta. `text`: of the arguments, or of the input of a custom tool."""
 
     index: int
     identity: str
@@ -63,7 +63,7 @@ class StreamedCall:
 
     @property
     def is_ready(self) -> bool:
-        """The caller can be told of the call: its name is known, and its id, or that it has none."""
+        """The call can be written: name and id are known, or no id is awaited any more."""
         return bool(self.name) and (bool(self.identity) or self.length > AWAITED_ID)
 
     def takes(self, delta: CallDelta) -> bool:

@@ -43,7 +43,7 @@ class InexpressibleError(Exception):
 
 
 class KeptTexts:
-    """Bounds the memory for texts of a stream that are repeated at its end, or wait for their turn."""
+    """Bounds the memory for texts of a stream that wait to be written, or to be repeated at the end."""
 
     def __init__(self) -> None:
         self._left = KEPT_LIMIT

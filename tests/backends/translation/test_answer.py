@@ -1,4 +1,4 @@
-"""Whose fault it is that a reply cannot be translated."""
+"""Replies that cannot be translated: malformed ones are the fault of the backend, others are not."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ DIRECTIONS = [
 ]
 
 
-# --------------------------------------------------------------------------- what the caller is to read
+# --------------------------------------------------------------------------- expected answers
 
 
 def wrapped(arguments: str) -> str | Json:
@@ -140,7 +140,7 @@ def wrapped(arguments: str) -> str | Json:
 
 
 def as_streamed(caller: Operation, engine: Engine, written: Answer, read: Read) -> tuple[Read, Read]:
-    """What the engine wrote, and what the caller read, in the same form."""
+    """Returns the answer of the engine and the answer that the caller read, in the same form."""
     text, reasoning, calls, is_cut = read
     expected: list[tuple[str, Any]] = list(written.calls)
     if engine.dialect is Operation.MESSAGES:

@@ -45,7 +45,8 @@ def messages(*turns: Json, **members: Any) -> Json:
         ({"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools.custom"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "allowed_tools"}},
          "tool_choice.allowed_tools"),
-        ({"messages": [{**ASKED, "name": "eve"}]}, "messages.name"),
+        ({"messages": [{**ASKED, "name": "eve"}, {**ASKED, "name": "bob"}]}, "messages.name"),
+        ({"messages": [{**ASKED, "name": "eve"}, ASKED]}, "messages.name"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages.role.function"),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages.audio"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "id": "c"}]}]},
@@ -134,6 +135,13 @@ def test_results_of_parallel_calls_are_one_turn() -> None:
             ],
         },
     ]
+
+
+def test_a_name_that_tells_no_speakers_apart_is_left_out() -> None:
+    """AutoGen names every message; Anthropic has no such member."""
+    system, said = {"role": "system", "content": "s"}, {"role": "assistant", "content": "x"}
+    turns = [{**each, "name": each["role"]} for each in (system, ASKED, said, ASKED)]
+    assert messages(*turns) == {"model": "m", "system": "s", "messages": [ASKED, said, ASKED]}
 
 
 def test_unsigned_reasoning_is_left_out() -> None:

@@ -60,11 +60,12 @@ REFUSED_RESPONSES: list[tuple[Json, str, str]] = [  # members, the place named, 
         "encrypted_content",
     ),
     (
-        said({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "u"}]}),
+        said({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_audio", "input_audio": {}}]}),
         "input[0].output[0]",
-        "input_image",
+        "input_audio",
     ),
-    (said({"role": "assistant", "content": "a", "phase": "commentary"}), "input[0].phase", "phase"),
+    (said(stream_options={"include_usage": True, "new": 1}), "stream_options", "stream_options"),
+    (said(stream_options=[1]), "stream_options", "stream_options"),
 ]
 
 
@@ -149,6 +150,54 @@ def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:
     item = {**user({"type": "input_text", "text": "hi"}), "internal_chat_message_metadata_passthrough": {"turn": "1"}}
     (message,) = RESPONSES_OVER_CHAT.request(said(item), NOTHING)["messages"]
     assert message == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+
+
+@pytest.mark.parametrize("usage", [True, False, None])
+def test_a_wish_for_usage_is_met_without_an_option(usage: bool | None) -> None:
+    """Benchmarks send chat's option to Responses too; a stream of Responses ends with its usage anyway."""
+    options = {"include_usage": usage, "include_obfuscation": False}
+    assert "stream_options" not in RESPONSES_OVER_CHAT.request(said(stream_options=options), NOTHING)
+
+
+def test_the_phase_of_a_turn_sent_back_is_no_part_of_the_prompt() -> None:
+    item = {"role": "assistant", "content": "a", "phase": "commentary"}
+    assert RESPONSES_OVER_CHAT.request(said(item), NOTHING)["messages"] == [{"role": "assistant", "content": "a"}]
+
+
+SEEN = {"type": "input_image", "image_url": "https://images.example/cat.png"}
+PART = {"type": "image_url", "image_url": {"url": SEEN["image_url"]}}
+
+
+def output_of(call_id: str, *parts: Json) -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": list(parts)}
+
+
+@pytest.mark.parametrize(
+    ("after", "parts"),
+    [
+        ([], [[PART]]),
+        ([user({"type": "input_text", "text": "and?"})], [[PART, {"type": "text", "text": "and?"}]]),
+        ([{"role": "user", "content": "and?"}], [[PART, {"type": "text", "text": "and?"}]]),
+        ([{"role": "developer", "content": "b"}, {"role": "user", "content": "c"}], [[PART], "c"]),
+        ([{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}], [[PART], "c"]),
+    ],
+)
+def test_a_picture_of_a_tool_follows_all_results_in_the_users_message(after: list[Json], parts: list[Any]) -> None:
+    """A chat's tool messages hold texts alone, and follow the calls at once."""
+    results = [output_of("a", {"type": "input_text", "text": "seen"}, SEEN), output_of("b")]
+    messages = RESPONSES_OVER_CHAT.request(said(*results, *after), NOTHING)["messages"]
+    assert [(each["tool_call_id"], each["content"]) for each in messages[:2]] == [
+        ("a", [{"type": "text", "text": "seen"}]),
+        ("b", []),
+    ]
+    assert messages[2]["role"] == "user"
+    assert [each["content"] for each in messages if each["role"] == "user"] == parts
+
+
+def test_a_picture_of_a_tool_reaches_messages_in_the_turn_of_the_results() -> None:
+    chat = RESPONSES_OVER_CHAT.request(said(call_item("{}"), output_of("c", SEEN)), NOTHING)
+    turn = CHAT_OVER_MESSAGES.request(chat, NOTHING)["messages"][1]
+    assert [block["type"] for block in turn["content"]] == ["tool_result", "image"]
 
 
 def test_chat_callers_are_stored_nowhere_unless_they_ask() -> None:
