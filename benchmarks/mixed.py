@@ -185,7 +185,7 @@ def unfinished_work(gateway: Gateway, servers: Sequence[SimulatedServer]) -> lis
         "lives": gateway.recorder.live,
         "callers' connections": len(gateway.http_server.connections),
         "requests held back": sum(gateway.queue.depth().values()),
-        "connections being made": len(dispatcher.connecting),
+        "connections being made": len(dispatcher.tasks),
         "requests that may still be retried": dispatcher.retries.active,
         "retries not given back": dispatcher.retries.retrying,
         **{f"requests on {up.connections}": up.connections.active for up in gateway.runtime.current.upstreams.values()},

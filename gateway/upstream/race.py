@@ -16,7 +16,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from backends.failures import LATE, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
+from backends.failures import DIVERGED, LATE, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
 from backends.interface import Failure
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
@@ -193,6 +193,8 @@ class Race:
         routed, endpoint, fleet = self.routed, attempt.candidate.endpoint, self.dispatcher.fleet
         upstream = routed.upstreams[endpoint.id]
         request = routed.backend_request(upstream, attempt)
+        if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
+            attempt.candidate = self.rescue.candidate(attempt.candidate)
         rewritten = routed.rewritten_answer(endpoint) is not None
         wire = WireAttempt(attempt, upstream, request, fleet, assembled=routed.assembled, rewritten=rewritten)
         wire.tap.strict = self.rescue is not None or rewritten
@@ -328,9 +330,10 @@ class Race:
             self._resolve(refusal_of(self._failure, action))
         elif self._broken is not None:
             refused = action.ending is Ending.NOT_CONTINUED
-            if self.rescue is not None and refused:
+            if self.rescue is not None and self.rescue.continuation is None and refused:
                 self.routed.timeline.rescue("refused")
-            self._end_broken(self._broken if refused else BrokenOff(UNRESCUED))
+            last = DIVERGED if self._failure is DIVERGED else UNRESCUED
+            self._end_broken(self._broken if refused else BrokenOff(last))
 
     def _resolve(self, error: ApiError | None = None) -> None:
         if self.done.done():
@@ -469,9 +472,11 @@ class Race:
         loads: Mapping[str, Load] = self.dispatcher.fleet.snapshot(monotonic()).loads
         found: dict[str, str] = {}
         for endpoint in (candidate.endpoint for candidate in self.routed.decision.ranked):
+            upstream = self.routed.upstreams[endpoint.id]
+            whole = self.routed.backend_request(upstream, wire.attempt)
             if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
                 found[endpoint.id] = "no peer is up"
-            elif obstacle := self.rescue.obstacle_at(self.routed.upstreams[endpoint.id], wire.request):
+            elif obstacle := self.rescue.obstacle_at(upstream, whole):
                 found[endpoint.id] = obstacle
         return found
 

@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -23,6 +24,7 @@ from backends.stream.continuation import Continuation
 from backends.stream.partial_answer import PartialAnswer, TextBudget
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
+from policies.types import Candidate
 
 COUNTING = 5.0  # s for a count of tokens
 
@@ -49,6 +51,10 @@ class Rescue:
     def obstacle_at(self, upstream: Upstream, request: BackendRequest) -> str:
         """The reason for which the servers of `upstream` cannot."""
         return upstream.backend.obstacle(request, self.remembered.tokens)
+
+    def candidate(self, candidate: Candidate) -> Candidate:
+        """The prompt of a continuation holds the answer so far."""
+        return replace(candidate, prompt_tokens=candidate.prompt_tokens + self.remembered.tokens)
 
     def break_off(self) -> None:
         """The stream has broken, and may be continued from here."""

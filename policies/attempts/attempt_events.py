@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from policies.blame.blame import Blame
@@ -71,12 +71,13 @@ class ClientGone:
 class Broken:
     """The committed stream broke, of which a part has been written.
 
-    `obstacle`: the reason for which no endpoint can continue the answer; empty: some can. `unable`: those that cannot.
+    `obstacle`: the reason for which no endpoint can continue the answer; empty: some can. `unable`: those that cannot,
+    with the reason.
     """
 
     blame: Blame
     obstacle: str = ""
-    unable: Collection[str] = ()
+    unable: Mapping[str, str] = field(default_factory=dict)
 
 
 Event = Begin | FirstToken | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken

@@ -316,20 +316,27 @@ class AttemptMachine:
         """Race again for the rest of the answer, among the peers of the broken endpoint."""
         committed = self._committed
         assert committed is not None
-        obstacle = broken.obstacle if self._limits.rescue else "the route asks for no rescue"
-        if broken.blame.fault in OWN_FAULTS:
-            obstacle = "an error of the request"
         self._lost.add(committed.candidate.endpoint.id)
         self._deaths += is_lost(broken.blame)
-        self._walk = CandidateWalk(() if obstacle else self.peers(broken.unable), self._facts)
+        peers, obstacle = self.peers(broken.unable), self._obstacle(broken)
+        self._walk = CandidateWalk(peers, self._facts)
         self._next_kind, self._hedge = AttemptKind.RESCUE, False
         self._deadline, self._first_token_limit = FOREVER, self._limits.idle
         self._look_at = FOREVER
         self.state = AttemptState.RACING
-        if obstacle:
-            self._give_up(Ending.NOT_CONTINUED, obstacle)
+        if obstacle or not peers:
+            self._give_up(Ending.NOT_CONTINUED, obstacle or self._reason_without_peer(broken))
         else:
             self._go_on(now, *self._exhausted())
+
+    def _obstacle(self, broken: Broken) -> str:
+        """The reason for which no peer may continue; empty: one may."""
+        if broken.blame.fault in OWN_FAULTS:
+            return "an error of the request"
+        return broken.obstacle if self._limits.rescue else "the route asks for no rescue"
+
+    def _reason_without_peer(self, broken: Broken) -> str:
+        return next((broken.unable[peer.endpoint.id] for peer in self.peers(())), "no peer is left")
 
     def peers(self, unable: Collection[str]) -> Sequence[Candidate]:
         """Candidates to continue the committed answer, of its pool first; none where no further attempt is allowed."""

@@ -113,7 +113,7 @@ async def test_a_caller_that_leaves_during_the_handshake_sends_no_byte(server_tl
             await connecting(gateway)
         await eventually(lambda: gateway.recorder.recent)
         await slow.accept(0.3)
-        assert (slow.received, gateway.proxy.dispatcher.connecting) == (b"", set())
+        assert (slow.received, gateway.proxy.dispatcher.tasks) == (b"", set())
 
 
 async def test_the_handshake_of_a_caller_that_stays_carries_the_prompt(server_tls: ssl.SSLContext) -> None:

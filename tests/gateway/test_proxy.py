@@ -6,19 +6,17 @@ import hashlib
 import json
 import logging
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from gateway.api.api_error import ApiError, bad_request, internal
+from gateway.downstream import answer_headers
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.proxy import hide_usage, outcome_of, record_winner, reject_unplaced
-from gateway.upstream import relay
-from gateway.upstream.routed_request import RoutedRequest
-from policies.types import FOREVER, AttemptOutcome, Decision, Placement, PoolEstimate, Price, PromptEstimate
+from gateway.proxy import outcome_of, reject_unplaced
+from policies.types import FOREVER, AttemptOutcome, Decision, Placement
 from tests.gateway.builders import (
     ANSWER,
     CHAT,
@@ -28,18 +26,12 @@ from tests.gateway.builders import (
     TOKEN,
     USAGE,
     WHOLE,
-    RecordingFleet,
-    RecordingListener,
     calling,
     conversing,
     decided,
     get,
     last,
     post,
-    record,
-    request,
-    route,
-    run,
 )
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -228,7 +220,7 @@ async def test_an_internal_error_in_the_relay_cancels_the_attempt(monkeypatch: p
         Upstream([STREAM_HEAD + chunk(TOKEN), HANG]) as upstream,
         running({"only": pool(upstream.url)}) as gateway,
     ):
-        monkeypatch.setattr(relay, "response_headers", _bug)
+        monkeypatch.setattr(answer_headers, "response_headers", _bug)
         async with calling(gateway.url) as caller:
             assert (await caller.whole(post(STREAM)))[0] == 500
         await upstream.until(lambda seen: seen.hangups == 1)
@@ -341,47 +333,6 @@ def test_a_placed_request_is_not_rejected() -> None:
 def test_the_outcome_of_an_error(refusal: ApiError, outcome: Placement | None, end: RequestOutcome) -> None:
     """A 4xx after sending is the request's own fault; a 429 or 5xx then means that every attempt failed."""
     assert outcome_of(refusal, None if outcome is None else Decision(outcome, 0.0, FOREVER)) is end
-
-
-@pytest.mark.parametrize(
-    ("stream", "wants", "strip"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_usage_is_hidden_only_in_streams_without_include_usage(stream: bool, wants: bool, strip: bool) -> None:
-    """Whole answers keep usage in the body."""
-    assert hide_usage(request(stream=stream, stream_options={"include_usage": wants})) is strip
-
-
-@pytest.mark.source  # RecordingFleet inherits from a compiled class
-@pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
-def test_cost_and_tokens_use_reported_usage(parts: list[bytes], tokens: int) -> None:
-    """Without a report, the estimate; an attempt still open is ended."""
-    fleet = RecordingFleet()
-    attempt, found = (
-        run(fleet, RecordingListener()),
-        replace(record(), prompt_tokens_estimated=100, output_tokens=None),
-    )
-    attempt.upstream = replace(attempt.upstream, price=Price(1.0, 10.0))
-    attempt.on_wire = True
-    attempt.on_head(200, {})
-    for part in parts:
-        attempt.on_body(part)
-    estimate = PromptEstimate({"small": PoolEstimate(100)}, 10)
-    record_winner(
-        attempt,
-        RoutedRequest(
-            request=request(),
-            route=route(),
-            estimate=estimate,
-            decision=decided(),
-            timeline=RequestTimeline(found),
-            upstreams={},
-            first_token_limit=5.0,
-        ),
-    )
-    assert fleet.endings == [AttemptOutcome.CANCELLED]
-    assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]
-    assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)
-    assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)
 
 
 async def test_a_requested_usage_event_passes_unchanged() -> None:

@@ -12,6 +12,7 @@ a while. The n-th request gets the n-th script, and all after the last get the l
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import struct
@@ -168,7 +169,8 @@ class Upstream:
 
 
 class ScriptedEngine(Upstream):
-    """Plays scripts to completions alone: probes are answered, and /tokenize counts 9 tokens.
+    """Plays scripts to completions alone: probes are answered, and /tokenize counts 9 tokens of a prompt, and the words
+    of a text.
 
     `answered`: requests for completions so far; engines with the same list share the scripts, whichever is asked.
     """
@@ -179,7 +181,9 @@ class ScriptedEngine(Upstream):
 
     def script(self, received: Received) -> Script:
         if received.target == "/tokenize":
-            return [reply(b'{"count": 9}')]
+            asked = json.loads(received.body)
+            is_text = asked.get("add_special_tokens") is False
+            return [reply(b'{"count": %d}' % (len(asked["prompt"].split()) if is_text else 9))]
         if received.method == "GET":
             return [reply()]
         self.answered.append(received)

@@ -23,7 +23,7 @@ from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream as Target
 from policies.attempts.budgets import RetryBudget
-from policies.types import PoolEstimate, PromptEstimate
+from policies.types import PoolEstimate, Price, PromptEstimate
 from tests.gateway.builders import (
     CHAT,
     Caller,
@@ -41,6 +41,7 @@ from tests.gateway.builders import (
 from tests.gateway.upstream.wires import AtOnce, Wire
 from tests.support.upstream import STREAM_HEAD, Upstream
 
+FREE = Price()
 RESET = Failure(FailureKind.RESET, "The backend closed the connection before its reply was complete.")
 
 
@@ -69,7 +70,15 @@ class Relaying:
             usage,
         )
 
-    async def to(self, *, http10: bool = False, keep_alive: bool = True, strip: bool = False, idle: float = 30) -> None:
+    async def to(
+        self,
+        *,
+        http10: bool = False,
+        keep_alive: bool = True,
+        strip: bool = False,
+        idle: float = 30,
+        price: Price = FREE,
+    ) -> None:
         """Begins to relay. The first read with a token is written together with all reads before."""
         self.writer = ResponseWriter(self.wire, AtOnce())
         self.http = HttpRequest("POST", "/", {}, 0.0, not http10, keep_alive, self.writer)
@@ -80,7 +89,7 @@ class Relaying:
             estimate=PromptEstimate({"small": PoolEstimate(100)}),
             decision=decided(candidate("small/a"), at=monotonic()),
             timeline=self.life,
-            upstreams={"small/a": Target(cast("ConnectionPool", self.connections), backend(), "served")},
+            upstreams={"small/a": Target(cast("ConnectionPool", self.connections), backend(), "served", price=price)},
             first_token_limit=60.0,
             path="/",
             idle=idle,

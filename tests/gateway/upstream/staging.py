@@ -20,9 +20,7 @@ class Stage:
         self.wire = wire(self.fleet, stream=stream)
         self.sink = RecordingSink(self.wire)
         if status:
-            self.sink.on_head(
-                status, {"content-type": "text/event-stream", "retry-after": "7", **(headers or {})}
-            )
+            self.sink.on_head(status, {"content-type": "text/event-stream", "retry-after": "7", **(headers or {})})
 
     def reads(self, *parts: bytes) -> Stage:
         for part in parts:

@@ -156,7 +156,9 @@ def test_a_compressed_answer_is_decompressed_and_judged() -> None:
     assert stage.reads(packed[:20], packed[20:]).ends().firsts == [Milestone.WHOLE]
     assert (stage.wire.take_buffered(), stage.wire.output_tokens, stage.wire.content_length) == (WHOLE, 2, None)
     failed = Stage(stream=False, headers={"content-encoding": "gzip"})
-    assert failed.reads(gzip.compress(b'{"error":{"message":"m","code":502}}')).ends().failure.kind is FailureKind.SERVER
+    assert (
+        failed.reads(gzip.compress(b'{"error":{"message":"m","code":502}}')).ends().failure.kind is FailureKind.SERVER
+    )
 
 
 def test_a_compressed_stream_is_decompressed_read_by_read() -> None:

@@ -174,7 +174,8 @@ async def test_every_attempt_has_its_own_upstream_id() -> None:
         won = await fleet.open()
         first, second = (u.requests[0].headers["x-request-id"] for u in fleet.upstreams)
         assert first != second
-        assert ([lost.upstream_id for lost in fleet.record.attempts], won.request.request_id) == ([first], second)
+        assert [each.upstream_id for each in fleet.record.attempts] == [first, second]
+        assert won.request.request_id == second
 
 
 async def test_a_request_error_is_not_retried() -> None:

@@ -7,9 +7,10 @@ from time import monotonic
 
 import pytest
 
+from backends.failures import SILENT, TRUNCATED
+from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.upstream.relay import SILENT, TRUNCATED
-from gateway.upstream.upstream_request import MAX_WHOLE
+from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
@@ -149,7 +150,7 @@ async def test_relay_and_stream_stages_end_with_first_and_last_write() -> None:
     talk.run.on_end()
     await talk.written()
     found = talk.life.record
-    assert set(found.stages) == {Stage.RELAY, Stage.STREAM}
+    assert set(found.stages) == {Stage.CONNECT, Stage.SEND, Stage.UPSTREAM, Stage.RELAY, Stage.STREAM}
     assert sum(found.stages.values()) == pytest.approx(found.total)
     assert found.status == 200
 
@@ -166,7 +167,7 @@ async def test_unrequested_usage_is_removed_from_a_stream() -> None:
     talk.run.on_end()
     await talk.written()
     assert talk.wire.body == chunk(PREAMBLE + TOKEN) + chunk(TOKEN) + chunk(FINISH) + chunk(DONE) + LAST_CHUNK
-    assert talk.run.reported().prompt_tokens == 7
+    assert talk.attempt.tap.usage.prompt == 7
 
 
 async def test_removing_usage_keeps_a_buffered_rest() -> None:
@@ -248,7 +249,9 @@ async def test_the_backends_error_event_ends_the_stream() -> None:
     talk.run.on_body(ERROR + DONE)
     assert not (await talk.written()).keep_alive
     assert talk.wire.body == chunk(TOKEN) + chunk(ERROR) + LAST_CHUNK
-    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, "the backend's own error: server")
+    assert talk.attempt.failure is not None
+    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, talk.attempt.failure.said)
+    assert "boom" not in talk.life.record.error  # a server's words may quote the prompt
 
 
 async def test_a_broken_large_whole_answer_stays_incomplete() -> None:
@@ -274,6 +277,16 @@ async def test_a_stream_silent_beyond_the_idle_timeout_is_abandoned() -> None:
     )
 
 
+async def test_an_idle_whole_answer_is_504() -> None:
+    """No byte of it has reached the caller, and no other endpoint is left."""
+    talk = Relaying(WHOLE[:10], stream=False)
+    await talk.to(idle=0.05)
+    await talk.written()
+    assert isinstance(error := talk.running.exception(), ApiError)
+    assert (error.status, talk.wire.writes) == (504, [])
+    assert talk.fleet.endings == [AttemptOutcome.SILENT]
+
+
 async def test_every_byte_restarts_the_idle_timeout() -> None:
     """A comment shows that the server is alive."""
     talk = Relaying(TOKEN)
@@ -282,7 +295,7 @@ async def test_every_byte_restarts_the_idle_timeout() -> None:
     while monotonic() - start < 0.6:
         talk.run.on_body(b": x\n\n")
         await asyncio.sleep(0.01)
-    assert not talk.relay.done.done()
+    assert not talk.race.done.done()
     talk.run.on_body(FINISH)
     talk.run.on_end()
     await talk.written()

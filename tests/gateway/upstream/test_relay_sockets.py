@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from gateway.observe.record import RequestOutcome
-from gateway.upstream import relay
-from gateway.upstream.upstream_request import MAX_WHOLE
+from gateway.upstream import race, relay
+from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.gateway.builders import (
     ANSWER,
@@ -17,7 +17,6 @@ from tests.gateway.builders import (
     FINISH,
     TOKEN,
     WHOLE,
-    RecordingExchange,
     conversing,
     last,
     post,
@@ -45,8 +44,8 @@ async def test_no_byte_is_written_to_a_closed_transport() -> None:
 async def test_a_full_write_buffer_pauses_the_upstream() -> None:
     """Until the buffer has drained."""
     talk = Relaying(TOKEN)
-    talk.run.sent_on(exchange := RecordingExchange())
     await talk.to()
+    exchange = talk.connections.exchange
     talk.writer.on_write_paused()
     assert exchange.steps == ["pause"]
     talk.writer.on_write_resumed()
@@ -59,7 +58,8 @@ async def test_a_full_write_buffer_pauses_the_upstream() -> None:
 
 async def test_a_stalled_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """After STALL seconds with a full buffer. The attempt is cancelled, and the Record has the reason."""
-    monkeypatch.setattr(relay, "STALL", 0.2)
+    for each in (relay, race):
+        monkeypatch.setattr(each, "STALL", 0.2)
     plenty = chunk(TOKEN.replace(b"hi", b"x" * 60_000))
     async with stalled(*[plenty] * 500, HANG) as (gateway, _, upstream):
         await eventually(lambda: gateway.recorder.recent)

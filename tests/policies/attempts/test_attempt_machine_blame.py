@@ -131,9 +131,7 @@ def test_the_pools_alike_are_none_one_or_all(kind: str) -> None:
         ("gateway", None, None),
     ],
 )
-def test_the_wait_before_the_same_endpoint_is_asked_again(
-    kind: str, alone: float | None, beside: float | None
-) -> None:
+def test_the_wait_before_the_same_endpoint_is_asked_again(kind: str, alone: float | None, beside: float | None) -> None:
     """Seconds, alone in its pool and beside a sibling; None: it would say the same again, or the sibling is as good."""
     assert wait_before_retry(fails(1, kind), A, walk_of(A)) == alone
     assert wait_before_retry(fails(1, kind), A, walk_of(A, B)) == beside
@@ -149,5 +147,3 @@ def test_an_endpoint_of_an_avoided_pool_is_not_asked_again() -> None:
     walk = walk_of(A)
     walk.avoid({"small"})
     assert wait_before_retry(fails(1, "connect"), A, walk) is None
-
-

@@ -1,0 +1,89 @@
+"""A request with its route and decision: usage, and the limits for its attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.observe.timeline import RequestTimeline
+from gateway.upstream.routed_request import WHOLE_ANSWER, RoutedRequest
+from policies.types import AttemptOutcome, PoolEstimate, Price, PromptEstimate
+from tests.gateway.builders import FINISH, TOKEN, USAGE, decided, record, request, route
+from tests.gateway.upstream.relaying import Relaying
+
+
+def routed(*, on: dict[str, Any] | None = None, output: int = 10, **body: Any) -> RoutedRequest:
+    """`on`: settings of the route."""
+    return RoutedRequest(
+        request=request(**body),
+        route=route(**(on or {})),
+        estimate=PromptEstimate({"small": PoolEstimate(100)}, output),
+        decision=decided(),
+        timeline=RequestTimeline(record()),
+        upstreams={},
+        first_token_limit=5.0,
+        idle=7.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stream", "wants", "strip"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_usage_is_hidden_only_in_streams_without_include_usage(stream: bool, wants: bool, strip: bool) -> None:
+    """Whole answers keep usage in the body."""
+    assert routed(stream=stream, stream_options={"include_usage": wants}).hides_usage is strip
+
+
+@pytest.mark.source  # RecordingFleet inherits from a compiled class
+@pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
+async def test_cost_and_tokens_use_reported_usage(parts: list[bytes], tokens: int) -> None:
+    """Without a report, the estimate; an attempt still open is ended."""
+    talk = Relaying(*parts)
+    await talk.to(price=Price(1.0, 10.0))
+    talk.running.cancel()
+    await asyncio.wait([talk.running])
+    found = talk.life.record
+    assert talk.fleet.endings == [AttemptOutcome.CANCELLED]
+    assert [a.ending for a in found.attempts] == [AttemptOutcome.CANCELLED]
+    assert (found.output_tokens, found.prompt_tokens_reported) == (2, 7 if tokens == 7 else None)
+    assert found.cost_usd == pytest.approx((tokens + 20) / 1e6)
+
+
+def test_the_limits_of_a_stream() -> None:
+    """Tokens are seen, so the first one is what is waited for."""
+    limits = routed(stream=True, on={"max_attempts": 5}).limits
+    assert (limits.stream, limits.first_token_limit, limits.idle, limits.max_attempts) == (True, 5.0, 7.0, 5)
+
+
+def test_a_whole_answer_has_the_time_of_the_sdks() -> None:
+    limits = routed(stream=False).limits
+    assert (limits.stream, limits.first_token_limit) == (False, WHOLE_ANSWER)
+
+
+def test_the_limit_of_the_whole_answer_counts_from_the_arrival() -> None:
+    """Time in the queue is part of it."""
+    assert routed(stream=True, on={"total": {"budget": "20s", "limit": "30s"}}).limits.limit_at == 100.0 + 30.0
+
+
+@pytest.mark.parametrize(
+    ("body", "cap", "longest"),
+    [({}, None, 10), ({"max_tokens": 50}, None, 50), ({"max_tokens": 50}, 20, 20), ({"max_tokens": 5}, 20, 5)],
+)
+def test_the_longest_output_is_the_least_of_the_limits(body: dict[str, Any], cap: int | None, longest: int) -> None:
+    """Without any, the estimate."""
+    on = {} if cap is None else {"limits": {"output_tokens": cap}}
+    assert routed(on=on, **body).limits.longest_output == longest
+
+
+def test_a_stream_with_tools_is_not_left_by_its_pace() -> None:
+    """A parser of tool calls holds tokens back."""
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    assert routed(stream=True).limits.by_pace
+    assert not routed(stream=True, tools=tools).limits.by_pace
+
+
+@pytest.mark.parametrize(("rescue", "stream", "may"), [("on", True, True), ("on", False, False), ("off", True, False)])
+def test_only_streams_are_rescued(rescue: str, stream: bool, may: bool) -> None:
+    assert routed(stream=stream, on={"rescue": rescue}).limits.rescue is may
