@@ -11,14 +11,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from backends import rate_limit_headers
 from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
 from backends.openai import OpenAI
 from backends.prompt_breakpoints import has_own, with_breakpoints
 
+_encode = msgspec.json.Encoder().encode
 VERSION = "2023-06-01"
 MAX_TOKENS = 32_000  # where neither the caller nor the route limits the output: Anthropic asks for a limit
 _CALLERS = ("anthropic-version", "anthropic-beta")  # headers of the caller that are sent on
+# Members of a request that change nothing about the form of its answer, whole or streamed.
+_ASSEMBLED_MEMBERS = (
+    *("model", "messages", "max_tokens", "metadata", "service_tier", "stop_sequences", "stream", "system"),
+    *("temperature", "thinking", "tool_choice", "tools", "top_k", "top_p", "cache_salt"),
+)
 _FOREIGN_SIGNATURE = re.compile(r"[0-9a-f]{0,32}")  # none in translated answers, a UUID in vLLM's
 
 
@@ -27,6 +35,7 @@ class Anthropic(OpenAI):
 
     native = frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS})
     reads_attribution = True
+    assembled_members = {Operation.MESSAGES: frozenset(_ASSEMBLED_MEMBERS)}
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)
@@ -52,11 +61,29 @@ class Anthropic(OpenAI):
         body["messages"] = [_without_foreign_thinking(message) for message in body["messages"]]
         return body
 
+    def assembly_obstacle(self, forward: BackendRequest) -> str:
+        """Features of a beta, tools of the provider and citations may have forms of their own."""
+        if "anthropic-beta" in forward.headers or "anthropic-beta" in self._configured:
+            return "anthropic-beta"
+        tools = _plain(forward.body.get("tools") or [])
+        if not isinstance(tools, list) or any(
+            not isinstance(tool, dict) or tool.get("type", "custom") != "custom" for tool in tools
+        ):
+            return "tools"
+        if b'"citations"' in _encode(forward.body.get("messages")):
+            return "citations"
+        return super().assembly_obstacle(forward)
+
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         failure = super().failure(status, headers, body)
         if failure.kind is FailureKind.RATE_LIMITED and failure.retry_after is None:
             return replace(failure, retry_after=_until_reset(headers))
         return failure
+
+
+def _plain(value: Any) -> Any:
+    """The value without `Raw` JSON."""
+    return msgspec.json.decode(_encode(value))
 
 
 def _without_foreign_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:

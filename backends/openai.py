@@ -15,6 +15,7 @@ import msgspec
 
 from backends import failures, rate_limit_headers
 from backends.interface import (
+    Assembler,
     Backend,
     BackendConfig,
     BackendRequest,
@@ -24,9 +25,13 @@ from backends.interface import (
     RateLimitReport,
     Tap,
 )
+from backends.stream.assembled_choices import ChoicesAssembler
+from backends.stream.assembled_messages import MessageAssembler
+from backends.stream.assembled_response import ResponseAssembler
 from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
 from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import DONE, BodyTap, StreamTap
+from backends.stream.whole_forms import OPENAI_CHAT, OPENAI_COMPLETION, WholeForm
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
 _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the output; the last is set where none is
@@ -41,6 +46,22 @@ _REASONING = ("reasoning_content", "reasoning_details")
 _WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
+# Members of a request that change nothing about the form of its answer, whole or streamed.
+SAMPLING = (
+    *("model", "stream", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "user", "logit_bias"),
+    *("frequency_penalty", "presence_penalty", "cache_salt"),
+)
+CHAT_MEMBERS = (
+    *("messages", "max_completion_tokens", "response_format", "reasoning_effort", "verbosity", "logprobs"),
+    *("top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "metadata"),
+    *("store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+)
+_RESPONSE_MEMBERS = (
+    *("model", "input", "instructions", "previous_response_id", "conversation", "prompt", "include", "stream"),
+    *("max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs", "reasoning", "text", "tools"),
+    *("tool_choice", "parallel_tool_calls", "metadata", "store", "truncation", "service_tier", "user"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_salt"),
+)
 
 
 class OpenAI(Backend):
@@ -57,6 +78,8 @@ class OpenAI(Backend):
     reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
     caches_by_key: bool = False  # knows prompt_cache_key
     names_sessions: bool = False  # cache events name a request by the session id in the header
+    whole_forms: Mapping[Operation, WholeForm] = {}  # of answers, where the server's are known
+    assembled_members: Mapping[Operation, frozenset[str]] = {}  # of requests whose answers can be assembled
 
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
@@ -131,6 +154,19 @@ class OpenAI(Backend):
             return BodyTap(self._secret)
         return StreamTap(_choices(forward.body), self._secret, last=DONE)
 
+    def assembly_obstacle(self, forward: BackendRequest) -> str:
+        known = self.assembled_members.get(forward.operation)
+        if known is None:
+            return "the dialect"
+        return next((name for name, value in forward.body.items() if name not in known and value is not None), "")
+
+    def assembler(self, forward: BackendRequest) -> Assembler:
+        if forward.operation is Operation.MESSAGES:
+            return MessageAssembler()
+        if forward.operation is Operation.RESPONSES:
+            return ResponseAssembler()
+        return ChoicesAssembler(self.whole_forms[forward.operation], _choices(forward.body))
+
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret)
 
@@ -200,6 +236,12 @@ class OpenAIPlatform(OpenAI):
     2026-11: the key is combined with a hash of the prefix), where the caller sets none."""
 
     caches_by_key = True
+    whole_forms = {Operation.CHAT: OPENAI_CHAT, Operation.COMPLETION: OPENAI_COMPLETION}
+    assembled_members = {
+        Operation.CHAT: frozenset((*SAMPLING, *CHAT_MEMBERS)),
+        Operation.COMPLETION: frozenset((*SAMPLING, "prompt", "suffix")),
+        Operation.RESPONSES: frozenset(_RESPONSE_MEMBERS),
+    }
 
 
 class Compatible(OpenAI):

@@ -11,7 +11,14 @@ import msgspec
 
 from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
 from backends.metered_engine import LoadMetrics, MeteredEngine
-from backends.openai import LIMITS
+from backends.openai import CHAT_MEMBERS, LIMITS, SAMPLING
+from backends.stream.whole_forms import (
+    SIMULATED_CHAT,
+    SIMULATED_COMPLETION,
+    VLLM_CHAT,
+    VLLM_COMPLETION,
+    WholeForm,
+)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -24,6 +31,17 @@ _NOT_CONTINUED = frozenset(
 _NO_ADAPTER = re.compile(  # SGLang 0.5.23
     r"LoRA adapter '.{1,200}' was requested, but LoRA is not enabled|Got LoRA adapter that has never been loaded|"
     r"The following requested LoRA adapters are not loaded"
+)
+# Members of a request that change nothing about the form of its answer, whole or streamed (vLLM 0.32).
+_ENGINE_MEMBERS = (
+    *("top_k", "min_p", "repetition_penalty", "length_penalty", "stop_token_ids", "include_stop_str_in_output"),
+    *("ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"),
+    *("truncation_side", "allowed_token_ids", "bad_words", "add_special_tokens", "structured_outputs", "priority"),
+    *("request_id", "session_id", "return_token_ids", "response_format"),
+)
+_TEMPLATE_MEMBERS = (
+    *("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents"),
+    *("include_reasoning", "thinking_token_budget", "mm_processor_kwargs", "media_io_kwargs"),
 )
 _TOKENIZED = ("messages", "prompt", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens")
 
@@ -39,6 +57,14 @@ class Vllm(MeteredEngine):
     names_sessions = True
     reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
     id_field = "request_id"  # names a request in the engine, where two equal names collide: a caller sets none
+    whole_forms: Mapping[Operation, WholeForm] = {
+        Operation.CHAT: VLLM_CHAT,
+        Operation.COMPLETION: VLLM_COMPLETION,
+    }
+    assembled_members: Mapping[Operation, frozenset[str]] = {
+        Operation.CHAT: frozenset((*SAMPLING, *CHAT_MEMBERS, *_ENGINE_MEMBERS, *_TEMPLATE_MEMBERS)),
+        Operation.COMPLETION: frozenset((*SAMPLING, *_ENGINE_MEMBERS, "prompt")),
+    }
     metrics = LoadMetrics(
         running=(b"vllm:num_requests_running",),
         waiting=(b"vllm:num_requests_waiting",),
@@ -68,6 +94,18 @@ class Vllm(MeteredEngine):
         if forward.priority is not None:
             body["priority"] = forward.priority
         return body
+
+    def assembly_obstacle(self, forward: BackendRequest) -> str:
+        """Arguments of tool calls are spelled by the model in a stream, and by a JSON encoder in a whole answer. Of
+        several prompts or choices, each reports the cached tokens of another one."""
+        body = forward.body
+        if body.get("tools") and body.get("tool_choice") != "none":
+            return "tools"
+        if body.get("n") not in (None, 1):
+            return "several choices"
+        if forward.operation is Operation.COMPLETION and not isinstance(body.get("prompt"), str):
+            return "a prompt that is no text"
+        return super().assembly_obstacle(forward)
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         if forward.operation not in (Operation.CHAT, Operation.COMPLETION):
@@ -142,6 +180,7 @@ class SimulatedVllm(Vllm):
     """The gateway's simulated engine."""
 
     native = frozenset({Operation.CHAT, Operation.COMPLETION})
+    whole_forms = {Operation.CHAT: SIMULATED_CHAT, Operation.COMPLETION: SIMULATED_COMPLETION}
 
 
 class SGLang(Vllm):
@@ -150,6 +189,7 @@ class SGLang(Vllm):
     (0.5.23), or by `lora_path`, which would let a caller choose."""
 
     native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
+    assembled_members = {}  # `metadata` is in whole answers alone
     reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     id_field = "rid"
     refuses_models = False

@@ -1,0 +1,95 @@
+"""Puts the events of one of Anthropic's messages together. Rules: `backends.stream.assembly`.
+
+The message begins as in message_start; blocks are filled by their deltas; message_delta adds the reason of the end and
+the last counts of tokens. A message is complete with message_stop, all blocks closed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from backends.stream.assembly import EventAssembler, Unassembled, encode
+
+_TEXT_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}  # same name in both
+
+
+class MessageAssembler(EventAssembler):
+    """An `Assembler`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._message: dict[str, Any] | None = None
+        self._blocks: list[_Block] = []
+        self._stopped = False
+
+    def _add(self, chunk: dict[str, Any], data: bytes) -> None:
+        kind = chunk.get("type")
+        if kind == "message_start" and self._message is None:
+            self._message = chunk["message"]
+        elif kind == "content_block_start" and chunk["index"] == len(self._blocks):
+            self._blocks.append(_Block(chunk["content_block"]))
+        elif kind == "content_block_delta":
+            self._blocks[chunk["index"]].add(chunk["delta"])
+        elif kind == "content_block_stop":
+            self._blocks[chunk["index"]].closed = True
+        elif kind == "message_delta" and self._message is not None:
+            self._update(self._message, chunk)
+        elif kind == "message_stop":
+            self._stopped = True
+        elif kind != "ping":
+            raise Unassembled(f"an event '{kind}' that is not expected")
+
+    def _update(self, message: dict[str, Any], event: dict[str, Any]) -> None:
+        message["usage"] = {**message["usage"], **(event.pop("usage", None) or {})}
+        message |= event.pop("delta")
+        message |= {name: value for name, value in event.items() if name != "type"}
+
+    def _assembled(self) -> bytes:
+        message = self._message
+        closed = all(block.closed for block in self._blocks)
+        if message is None or not self._stopped or not closed or not message.get("stop_reason"):
+            raise Unassembled("the stream ends before its end")
+        return encode({**message, "content": [block.assembled() for block in self._blocks]})
+
+    def _forget(self) -> None:
+        self._message, self._blocks = None, []
+
+
+class _Block:
+    """A block of the content so far."""
+
+    def __init__(self, start: dict[str, Any]) -> None:
+        self.closed = False
+        self._start = start
+        self._texts: dict[str, list[str]] = {}
+        self._citations: list[Any] = []
+
+    def add(self, delta: dict[str, Any]) -> None:
+        kind = delta["type"]
+        if kind in _TEXT_DELTAS:
+            self._add_text(_TEXT_DELTAS[kind], delta[_TEXT_DELTAS[kind]])
+        elif kind == "input_json_delta":
+            self._add_text("input", delta["partial_json"])
+        elif kind == "citations_delta":
+            self._citations.append(delta["citation"])
+        else:
+            raise Unassembled(f"a delta '{kind}'")
+
+    def _add_text(self, name: str, text: Any) -> None:
+        if self.closed or not isinstance(text, str):
+            raise Unassembled("a delta of unknown form")
+        self._texts.setdefault(name, []).append(text)
+
+    def assembled(self) -> dict[str, Any]:
+        block, texts = dict(self._start), {name: "".join(parts) for name, parts in self._texts.items()}
+        if arguments := texts.pop("input", ""):
+            try:
+                block["input"] = msgspec.json.decode(arguments)
+            except ValueError:
+                raise Unassembled("half the input of a tool") from None
+        block |= {name: (block.get(name) or "") + text for name, text in texts.items()}
+        if self._citations:
+            block["citations"] = [*(block.get("citations") or ()), *self._citations]
+        return block
