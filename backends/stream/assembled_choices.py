@@ -3,7 +3,7 @@
 - Texts, arguments, token ids and the lists of log-probabilities are joined; calls are told apart by their index.
 - A content without text is null beside a call, a refusal or reasoning, as servers write it.
 - An answer is complete with a finish_reason of every choice and with its usage.
-- An event of the last known form adds its text without being parsed, where there is one choice.
+- An event of the first choice in the last known form adds its text without being parsed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ChoicesAssembler(EventAssembler):
 
     def _parse(self, data: bytes) -> None:
         super().feed(data)
-        if self._expected == 1 and 0 in self._choices and (added := self._choices[0].take_added()):
+        if 0 in self._choices and (added := self._choices[0].take_added()):
             self._form.learn(data, added)
 
     def _add(self, chunk: dict[str, Any], data: bytes) -> None:

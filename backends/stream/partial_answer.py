@@ -124,7 +124,7 @@ class PartialAnswer(WholeEvents):
         for event in events:
             if not self.obstacle:
                 self._add(event)
-        if len(events) == 1 and self.tokens == tokens + 1 and not (self.finished or self.obstacle):
+        if len(events) == 1 and self.tokens == tokens + 1 and not self.obstacle:
             self._form.learn(data, read_text(self._text[size:]))
 
     def _add(self, event: ServerSentEvent) -> None:

@@ -164,6 +164,11 @@ def test_an_answer_begun_anew_with_other_words_ends_in_an_error(equal: int) -> N
         joined(ANSWER[:12], stream_of([*ANSWER[:equal], " cat", " sleeps"]))
 
 
+def test_other_words_are_recognised_in_events_of_several_tokens_too() -> None:
+    with pytest.raises(Diverged):
+        joined(ANSWER[:12], stream_of(["".join(ANSWER[:6]) + " cat", " sleeps"]))
+
+
 @pytest.mark.parametrize("equal", [1, 2])
 def test_a_word_or_two_may_be_equal_by_chance(equal: int) -> None:
     """As "```python" begins a second block of code."""
@@ -205,6 +210,13 @@ def test_an_end_while_the_text_is_held_is_judged(words: list[str], finish: str, 
         text, continuation = joined(first, stream_of(words, finish))
         assert text == whole
         assert not continuation.restarted_unasked
+
+
+def test_a_stream_that_ends_without_a_reason_is_judged_too() -> None:
+    """Some servers send [DONE] alone."""
+    first = ["```", "\nx", " =", " 1\n"]
+    text, _ = joined(first, [token("```", "second"), b"data: [DONE]\n\n"])
+    assert text == "```\nx = 1\n```"
 
 
 def test_held_events_survive_a_torn_one() -> None:

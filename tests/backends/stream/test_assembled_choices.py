@@ -265,6 +265,23 @@ def test_token_ids_are_joined() -> None:
     assert (whole["choices"][0]["token_ids"], whole["choices"][0]["stop_reason"]) == ([3, 4, 5], 5)
 
 
+def test_an_event_with_more_than_a_text_is_always_parsed() -> None:
+    """However often it comes in the same form."""
+    scored = chunk({"content": "a"}, logprobs={"content": [{"token": "a"}], "refusal": None})
+    whole = assemble(scored * 3 + chunk({}, "stop") + END)["choices"][0]
+    assert (whole["message"]["content"], len(whole["logprobs"]["content"])) == ("aaa", 3)
+    both = chunk({"content": "a", "reasoning": "b"})
+    message = message_of(*[both] * 3, chunk({}, "stop"), form=VLLM_CHAT)
+    assert (message["content"], message["reasoning"]) == ("aaa", "bbb")
+
+
+def test_a_stream_without_usage_is_no_answer() -> None:
+    """The event with the usage comes after the finish_reason; other events may have a null there."""
+    unfinished = event({**ENVELOPE, "choices": [], "usage": None})
+    with pytest.raises(Unassembled):
+        assemble(chunk({"content": "a"}, "stop") + unfinished)
+
+
 def test_a_content_without_text_is_null_beside_reasoning_and_calls() -> None:
     first = chunk({"role": "assistant", "content": ""})
     assert message_of(first, chunk({"reasoning": "hm"}), chunk({}, "length"), form=VLLM_CHAT)["content"] is None

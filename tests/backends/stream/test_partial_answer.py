@@ -108,6 +108,14 @@ def test_junk_is_no_part_of_the_text() -> None:
     assert (answer.text, answer.obstacle) == ("one two", "")
 
 
+def test_an_event_of_the_known_form_within_a_comment_is_no_text() -> None:
+    """It is the rest of a line that was held back."""
+    answer = partial(token("one"), token("two"))
+    assert answer.feed(b": half a comment ") == b""
+    assert answer.feed(token("x")) == b": half a comment " + token("x")
+    assert answer.text == "onetwo"
+
+
 def test_an_event_too_large_to_be_held_passes_and_is_no_text() -> None:
     answer, large = PartialAnswer(TextBudget()), token("x" * (2 << 20))
     assert answer.feed(large[: 3 << 19]) + answer.feed(large[3 << 19 :]) == large
@@ -126,6 +134,7 @@ def test_all_answers_share_a_budget() -> None:
     assert (first.text, second.text, second.obstacle) == ("", "y", "")
     assert budget.used == GRANT
     assert first.feed(token("x")) == token("x")
+    assert (first.text, budget.used) == ("", GRANT)
     second.release()
     assert budget.used == 0
 
