@@ -227,7 +227,7 @@ class _Lists:
         }
 
 
-_CALLED = {"function": "arguments", "custom": "input"}  # what is called, by the type of a call, and its text
+_CALLED = {"function": "arguments", "custom": "input"}  # text member by the type of a call
 
 
 def _list_of(value: Any) -> list[dict[str, Any]]:

@@ -275,6 +275,13 @@ def test_an_event_with_more_than_a_text_is_always_parsed() -> None:
     assert (message["content"], message["reasoning"]) == ("aaa", "bbb")
 
 
+def test_a_stream_without_a_member_of_every_answer_is_refused() -> None:
+    """A client would miss it."""
+    nameless = (chunk({"content": "a"}, "stop") + END).replace(b'"model": "m"', b'"seed": 1')
+    with pytest.raises(Unassembled, match="model"):
+        assemble(nameless)
+
+
 def test_a_stream_without_usage_is_no_answer() -> None:
     """The event with the usage comes after the finish_reason; other events may have a null there."""
     unfinished = event({**ENVELOPE, "choices": [], "usage": None})
