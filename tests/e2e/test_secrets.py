@@ -162,7 +162,7 @@ async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyP
 
 
 async def failing_relay(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
-    def begin(relay: Relay, run: Any) -> None:
+    def begin(relay: Relay, *_: Any) -> None:
         raise UnicodeEncodeError("latin-1", PROMPT, 0, 1, f"{PROMPT} {REDIS}")
 
     patch.setattr(Relay, "begin", begin)
