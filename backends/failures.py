@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from backends.interface import Failure, FailureKind
+from backends.secrets import is_secret
 
 _MESSAGE_LIMIT = 2000  # characters of a server's message passed on
 
@@ -356,7 +357,7 @@ _SCRUBS = (
 def scrub(text: str, secret: str = "") -> str:
     """Remove URLs, hosts, addresses and keys from `text`; return a single line."""
     text = _CONTROL.sub(" ", text[:_MESSAGE_LIMIT])
-    if secret:
+    if is_secret(secret):
         text = text.replace(secret, "[key]")
     for pattern, mark in _SCRUBS:
         text = pattern.sub(mark, text)

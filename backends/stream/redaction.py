@@ -2,7 +2,8 @@
 
 - A backend without separate caches per tenant would reveal the prompts of other tenants. Within `usage` and `timings`
   every number under a name with `cache` becomes 0, padded with blanks.
-- Some backends quote the gateway's API key in an error with status 200. The key becomes asterisks.
+- Some backends quote the gateway's API key in an error with status 200. The key becomes asterisks, in error objects
+  alone: a good answer passes unchanged, whatever the key. A placeholder is no key (`backends.secrets`).
 - Masking keeps the length, so content-length and framing stay right.
 - Bytes are held back only while an incomplete key may have to go.
 """
@@ -13,6 +14,9 @@ import re
 from typing import Protocol
 
 import msgspec
+
+from backends.failures import decode_leniently
+from backends.secrets import is_secret
 
 
 class Rewriter(Protocol):
@@ -31,14 +35,47 @@ class Rewriter(Protocol):
 # --------------------------------------------------------------------------- the API key
 
 
+ERROR_LIMIT = 1 << 20  # bytes of an answer that is decoded to find an error object; a longer one must begin as one
+_BEGINS_AS_ERROR = re.compile(rb'\s*+(?:\[\s*+)?+\{\s*+"error"\s*+:\s*+(?:\{\s*+"|"[^"])').match
+
+
+def mask_error_body(body: bytes, secret: bytes) -> bytes:
+    """Mask the API key in a whole answer, if the answer is an error object. A placeholder is not masked."""
+    return mask_secret(body, secret) if secret in body and _is_error(body) else body
+
+
+def mask_secret(error: bytes, secret: bytes) -> bytes:
+    """Mask the API key in bytes of an error."""
+    return error.replace(secret, b"*" * len(secret)) if is_secret(secret.decode()) else error
+
+
+def _is_error(body: bytes) -> bool:
+    if (begins := _BEGINS_AS_ERROR(body) is not None) or len(body) > ERROR_LIMIT:
+        return begins
+    try:
+        decoded = decode_leniently(body)
+    except ValueError:
+        return False
+    value = decoded[0] if isinstance(decoded, list) and decoded else decoded  # Gemini wraps errors in a list
+    return isinstance(value, dict) and bool(value.get("error"))
+
+
 class SecretMasker:
-    """Masks the API key in an answer without a stream."""
+    """Masks the API key in an answer without a stream, if the answer is an error object.
+
+    The first read is the whole answer, or the beginning of an answer above ERROR_LIMIT.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self._is_error: bool | None = None  # None: nothing is read yet
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
+        if self._is_error is None:
+            self._is_error = _BEGINS_AS_ERROR(data) is not None or (self._secret in data and _is_error(data))
+        if not self._is_error:
+            return data
         data = mask_secret(self._held + data, self._secret)
         end = len(data) if data.endswith(b"}") else self._start_of_partial_secret(data)
         self._held = data[end:]
@@ -56,10 +93,6 @@ class SecretMasker:
         least = max(len(data) - len(self._secret) + 1, 0)
         starts = (start for start in range(least, len(data)) if self._secret.startswith(data[start:]))
         return next(starts, len(data))
-
-
-def mask_secret(data: bytes, secret: bytes) -> bytes:
-    return data.replace(secret, b"*" * len(secret)) if secret else data
 
 
 # --------------------------------------------------------------------------- counts of cached tokens

@@ -166,7 +166,7 @@ def test_messages_about_the_server_are_not_passed_on() -> None:
         ("Authorization: Bearer abc.def", "Authorization: [key]"),
         ("token 0123456789abcdef0123456789abcdef0", "token [key]"),
         ("AIzaSyA1234567890123456789012345678901", "[key]"),
-        ("my-own-key leaks", "[key] leaks"),
+        ("a-key-of-our-own leaks", "[key] leaks"),
         ("two\r\nlines\x1b[31m", "two lines [31m"),
         ("messages.0.content of gpt-4.1-mini is 8192 tokens", "messages.0.content of gpt-4.1-mini is 8192 tokens"),
         ("550e8400-e29b-41d4-a716-446655440000", "550e8400-e29b-41d4-a716-446655440000"),
@@ -175,7 +175,14 @@ def test_messages_about_the_server_are_not_passed_on() -> None:
 )
 def test_messages_are_scrubbed_of_addresses_and_keys(text: str, scrubbed: str) -> None:
     """And of little else: the message should help the caller."""
-    assert scrub(text, "my-own-key") == scrubbed
+    assert scrub(text, "a-key-of-our-own") == scrubbed
+
+
+@pytest.mark.parametrize("word", ["none", "EMPTY", "test", "token", "x", "ollama", ""])
+def test_a_placeholder_key_is_not_scrubbed(word: str) -> None:
+    """The word is no secret, and nonetheless part of other words."""
+    message = "nonetheless the latest tokens of an index in ollama are EMPTY"
+    assert scrub(message, word) == message
 
 
 def test_a_message_is_bounded() -> None:

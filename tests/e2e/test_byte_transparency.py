@@ -6,8 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import ANY
 
+import pytest
+
+from tests.gateway.builders import CHAT, DONE, FINISH, calling, post
 from tests.support.gateways import pool, running
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
 STREAMS = 1000
 PATIENT = {"connect": "60s", "stream_idle": "60s"}  # callers, gateway and upstream share one busy loop here
@@ -93,3 +98,23 @@ async def test_a_thousand_concurrent_streams_arrive_byte_for_byte() -> None:
         got = await asyncio.gather(*(ask(port, seed) for seed in range(STREAMS)))
     assert [seed for seed in range(STREAMS) if got[seed] != answer(seed)] == []
     assert len({r.end.value for r in gateway.recorder.recent}) == 1
+
+
+PLACEHOLDERS = ("none", "EMPTY", "test", "token", "x", "ollama", "dummy")
+WORDS = "Nonetheless none of the latest tokens of an EMPTY index are dummy ollama words."
+
+
+@pytest.mark.parametrize("key", [*PLACEHOLDERS, "completion_tokens"])
+async def test_a_backend_key_rewrites_no_answer(key: str) -> None:
+    """A placeholder, or a key that is a word of the answer: text, names and numbers pass, whole and streamed."""
+    whole = b'{"choices":[{"message":{"content":"%b"}}],"usage":{"completion_tokens":7}}' % WORDS.encode()
+    streamed = event(WORDS) + FINISH + DONE
+    scripts = [reply(whole, "200 OK", "content-type: application/json")], [STREAM_HEAD + chunk(streamed) + LAST_CHUNK]
+    async with (
+        Upstream(*scripts) as upstream,
+        running({"only": pool(upstream.url, api_key=key)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        assert await caller.whole(post(CHAT)) == (200, ANY, whole)
+        assert (await caller.ask(post({**CHAT, "stream": True})))[0] == 200
+        assert b"".join(await caller.chunks()) == streamed

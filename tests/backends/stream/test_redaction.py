@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.stream.redaction import CachedCountMasker, SecretMasker
-from backends.stream.sse import UsageStripper
+from backends.stream.redaction import ERROR_LIMIT, CachedCountMasker, Rewriter, SecretMasker, mask_error_body
+from backends.stream.sse import UsageStripper, WholeEvents
 from tests.gateway.builders import DONE, FINISH, TOKEN, USAGE
 
 SAYING_ALL = {
@@ -29,7 +30,7 @@ SAYING_ALL = {
 }
 
 
-def read(masker: CachedCountMasker | SecretMasker, *reads: bytes) -> bytes:
+def read(masker: Rewriter, *reads: bytes) -> bytes:
     return b"".join(map(masker.feed, reads)) + masker.close()
 
 
@@ -176,9 +177,10 @@ def test_masking_works_after_usage_removal() -> None:
 
 KEY = b"sk-sk-backend-0123"
 QUOTING = b'{"error":{"message":"wrong key sk-sk-sk-backend-0123, or sk-backend"}}'
+BEGUN = len(b'{"error":{"')
 
 
-@given(st.lists(st.integers(1, len(QUOTING) - 1), max_size=6, unique=True))
+@given(st.lists(st.integers(BEGUN, len(QUOTING) - 1), max_size=6, unique=True))
 def test_the_backend_key_is_masked_at_any_split(cuts: list[int]) -> None:
     """A text that only begins like the key is unchanged."""
     places = [0, *sorted(cuts), len(QUOTING)]
@@ -191,3 +193,71 @@ def test_an_answer_in_one_read_is_not_delayed() -> None:
     mask = SecretMasker(KEY)
     assert mask.feed(b'{"choices":[]}') == b'{"choices":[]}'
     assert mask.close() == b""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        QUOTING,
+        b' [ {"error": {"message": "wrong key %b"}}]' % KEY,
+        b'{"type":"error","error":{"type":"authentication_error","message":"%b"}}' % KEY,
+        b'{"error":"%b"}' % KEY,
+        b'{"object":"response","output":[],"score":NaN,"error":{"message":"%b"}}' % KEY,
+    ],
+)
+def test_an_error_object_is_masked_in_any_shape(body: bytes) -> None:
+    """OpenAI's, Gemini's, Anthropic's, Ollama's, a failed response of Responses."""
+    masked = body.replace(KEY, b"*" * len(KEY))
+    assert (mask_error_body(body, KEY), read(SecretMasker(KEY), body)) == (masked, masked)
+
+
+@pytest.mark.parametrize("error", [b"null", b'""', b"{}"])
+def test_an_empty_error_member_is_no_error(error: bytes) -> None:
+    """Every response of Responses has the member."""
+    body = b'{"error":%b,"output":"the key is %b"}' % (error, KEY)
+    assert (mask_error_body(body, KEY), read(SecretMasker(KEY), body)) == (body, body)
+
+
+def test_an_answer_above_the_limit_is_masked_if_it_begins_as_an_error() -> None:
+    """A longer answer is never decoded."""
+    text = b"x" * ERROR_LIMIT + KEY
+    error, good = b'{"error":{"message":"%b"}}' % text, b'{"text":"%b","error":{"message":"m"}}' % text
+    assert mask_error_body(error, KEY) == error.replace(KEY, b"*" * len(KEY))
+    assert mask_error_body(good, KEY) == good
+    assert read(SecretMasker(KEY), good[:-10], good[-10:]) == good
+
+
+PLACEHOLDERS = ("none", "EMPTY", "test", "token", "x", "ollama", "dummy", "sk-", "sk-none", "choices", '"', "error")
+KEYS = (*PLACEHOLDERS, KEY.decode(), "gsk_0123456789abcdef", "completion_tokens", "01234567-89ab-cdef-0123-456789")
+WORDS = ("nonetheless", "the latest index", "error", "täglich 猫", '{"error": {"message": "m"}}', "\n", *KEYS)
+LINE_ENDS = ("data: %s\n\n", "data:%s\r\n\r\n", "event: message\ndata: %s\n\n")
+
+
+def good_answer(rng: Random) -> dict[str, Any]:
+    """An answer with words, some of them keys, as text, names and values."""
+    answer: dict[str, Any] = {"choices": [{"message": {"content": " ".join(rng.choices(WORDS, k=rng.randint(0, 6)))}}]}
+    for _ in range(rng.randint(0, 3)):
+        answer[rng.choice([word for word in WORDS if word != "error"])] = rng.choice([*WORDS, 7, None, {"error": "e"}])
+    if rng.random() < 0.3:
+        answer["error"] = rng.choice([None, "", {}])
+    return answer
+
+
+def test_ten_thousand_good_answers_pass_byte_for_byte() -> None:
+    """Whole and streamed, with placeholders and keys of any kind in any place."""
+    rng = Random(0)
+    for _ in range(10_000):
+        key, answer = rng.choice(KEYS).encode(), good_answer(rng)
+        body = json.dumps(answer, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 1])).encode()
+        assert mask_error_body(body, key) == body
+        assert read(SecretMasker(key), body) == body
+        event = (rng.choice(LINE_ENDS) % json.dumps(answer)).encode()
+        cut = rng.randint(0, len(event))
+        assert read(WholeEvents(), event[:cut], event[cut:]) == event
+
+
+@pytest.mark.parametrize("word", PLACEHOLDERS[:8])
+def test_a_placeholder_is_masked_nowhere(word: str) -> None:
+    """Also in an error object."""
+    body = json.dumps({"error": {"message": " ".join(WORDS)}}).encode()
+    assert (mask_error_body(body, word.encode()), read(SecretMasker(word.encode()), body)) == (body, body)
