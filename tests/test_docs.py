@@ -19,7 +19,8 @@ import pytest
 from gateway import app, proxy, runtime, strict_json
 from gateway.cli.main import COMMANDS
 from gateway.config.loading import load
-from gateway.config.models import Config
+from gateway.config.models import Config, Defaults, Key, ServerSection
+from gateway.config.pool_section import PoolSection
 from gateway.config.schema import schema
 from gateway.downstream import http_limits, http_server
 from gateway.fleet import monitor
@@ -32,7 +33,7 @@ from policies.attempts import attempt_machine
 from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler
-from policies.routes.route import PRESETS, Workload
+from policies.routes.route import PRESETS, Route, Workload
 from policies.routing import tiers
 from scripts import metrics_page
 from tests.support.gateways import document, pool
@@ -138,6 +139,23 @@ def test_every_key_of_the_configuration_is_explained() -> None:
     options = [option for model in models for option in model.get("anyOf", [model])]
     keys = {key for option in options for key in option.get("properties", {})}
     assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [
+        ("server", ServerSection.model_fields.keys()),
+        ("pools.NAME", PoolSection.model_fields.keys()),
+        ("routes.NAME", Route.model_fields.keys() - {"name"}),  # the key in the file
+        ("defaults", Defaults.model_fields.keys()),
+        ("keys", Key.model_fields.keys()),
+    ],
+)
+def test_a_table_of_keys_has_the_keys_of_its_section(section: str, fields: set[str]) -> None:
+    """All, and no others."""
+    page = (ROOT / "docs/policies.md").read_text("utf-8")
+    table = page.partition(f"### `{section}`\n")[2].partition("\n### ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == fields
 
 
 def test_the_workload_table_agrees_with_the_presets() -> None:

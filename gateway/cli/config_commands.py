@@ -12,13 +12,12 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from backends.simulated.profiles import PROFILES
 from gateway.admission import key_store
 from gateway.cluster.redis_client import create_client, error_text
 from gateway.config import schema as schemas
@@ -26,8 +25,7 @@ from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import parse_redis_url
 from gateway.config.loading import load
 from gateway.config.models import PASSTHROUGH, Config, Key
-from gateway.config.pool_section import PoolSection
-from policies.fleet.lost_promises import LostPromises
+from gateway.config.notes import duration, notes
 from policies.routes.route import Route, Tier, Ttft
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ LIMITS = (
     *("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group"),
     "weight",
 )
-_UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def check(args: argparse.Namespace) -> int:
@@ -60,54 +57,6 @@ def report(config: Config) -> str:
         rows.append(_route_row("(any other)", config.passthrough_route))
     table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
     return "\n".join([verdict, *table, *notes(config)])
-
-
-def notes(config: Config) -> list[str]:
-    """Valid settings with an easily overlooked effect."""
-    lines = []
-    if not config.server.admin.loopback:
-        lines.append(f"note: server.admin {config.server.admin} requires no key; keep it on a private network")
-    if config.state.keys == "redis" and config.state.cache_secret is None:
-        lines.append(
-            "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
-            " leaves the group empties its caches"
-        )
-    lines += [
-        f"note: no engine of pool {promise.pool} keeps the tpot of route {promise.route}: an answer alone takes"
-        f" {duration(round(promise.alone, 4))} per token by its profile, and the budget is {duration(promise.budget)}"
-        for promise in LostPromises().update(config.all_routes, lambda pool: _tpot_alone(config.pools[pool]), 0.0)
-    ]
-    lines += [
-        f"note: limits.external.usd_per_hour of route {route} never acts at pool {pool}, which has no price"
-        for route, pool in _unpriced(config)
-    ]
-    return lines
-
-
-def _unpriced(config: Config) -> Iterator[tuple[str, str]]:
-    """Routes whose external costs are limited, and their APIs without a price."""
-    for route in config.all_routes:
-        if (external := route.limits.external) is not None and external.usd_per_hour is not None:
-            for name in dict.fromkeys(tier.pool for tier in route.tiers):
-                pool = config.pools[name]
-                if not (pool.kind.local or pool.price.input or pool.price.output):
-                    yield route.name, name
-
-
-def _tpot_alone(pool: PoolSection) -> float | None:
-    """Of the fastest server; None where the configuration does not name the profiles of all."""
-    names = [endpoint.profile or pool.profile for endpoint in pool.endpoints] or [pool.profile]
-    known = [PROFILES[name].tpot_alone for name in names if name is not None]
-    return min(known) if len(known) == len(names) else None
-
-
-def duration(seconds: float) -> str:
-    """0.8 -> `800ms`: the largest unit with a whole number, or a number of at least 1."""
-    for size, unit in _UNITS:
-        amount = round(seconds / size, 6)
-        if amount >= 1 and (amount == int(amount) or size <= 1):
-            return f"{amount:g}{unit}"
-    return f"{seconds:g}s"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:

@@ -186,8 +186,8 @@ def _version(args: argparse.Namespace) -> int:
 
 def serve(args: argparse.Namespace) -> int:
     from gateway import serve as server
-    from gateway.cli.config_commands import notes
     from gateway.config.loading import load
+    from gateway.config.notes import notes
     from gateway.reload import ConfigSource
     from gateway.tokenize.tokenizers import EncoderError
 

@@ -22,6 +22,7 @@ from policies import types as facts
 
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
+CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
 Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.

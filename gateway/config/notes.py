@@ -1,0 +1,178 @@
+"""Notes of `firsttoken check`: valid settings with an easily overlooked effect. The exit code stays 0.
+
+A note is certain: where the effect depends on what the configuration does not say, there is no note.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+from backends.http.connection_pool import BackendAddress
+from backends.secrets import SHORTEST, is_secret
+from backends.simulated.profiles import PROFILES, EngineProfile, Profile
+from gateway.config.field_types import authority, is_ip
+from gateway.config.models import Config
+from gateway.config.pool_section import CONTINUING, PoolSection
+from policies.fleet.lost_promises import LostPromises
+from policies.latency.ttft_predictor import EnginePredictor, PrefillWork
+from policies.routes.route import Route
+
+FASTEST_API = 0.01  # s: a round trip within a region, and a step of a small model
+PRIVATE_NAMES = ("localhost", "local", "internal", "lan", "svc", "home.arpa", "test")  # endings; RFC 6761, 6762, 8375
+_FIRST_TOKEN = PrefillWork(prompt_tokens=1, uncached=1, queued_tokens=0.0, pairs=0.5, running=0.0)
+_UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def notes(config: Config) -> list[str]:
+    """One line each."""
+    checks = (_admin, _cache_secret, _placeholders, _open_keys, _shared_servers, _ttfts, _tpots, _rescues, _costs)
+    return [f"note: {line}" for check in checks for line in check(config)]
+
+
+# --------------------------------------------------------------------------- server and state
+
+
+def _admin(config: Config) -> Iterator[str]:
+    if not config.server.admin.loopback:
+        yield f"server.admin {config.server.admin} requires no key; keep it on a private network"
+
+
+def _cache_secret(config: Config) -> Iterator[str]:
+    if config.state.keys == "redis" and config.state.cache_secret is None:
+        yield (
+            "keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+            " leaves the group empties its caches"
+        )
+
+
+# --------------------------------------------------------------------------- pools
+
+
+def _placeholders(config: Config) -> Iterator[str]:
+    for name, pool in config.pools.items():
+        if any(key and not is_secret(key) for key in pool.keys):
+            yield (
+                f"a key of pool {name} is taken for a placeholder, being shorter than {SHORTEST} characters: it is not"
+                " masked in error messages of the servers"
+            )
+
+
+def _open_keys(config: Config) -> Iterator[str]:
+    for name, pool in config.pools.items():
+        for url in pool.urls if any(map(is_secret, pool.keys)) else ():
+            address = BackendAddress.parse(url)
+            if not address.tls and _is_public(address.host):
+                yield f"pool {name} sends its key to {authority(url)} without encryption; write https"
+
+
+def _is_public(host: str) -> bool:
+    if is_ip(host):
+        return ip_address(host).is_global
+    name = host.lower().rstrip(".")
+    return "." in name and not name.endswith(tuple(f".{ending}" for ending in PRIVATE_NAMES))
+
+
+def _shared_servers(config: Config) -> Iterator[str]:
+    """An API serves its models apart from each other; an engine does not."""
+    pools = defaultdict[tuple[str, object], dict[str, None]](dict)  # names, by server
+    for name, pool in config.pools.items():
+        model = None if pool.kind.local else pool.model
+        for address in config.addresses_of(name).values():
+            server = authority(address.url, address.ip)
+            for credential in pool.credentials:
+                rest = BackendAddress.parse(address.url).api, address.dp_rank, credential, model
+                pools[server, rest][name] = None
+    for (server, _), names in pools.items():
+        if len(names) > 1:
+            yield f"{server} is a server of pools {' and '.join(names)}: its load is modelled for each of them apart"
+
+
+# --------------------------------------------------------------------------- routes
+
+
+def _ttfts(config: Config) -> Iterator[str]:
+    """Budgets that no server of the route makes for a prompt of one token, at rest."""
+    for route in config.all_routes:
+        least = min(_first_token_alone(config.pools[pool]) for pool in route.pools)
+        if route.ttft is not None and route.ttft.budget < least:
+            yield (
+                f"no server makes the ttft of route {route.name}: at rest the fastest of its pools is expected to take"
+                f" {duration(round(least, 4))}, and the budget is {duration(route.ttft.budget)}"
+            )
+
+
+def _first_token_alone(pool: PoolSection) -> float:
+    """Seconds of the fastest server: by its profile, or as assumed of an engine before its first request."""
+    if profiles := _profiles(pool):
+        return min(
+            profile.overhead + profile.tpot_alone if isinstance(profile, EngineProfile) else profile.ttft
+            for profile in profiles
+        )
+    return EnginePredictor().point_estimate(_FIRST_TOKEN, 0.0) if pool.kind.local else FASTEST_API
+
+
+def _tpots(config: Config) -> Iterator[str]:
+    for promise in LostPromises().update(config.all_routes, lambda pool: _tpot_alone(config.pools[pool]), 0.0):
+        alone, budget = duration(round(promise.alone, 4)), duration(promise.budget)
+        yield (
+            f"no engine of pool {promise.pool} keeps the tpot of route {promise.route}: an answer alone takes {alone}"
+            f" per token by its profile, and the budget is {budget}"
+        )
+
+
+def _tpot_alone(pool: PoolSection) -> float | None:
+    return min((profile.tpot_alone for profile in _profiles(pool)), default=None)
+
+
+def _profiles(pool: PoolSection) -> list[Profile]:
+    """Of all servers; empty where the configuration does not name the profile of each."""
+    names = [endpoint.profile or pool.profile for endpoint in pool.endpoints] or [pool.profile]
+    known = [PROFILES[name] for name in names if name is not None]
+    return known if len(known) == len(names) else []
+
+
+def _rescues(config: Config) -> Iterator[str]:
+    for route in config.all_routes:
+        pools = [config.pools[name] for name in dict.fromkeys(route.pools)]
+        if route.rescue == "off":
+            continue
+        if not any(pool.backend in CONTINUING for pool in pools):
+            yield f"rescue of route {route.name} never acts: only servers of {', '.join(CONTINUING)} continue an answer"
+        elif not _has_peers(config, route):
+            yield f"rescue of route {route.name} never acts: there is no second endpoint to continue an answer"
+
+
+def _has_peers(config: Config, route: Route) -> bool:
+    """A name with `resolve` may have any number of addresses."""
+    pools = dict.fromkeys(route.pools)
+    resolved = any(endpoint.resolve is not None for pool in pools for endpoint in config.pools[pool].endpoints)
+    return resolved or sum(len(config.addresses_of(pool)) for pool in pools) > 1
+
+
+def _costs(config: Config) -> Iterator[str]:
+    for route in config.all_routes:
+        if (external := route.limits.external) is not None and external.usd_per_hour is not None:
+            limit = f"limits.external.usd_per_hour of route {route.name}"
+            for name in dict.fromkeys(route.pools):
+                if not (config.pools[name].kind.local or _has_price(config.pools[name])):
+                    yield f"{limit} never acts at pool {name}, which has no price"
+    for key in config.keys:
+        routes = [route for route in config.all_routes if key.routes is None or route.name in key.routes]
+        priced = any(_has_price(config.pools[pool]) for route in routes for pool in route.pools)
+        if key.monthly_cost_usd is not None and not priced:
+            yield f"monthly_cost_usd of key {key.name} never limits: no pool of its routes has a price"
+
+
+def _has_price(pool: PoolSection) -> bool:
+    return pool.price.value.at_most(1, 1) > 0
+
+
+def duration(seconds: float) -> str:
+    """0.8 -> `800ms`: the largest unit with a whole number, or a number of at least 1."""
+    for size, unit in _UNITS:
+        amount = round(seconds / size, 6)
+        if amount >= 1 and (amount == int(amount) or size <= 1):
+            return f"{amount:g}{unit}"
+    return f"{seconds:g}s"
