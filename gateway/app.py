@@ -307,10 +307,12 @@ class Gateway:
         """Puts `new` in force by one assignment, then tells components with learned or derived state."""
         if self.keyring is not None:
             new = new.with_stored_keys(self.keyring.known)
+        replaced = new.replaced_routes(self.runtime.current)
         self.runtime.current = new
         routes = new.routes.all
         self.fleet.reload(new.pools.values())
         self.estimator.reload(tokenizers(new.config))
+        self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
         if self.http_server is not None:
             self.http_server.max_body = new.config.defaults.max_body

@@ -17,7 +17,7 @@ from gateway.admission.auth import Tenant, admit
 from gateway.admission.quotas import Admission
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.cors import ASKED_METHOD
-from gateway.api.inference_request import request_id_of
+from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
@@ -29,13 +29,14 @@ from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.responses.stored_responses import StoredResponses
-from gateway.runtime import RuntimeHolder
+from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
+from policies.routes.route import Route
 from policies.types import Decision, Placement, PromptEstimate
 
 log = logging.getLogger("firsttoken")
@@ -147,7 +148,7 @@ class Proxy:
 
     async def serve(self, http: HttpRequest, operation: Operation, timeline: RequestTimeline) -> None:
         """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
-        runtime = self.runtime.current  # kept to the end of the request, whatever is reloaded meanwhile
+        runtime = self.runtime.current  # kept to the end of the request, unless a reload finds it without a place
         defaults = runtime.config.defaults
         tenant = self.authorize(http)
         if http.fault is not None:
@@ -169,12 +170,7 @@ class Proxy:
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
-        if operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
-            await self.decider.off_loop(
-                request.size, self.dispatcher.operations.fit, request, route, runtime.operations
-            )
-        estimate = await self.decider.estimate(request, route, tenant)
-        timeline.estimated(request, route, estimate)
+        estimate = await self.estimate(request, runtime, route, tenant, timeline)
         admit(tenant, route, request.model)
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
@@ -182,7 +178,13 @@ class Proxy:
             self.count_tokens(http, timeline, estimate)
             return
         timeline.end_stage(Stage.ADMIT)
-        decision = timeline.decided(await self.queue.decide(request, route, estimate, tenant))
+        entered_at = timeline.mark
+        decision = await self.queue.decide(request, route, estimate, tenant)
+        while decision is None or (decision.chosen is None and runtime is not self.runtime.current):
+            runtime = self.runtime.current
+            route, estimate = await self.reroute(http, request, runtime, tenant, timeline)
+            decision = await self.queue.decide(request, route, estimate, tenant, entered_at)
+        timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
         reject_unplaced(decision)
         routed = RoutedRequest(
@@ -206,6 +208,31 @@ class Proxy:
         finally:
             if race.winner is not None:
                 self.cache_warming.answered(race.winner, routed, http.body)
+
+    async def estimate(
+        self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant, timeline: RequestTimeline
+    ) -> PromptEstimate:
+        """Translate the body for pools of other dialects; estimate the prompt for every pool."""
+        if request.operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
+            await self.decider.off_loop(
+                request.size, self.dispatcher.operations.fit, request, route, runtime.operations
+            )
+        estimate = await self.decider.estimate(request, route, tenant)
+        timeline.estimated(request, route, estimate)
+        return estimate
+
+    async def reroute(
+        self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant, timeline: RequestTimeline
+    ) -> tuple[Route, PromptEstimate]:
+        """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
+        if no route takes the model any more."""
+        timeline.held(monotonic(), 0.0)
+        route = runtime.routes.match(request.model)
+        timeline.routed(request, route, tenant.name)
+        admit(tenant, route, request.model)
+        request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
+        request.unfit, request.translated = {}, {}
+        return route, await self.estimate(request, runtime, route, tenant, timeline)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
         """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""

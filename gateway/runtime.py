@@ -87,6 +87,20 @@ class Runtime:
         secret = self.config.state.cache_secret
         return StateIds(seal_key(secret.get_secret_value().encode() if secret else tenant.digest, tenant.name))
 
+    def replaced_routes(self, before: Runtime) -> frozenset[str]:
+        """Names of routes of `before` whose held requests must be estimated and decided again: the route is gone or
+        differs, or a pool of it has another tokenizer or other operations."""
+        routes = {route.name: route for route in self.routes.all}
+        known, found = (
+            {pool: (settings, runtime.operations[pool]) for pool, settings in tokenizers(runtime.config).items()}
+            for runtime in (before, self)
+        )
+        return frozenset(
+            route.name
+            for route in before.routes.all
+            if routes.get(route.name) != route or any(known[pool] != found[pool] for pool in route.pools)
+        )
+
     def with_stored_keys(self, stored: Iterable[Key]) -> Runtime:
         """Returns the same Runtime with keys of Redis beside the keys of the file."""
         known = tenants(self.config, stored)

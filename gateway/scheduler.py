@@ -6,7 +6,8 @@
 - The queue is checked when a request enters or leaves, an attempt gets its first token or ends, an engine is scraped,
   and when the scheduler asks for it. Many events in one turn of the loop are one check.
 - Requests are released one at a time: each is dispatched, and counted by the fleet, before the next is released.
-- Every request leaves: with a decision, with an error (queue timeout, shutdown), or with its caller.
+- Every request leaves: with a decision, with an error (queue timeout, shutdown), with its caller, or to be decided
+  again by another route of the same name, after a reload.
 - An exception in the scheduler is one caller's error. The scheduler is replaced and the other requests enter the new
   one; where no single request is the cause, all are placed without a queue.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
@@ -154,7 +155,7 @@ class Waiter:
     queued: QueuedRequest
     entered_at: float
     expires_at: float
-    decided: asyncio.Future[Decision]
+    decided: asyncio.Future[Decision | None]
     awaited: bool = False  # the task of the caller is suspended
 
 
@@ -189,25 +190,34 @@ class RequestQueue:
         return bool(self._waiters)
 
     async def decide(
-        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
-    ) -> Decision:
-        """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout."""
+        self,
+        request: InferenceRequest,
+        route: Route,
+        estimate: PromptEstimate,
+        tenant: Tenant,
+        entered_at: float | None = None,
+    ) -> Decision | None:
+        """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout.
+
+        None: a reload has replaced the route; decide again with the new route and an estimate for its pools.
+        `entered_at`: when the request was first held; None: now.
+        """
         self.sequence += 1
         now = monotonic()
         queued = queued_request(self.fleet.answer_lengths, request, route, estimate, tenant, self.sequence, now)
         if self._waiters or self.dispatch_pending:
             self.scheduler.enter(queued)
-            waiter = self._hold(queued, now)
+            waiter = self._hold(queued, now, entered_at)
             self._check(now)
             return await self._wait(waiter)
         try:
             decision = self.scheduler.pass_through(queued, self.fleet, now)
         except Exception:
-            waiter = self._hold(queued, now)
+            waiter = self._hold(queued, now, entered_at)
             self._restart(now)
             return await self._wait(waiter)
         if decision is None:
-            waiter = self._hold(queued, now)
+            waiter = self._hold(queued, now, entered_at)
             self._schedule_check(now)
             return await self._wait(waiter)
         return decision
@@ -215,6 +225,15 @@ class RequestQueue:
     def on_dispatched(self, request: InferenceRequest) -> None:
         """The fleet counts the request's first attempt, or there will be none."""
         self.scheduler.on_dispatched(id(request))
+
+    def reload(self, replaced: Collection[str]) -> None:
+        """Requests held for these routes are decided again by their callers, in order of arrival."""
+        now = monotonic()
+        for key, waiter in tuple(self._waiters.items()):
+            if waiter.queued.route.name in replaced:
+                self.scheduler.leave(key, now)
+                self._finish(key, None)
+        self._schedule_check(now)
 
     def close(self) -> None:
         """Shutdown: rejects all held requests."""
@@ -225,14 +244,15 @@ class RequestQueue:
 
     # -- queued requests --------------------------------------------------------------------
 
-    def _hold(self, queued: QueuedRequest, now: float) -> Waiter:
+    def _hold(self, queued: QueuedRequest, now: float, entered_at: float | None) -> Waiter:
         patience = self.patience() if queued.route.ttft else max(self.patience(), NO_DEADLINE_PATIENCE)
         decided = asyncio.get_running_loop().create_future()
-        waiter = self._waiters[queued.request_key] = Waiter(queued, now, now + patience, decided)
+        since = now if entered_at is None else entered_at
+        waiter = self._waiters[queued.request_key] = Waiter(queued, since, since + patience, decided)
         self._next_expiry = min(self._next_expiry, waiter.expires_at)
         return waiter
 
-    async def _wait(self, waiter: Waiter) -> Decision:
+    async def _wait(self, waiter: Waiter) -> Decision | None:
         waiter.awaited = True
         try:
             return await waiter.decided
@@ -243,7 +263,7 @@ class RequestQueue:
             self._check_soon()
             raise
 
-    def _finish(self, key: Hashable, outcome: Decision | Exception) -> bool:
+    def _finish(self, key: Hashable, outcome: Decision | Exception | None) -> bool:
         """True: the caller's task is woken, and runs in a later turn of the loop."""
         waiter = self._waiters.pop(key)
         if waiter.decided.done():  # cancelled

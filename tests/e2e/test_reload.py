@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
+from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import Served, serving, write_config
 from tests.support.simulated import eventually
@@ -95,26 +96,88 @@ async def test_a_reload_keeps_the_learned_state_of_remaining_endpoints() -> None
         assert len(gateway.monitor.loads()) == 2
 
 
-async def test_a_request_queued_for_a_removed_pool_is_answered_503_at_once() -> None:
-    """Without waiting for a time limit."""
-    long = [{"role": "user", "content": "word " * 20_000}]
+LONG = {**STREAM, "messages": [{"role": "user", "content": "word " * 20_000}]}
+MESSAGE = b"".join(
+    b"event: %b\ndata: %b\n\n" % (event["type"].encode(), json.dumps(event).encode())
+    for event in (
+        {"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 1, "output_tokens": 1}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+        {"type": "message_stop"},
+    )
+)
+
+
+def engine(upstream: Upstream, **more: Any) -> dict[str, Any]:
+    return {"backend": "vllm", "model": "m", "endpoints": [upstream.url], **more}
+
+
+@asynccontextmanager
+async def one_queued(
+    busy: Upstream, pools: dict[str, Any], routes: dict[str, Any]
+) -> AsyncIterator[tuple[Gateway, Caller, asyncio.Task[tuple[int, dict[str, str]]]]]:
+    """A gateway with a request in progress at `busy`, and another that waits in the queue of route `chat`."""
+    async with running(pools, routes) as gateway, calling(gateway.url) as one, calling(gateway.url) as two:
+        first = asyncio.create_task(one.ask(post(LONG)))
+        await busy.until(lambda seen: any(request.method == "POST" for request in seen.requests))
+        queued = asyncio.create_task(two.ask(post(STREAM)))
+        await eventually(lambda: gateway.queue.depth() == {"chat": 1})
+        yield gateway, two, queued
+        for _ in busy.requests:  # scrapes included
+            busy.proceed()
+        assert (await first)[0] == 200
+        assert await rest(one) == TOKEN + FINISH + DONE
+
+
+async def test_a_request_queued_for_a_removed_route_is_answered_404_at_once() -> None:
+    """As the next request for the model, and without waiting for a time limit."""
     async with Upstream([GATE, STREAMED]) as busy, Upstream([STREAMED]) as free:
-        engines = {"a": {"backend": "vllm", "model": "m", "endpoints": [busy.url]}, "b": pool(free.url)}
+        pools = {"a": engine(busy), "b": pool(free.url)}
         routes = {"chat": {"workload": "batch", "tiers": ["a"]}, "other": {"tiers": ["b"]}}
-        async with running(engines, routes) as gateway, calling(gateway.url) as one, calling(gateway.url) as two:
-            running_one = asyncio.create_task(one.ask(post({**STREAM, "messages": long})))
-            await busy.until(lambda seen: any(request.method == "POST" for request in seen.requests))
-            asking = asyncio.create_task(two.whole(post(STREAM)))
-            await eventually(lambda: gateway.queue.depth() == {"chat": 1})
-            await gateway.apply_config(configured({"b": engines["b"]}, {"other": routes["other"]}))
-            assert (await asking)[0] == 503
-            assert last(gateway).end is RequestOutcome.UNAVAILABLE
-            for _ in busy.requests:  # scrapes included
-                busy.proceed()
-            assert (await running_one)[0] == 200
-            assert await rest(one) == TOKEN + FINISH + DONE
+        async with one_queued(busy, pools, routes) as (gateway, _, queued):
+            await gateway.apply_config(configured({"b": pools["b"]}, {"other": routes["other"]}))
+            assert (await queued)[0] == 404
+            assert last(gateway).end is RequestOutcome.REFUSED
             assert (await answer(gateway))[0] == 404
             assert (await answer(gateway, model="other"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("kept", "backend", "target", "answered"),
+    [
+        (False, "vllm", "/v1/chat/completions", ANSWER),
+        (True, "vllm", "/v1/chat/completions", ANSWER),
+        (True, "anthropic", "/v1/messages", MESSAGE),
+    ],
+    ids=["the pool has another name", "the route has another pool", "the new pool speaks another dialect"],
+)
+async def test_a_queued_request_is_decided_again_by_the_new_route_of_the_same_name(
+    kept: bool, backend: str, target: str, answered: bytes
+) -> None:
+    """With an estimate and a body for its pools, and with its budget in the Record."""
+    async with Upstream([GATE, STREAMED]) as busy, Upstream([STREAM_HEAD + chunk(answered) + LAST_CHUNK]) as free:
+        old, new = {"a": engine(busy)}, {"b": engine(free, backend=backend, api_key="sk-backend")}
+        async with one_queued(busy, old, {"chat": {"workload": "batch", "tiers": ["a"]}}) as (gateway, caller, queued):
+            wanted = {"chat": {"workload": "batch", "ttft": {"budget": "50s"}, "tiers": ["b"]}}
+            await gateway.apply_config(configured({**old, **new} if kept else new, wanted))
+            assert (await queued)[0] == 200
+            assert b'"hi"' in await rest(caller)
+            record = last(gateway)
+            assert (record.pool, record.ttft_budget, record.end) == ("b", 50.0, RequestOutcome.COMPLETED)
+            assert {request.target for request in free.requests if request.method == "POST"} == {target}
+
+
+async def test_a_reload_that_keeps_a_route_and_its_pools_leaves_the_queue_alone() -> None:
+    """Nothing is estimated again, as with a change of DNS addresses."""
+    async with Upstream([GATE, STREAMED]) as busy, Upstream([STREAMED]) as free:
+        routes = {"chat": {"workload": "batch", "tiers": ["a"]}}
+        async with one_queued(busy, {"a": engine(busy)}, routes) as (gateway, _, queued):
+            [waiter] = gateway.queue._waiters.values()
+            await gateway.apply_config(configured({"a": engine(busy), "b": pool(free.url)}, routes))
+            assert [*gateway.queue._waiters.values()] == [waiter]
+            queued.cancel()
 
 
 async def test_routes_keys_and_budgets_change_with_the_next_request() -> None:

@@ -108,3 +108,45 @@ async def stopped(served: Served) -> int:
     records = [json.loads(line) for line in out.splitlines()]
     assert {record["end"] for record in records} == {"completed"}
     return code
+
+
+RENAMES, WAITING = 15, 30
+SHORT = [{"role": "user", "content": "word"}]
+
+
+def renamed(servers: list[SimulatedServer], number: int) -> str:
+    """A configuration whose only pool has a name of its own; two requests at a time, so that the others queue."""
+    urls = ", ".join(server.url for server in servers)
+    return (
+        "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
+        f"pools: {{p{number}: {{backend: simulated, model: served, concurrent_requests: 1, endpoints: [{urls}]}}}}\n"
+        f"routes: {{chat: {{ttft: {{budget: 20s}}, tpot: 'off', tiers: [p{number}]}}}}\n"
+    )
+
+
+async def ask_until(served: Served, over: asyncio.Event, ends: Counter[str]) -> None:
+    async with calling(served.url) as caller:
+        while not over.is_set():
+            status, _, received = await caller.whole(post({**CHAT, "messages": SHORT, "max_tokens": 3}))
+            ends["ok" if status == 200 else f"{status} {received!r}"] += 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_reloads_that_rename_the_pool_refuse_no_queued_request(workers: str, tmp_path: Path) -> None:
+    """The queue is never empty: each of its requests is decided again, by the new route of the same name."""
+    file, ends, over = tmp_path / "f.yaml", Counter[str](), asyncio.Event()
+    async with engines(2) as servers:
+        file.write_text(renamed(servers, 0))
+        async with serving(file, "--workers", workers) as served:
+            callers = [asyncio.create_task(ask_until(served, over, ends)) for _ in range(WAITING)]
+            for number in range(1, RENAMES + 1):
+                file.write_text(renamed(servers, number))
+                assert await reload(served) == 200
+                before = ends["ok"]
+                async with asyncio.timeout(20):
+                    while ends["ok"] < before + WAITING:  # noqa: ASYNC110 - one round of all callers
+                        await asyncio.sleep(0.01)
+            over.set()
+            await asyncio.gather(*callers)
+            assert dict(ends) == {"ok": ends["ok"]}
+            assert await stopped(served) == 0

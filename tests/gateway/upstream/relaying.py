@@ -78,14 +78,16 @@ class Relaying:
         strip: bool = False,
         idle: float = 30,
         price: Price = FREE,
+        **on: Any,
     ) -> None:
-        """Begins to relay. The first read with a token is written together with all reads before."""
+        """Begins to relay. The first read with a token is written together with all reads before. `on`: settings of
+        the route."""
         self.writer = ResponseWriter(self.wire, AtOnce())
         self.http = HttpRequest("POST", "/", {}, 0.0, not http10, keep_alive, self.writer)
         usage = {} if strip or not self.stream else {"stream_options": {"include_usage": True}}
         routed = RoutedRequest(
             request=request(stream=self.stream, **usage),
-            route=route(),
+            route=route(**on),
             estimate=PromptEstimate({"small": PoolEstimate(100)}),
             decision=decided(candidate("small/a"), at=monotonic()),
             timeline=self.life,

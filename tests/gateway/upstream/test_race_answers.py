@@ -1,0 +1,108 @@
+"""Ends of an answer that a race decides: complete on an open connection, late, stopped, not to be translated."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backends.failures import LATE, STOPPED
+from gateway.observe.record import RequestOutcome
+from policies.types import AttemptOutcome
+from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
+from tests.gateway.upstream.relaying import Relaying, error_event
+from tests.support.gateways import pool, running
+from tests.support.upstream import HANG, LAST_CHUNK, Upstream, chunk, reply
+
+pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
+
+
+async def test_an_answer_complete_on_an_open_connection_is_ended_after_idle() -> None:
+    """Some servers send [DONE] and no end of the body. The caller has all, and may ask again."""
+    talk = Relaying(TOKEN)
+    await talk.to(idle=0.1)
+    talk.run.on_body(FINISH + DONE)
+    assert (await talk.written()).keep_alive
+    assert talk.wire.body == chunk(TOKEN) + chunk(FINISH + DONE) + LAST_CHUNK
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
+    assert (talk.fleet.endings, talk.connections.exchange.steps) == ([AttemptOutcome.COMPLETED], ["cancel"])
+
+
+@pytest.mark.parametrize("after", [(), (TOKEN, TOKEN[:30])])
+async def test_an_answer_past_the_limit_of_its_route_ends_with_an_error_event(after: tuple[bytes, ...]) -> None:
+    """Though it writes. The engine is stopped, and is not to blame."""
+    talk = Relaying(TOKEN)
+    await talk.to(total={"budget": "50ms", "limit": "100ms"})
+    for part in after:
+        talk.run.on_body(part)
+    assert not (await talk.written()).keep_alive
+    assert talk.wire.body.endswith(chunk(error_event(LATE)) + LAST_CHUNK)
+    assert talk.outcome == (RequestOutcome.UPSTREAM_BROKE, LATE.said)
+    assert talk.fleet.endings == [AttemptOutcome.CANCELLED]
+
+
+async def test_a_gateway_that_stops_ends_the_answer_with_an_error_event() -> None:
+    """The Record says that the gateway has cut it."""
+    talk = Relaying(TOKEN)
+    await talk.to()
+    talk.race.on_shutdown()
+    await talk.written()
+    assert talk.wire.body == chunk(TOKEN) + chunk(error_event(STOPPED)) + LAST_CHUNK
+    assert talk.outcome == (RequestOutcome.CUT, STOPPED.said)
+    assert talk.fleet.endings == [AttemptOutcome.CANCELLED]
+
+
+async def test_a_caller_that_does_not_read_is_no_silence_of_the_server() -> None:
+    """Nothing is read from the server meanwhile; the time without a byte counts from when the caller reads again."""
+    talk = Relaying(TOKEN)
+    await talk.to(idle=0.1)
+    talk.writer.on_write_paused()
+    async with asyncio.timeout(5):
+        while talk.race._machine._look_at < talk.attempt.times.first_in + 0.2:  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+    assert not talk.race.done.done()
+    talk.writer.on_write_resumed()
+    talk.run.on_body(FINISH + DONE)
+    talk.run.on_end()
+    await talk.written()
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
+
+
+async def test_reads_after_the_end_change_nothing() -> None:
+    """The record of a request has one end."""
+    talk = Relaying(ANSWER)
+    await talk.to()
+    talk.run.on_end()
+    await talk.written()
+    before = talk.wire.body
+    talk.race.on_shutdown()
+    assert (talk.wire.body, talk.outcome) == (before, (RequestOutcome.COMPLETED, ""))
+
+
+async def test_a_whole_answer_that_cannot_be_translated_is_a_failure_of_its_attempt() -> None:
+    """The server has violated its own dialect: the fleet does not learn from such an answer, and another endpoint is
+    asked."""
+    odd = [reply(b'{"choices":[5]}')]
+    async with Upstream(odd) as first, Upstream([reply(WHOLE)]) as second:
+        pools = {"one": pool(first.url), "two": pool(second.url)}
+        async with running(pools) as gateway, calling(gateway.url) as caller:
+            status, _, _ = await caller.whole(post({**CHAT, "max_tokens": 5}, path="/v1/messages"))
+            record = last(gateway)
+    assert (status, record.pool) == (200, "two")
+    assert [each.ending for each in record.attempts] == [AttemptOutcome.FAILED, AttemptOutcome.COMPLETED]
+
+
+async def test_a_hanging_answer_of_a_second_pool_is_not_awaited_for_a_caller_that_left() -> None:
+    """Both attempts of an escalation are over: the kept one completed, the other cancelled."""
+    short = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"length"}]}'
+    async with Upstream([reply(short)]) as first, Upstream([HANG]) as second:
+        pools = {"one": pool(first.url), "two": pool(second.url)}
+        routes = {"chat": {"tiers": ["one", "two"], "escalate": ["length"]}}
+        async with running(pools, routes) as gateway:
+            async with calling(gateway.url) as caller:
+                caller.writer.write(post(CHAT))
+                await second.until(lambda seen: len(seen.requests) == 1)
+            await second.until(lambda seen: seen.hangups == 1)
+    record = last(gateway)
+    assert (record.end, record.escalated) == (RequestOutcome.CLIENT_GONE, "length")
+    assert [each.ending for each in record.attempts] == [AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED]
