@@ -324,6 +324,11 @@ class Gateway:
         if self.telemetry is not None:
             self.telemetry.reload(served_endpoints(new.upstreams))
 
+    def reopen_logs(self) -> None:
+        """Called on SIGHUP: `logrotate` has renamed the files."""
+        if self.access_log is not None:
+            self.access_log.reopen()
+
     def _swap_keys(self) -> None:
         """Called when the keys in Redis have changed."""
         if self.keyring is not None:

@@ -41,7 +41,12 @@ async def _serve_in_one_process(config: Config, source: ConfigSource) -> int:
     reloader = Reloader(config, source, gateway.apply_config)
     gateway.admin.registry.register(reloader.counts)
     gateway.admin.reload = reloader.on_post
-    loop.add_signal_handler(signal.SIGHUP, reloader.reload_soon, "SIGHUP")
+
+    def on_hangup() -> None:
+        gateway.reopen_logs()
+        reloader.reload_soon("SIGHUP")
+
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     try:
         await gateway.start(tune_gc)
     except OSError as error:

@@ -4,6 +4,8 @@ Access log:
 - A separate thread writes, so a slow disk never delays a token. The loop encodes lines a few at a time (a thread would
   hold the interpreter meanwhile) and hands the lines to the writer every LINGER. With more than QUEUE lines behind, or
   a full disk, lines are lost; the next successful write logs the number.
+- On SIGHUP a file is opened again by its name, as `logrotate` expects after a rename. Lines before the signal are in
+  the renamed file, later ones in the new file. A file that cannot be opened changes nothing.
 - A line is a single line for every reader: JSON escapes control characters, and non-ASCII text is escaped too. Records
   hold no prompt and no answer.
 
@@ -23,7 +25,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -36,8 +39,15 @@ log = logging.getLogger("firsttoken")
 
 QUEUE = 10_000  # lines
 BATCH = 16  # lines encoded in one batch: 0.1 ms
+STANDARD = ("stdout", "stderr")  # targets that are no files
 LINGER = 0.05  # s until queued lines are handed to the writer
 CLOSING = 5.0  # s for the writer to write queued lines at shutdown
+
+
+class Command(Enum):
+    """Given to the writer in the order of lines."""
+
+    REOPEN, STOP = "reopen", "stop"
 
 
 class AccessLog:
@@ -55,7 +65,8 @@ class AccessLog:
         self._given = self._dropped = 0  # lines; counted on the loop, the counts below by the writer
         self._written = self._unwritten = self._said = 0
         self._failing = False
-        self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[bytes] | Command] = SimpleQueue()
+        self._target = target
         self._out: BinaryIO = _open(target)
         self._thread = threading.Thread(target=self._write_forever, name="access-log", daemon=True)
         self._thread.start()
@@ -96,14 +107,22 @@ class AccessLog:
         """Lines, since the start."""
         return self._dropped + self._unwritten
 
+    def reopen(self) -> None:
+        """Open the file of this name for all lines from now on."""
+        self.flush()
+        self._queue.put(Command.REOPEN)
+
     def close(self) -> None:
         """Write queued lines and stop; a stuck writer is abandoned after CLOSING."""
         self.flush()
-        self._queue.put(None)
+        self._queue.put(Command.STOP)
         self._thread.join(CLOSING)
 
     def _write_forever(self) -> None:
-        while (lines := self._queue.get()) is not None:
+        while (lines := self._queue.get()) is not Command.STOP:
+            if lines is Command.REOPEN:
+                self._reopen()
+                continue
             try:
                 self._write(lines)
             except OSError as error:
@@ -112,6 +131,18 @@ class AccessLog:
             else:
                 self._written += len(lines)
                 self._failing = False
+
+    def _reopen(self) -> None:
+        before = self._out
+        if self._target in STANDARD:
+            return
+        try:
+            self._out = _open(self._target)
+        except OSError as error:
+            log.error("access log could not be opened again, and goes on in the file before: %s", error)
+        else:
+            with suppress(OSError):  # a full disk: the unwritten lines have been counted
+                before.close()
 
     def _write(self, lines: list[bytes]) -> None:
         lost = self.lost

@@ -237,6 +237,8 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 self._reap()
             elif number == signal.SIGHUP:
+                for slot in self.workers:
+                    slot.send(Order.REOPEN)
                 self._reload("SIGHUP")
             elif self.phase is not Phase.ENDING:
                 drain = self.reload.config.server.drain

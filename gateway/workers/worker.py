@@ -45,9 +45,9 @@ Work = Callable[[socket.socket], int]  # given the child's end of the channel; r
 
 
 class Order(Enum):
-    """Bytes from the supervisor. REPLY: the answer to ASK_RELOAD is ready for the aggregator."""
+    """Bytes from the supervisor. REPLY: the answer to ASK_RELOAD is ready for the aggregator; REOPEN: log files."""
 
-    GO, DRAIN, FORCE_STOP, RELOAD, REPLY = b"g", b"d", b"h", b"r", b"t"
+    GO, DRAIN, FORCE_STOP, RELOAD, REPLY, REOPEN = b"g", b"d", b"h", b"r", b"t", b"o"
 
 
 class Report(Enum):
@@ -221,14 +221,18 @@ async def serve_worker(config: Config, context: WorkerContext, configs: SharedVa
     await gateway.prepare(context.admin)
     tune_gc()
     control.report(Report.PREPARED)
-    reloading = asyncio.create_task(_reload_forever(gateway, control, configs))
+    following = [
+        asyncio.create_task(_reload_forever(gateway, control, configs)),
+        asyncio.create_task(_reopen_forever(gateway, control)),
+    ]
     stopping = asyncio.create_task(_follow_force_stop(gateway, control))
     await control.first_of(Order.GO, Order.DRAIN, Order.FORCE_STOP)
     if control.orders[Order.GO].is_set():
         await gateway.open(context.data)
         control.report(Report.SERVING)
         await control.first_of(Order.DRAIN, Order.FORCE_STOP)
-    reloading.cancel()
+    for task in following:
+        task.cancel()
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
     stopping.cancel()
@@ -248,6 +252,12 @@ async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: Sh
             log.exception("could not apply the reloaded configuration; restarting this worker")
             control.orders[Order.DRAIN].set()
         control.report(Report.RELOADED)
+
+
+async def _reopen_forever(gateway: Gateway, control: ControlChannel) -> None:
+    while True:
+        await control.next(Order.REOPEN)
+        gateway.reopen_logs()
 
 
 async def _follow_force_stop(gateway: Gateway, control: ControlChannel) -> None:

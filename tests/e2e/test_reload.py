@@ -304,6 +304,28 @@ async def test_a_changed_file_and_sighup_reload(tmp_path: Path) -> None:
             assert await status_of(served) == 200
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_sighup_opens_the_access_log_again(workers: str, tmp_path: Path) -> None:
+    """As `logrotate` expects: every request is in one of the two files, and later requests are in the new one."""
+    path, renamed = tmp_path / "access.jsonl", tmp_path / "access.jsonl.1"
+    async with Upstream([STREAMED]) as upstream:
+        config = write_config(tmp_path / "f.yaml", upstream.url)
+        config.write_text(config.read_text().replace("access_log: stdout", f"access_log: {path}"))
+        async with serving(config, "--workers", workers) as served:
+            before = [await status_of(served) for _ in range(10)]
+            path.rename(renamed)
+            served.process.send_signal(signal.SIGHUP)
+            await wait_for_log(served, "configuration reloaded (SIGHUP): no changes")
+            await eventually(path.exists)
+            after = [await status_of(served) for _ in range(20)]
+            served.process.terminate()
+            assert (await served.ends())[0] == 0
+    assert {*before, *after} == {200}
+    old, new = ([json.loads(line) for line in file.read_text().splitlines()] for file in (renamed, path))
+    assert len(old) + len(new) == len(before) + len(after)
+    assert len(new) >= (len(after) if workers == "1" else 1)
+
+
 # --------------------------------------------------------------------------- several workers
 
 

@@ -124,6 +124,47 @@ async def test_close_writes_buffered_lines(tmp_path: Path) -> None:
     assert len(lines(path)) == 1
 
 
+async def test_a_renamed_file_is_opened_again_and_no_line_is_lost(tmp_path: Path) -> None:
+    """As `logrotate` does: lines up to the signal are in the renamed file, later lines in the new one."""
+    path, renamed = tmp_path / "access.jsonl", tmp_path / "access.jsonl.1"
+    log = AccessLog(str(path))
+    for i in range(100):
+        log(record(request_id=str(i)))
+    log.flush()
+    await eventually(lambda: log.behind == 0)
+    path.rename(renamed)
+    log(record(request_id="100"))
+    log.reopen()
+    log(record(request_id="101"))
+    log.close()
+    assert [line["request_id"] for line in lines(renamed)] == [str(i) for i in range(101)]
+    assert [line["request_id"] for line in lines(path)] == ["101"]
+    assert log.lost == 0
+
+
+async def test_a_file_that_cannot_be_opened_again_leaves_the_log_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error is logged; later lines follow the earlier ones."""
+    (tmp_path / "logs").mkdir()
+    log = AccessLog(str(tmp_path / "logs" / "access.jsonl"))
+    (tmp_path / "logs").rename(tmp_path / "old")
+    log.reopen()
+    log(record())
+    log.close()
+    assert len(lines(tmp_path / "old" / "access.jsonl")) == 1
+    assert "access log could not be opened again" in caplog.text
+
+
+async def test_standard_output_is_never_closed(capfd: pytest.CaptureFixture[str]) -> None:
+    """It has no name to be opened by."""
+    log = AccessLog("stdout")
+    log.reopen()
+    log(record())
+    log.close()
+    assert json.loads(capfd.readouterr().out)["request_id"] == "req-1"
+
+
 def test_the_access_log_is_written_by_its_own_thread(tmp_path: Path) -> None:
     """The thread ends on close, and keeps no process alive."""
     before = set(threading.enumerate())
