@@ -2,7 +2,7 @@
 
 Rules:
 - A Runtime is frozen. A reload builds a new Runtime in a thread and replaces `RuntimeHolder.current` by an assignment.
-- A request reads `current` once and keeps the same Runtime to the end.
+- A request reads `current` once and keeps the same Runtime to the end; without a place yet, it goes on by the new one.
 - Two Runtimes share the connections and backends common to both configurations.
 - Components with learned state (fleet, estimator, queue, metrics) are not part of a Runtime: `gateway.app` tells them.
 """

@@ -115,7 +115,7 @@ SHORT = [{"role": "user", "content": "word"}]
 
 
 def renamed(servers: list[SimulatedServer], number: int) -> str:
-    """A configuration whose only pool has a name of its own; two requests at a time, so that the others queue."""
+    """A configuration whose only pool has a name of its own. Two requests run at a time; the others queue."""
     urls = ", ".join(server.url for server in servers)
     return (
         "server: {listen: 127.0.0.1:0, admin: 127.0.0.1:0}\n"
@@ -148,5 +148,6 @@ async def test_reloads_that_rename_the_pool_refuse_no_queued_request(workers: st
                         await asyncio.sleep(0.01)
             over.set()
             await asyncio.gather(*callers)
-            assert dict(ends) == {"ok": ends["ok"]}
-            assert await stopped(served) == 0
+            code = await stopped(served)
+    assert dict(ends) == {"ok": ends["ok"]}
+    assert code == 0
