@@ -8,9 +8,9 @@ Rules:
   again on a new connection.
 - TCP_NODELAY is on, by default in both event loops: else a small write on a reused connection waits 40 ms for an ACK.
 - A host name is resolved anew for every connection, and connections to a name have a maximum age: traffic follows a
-  change of DNS.
-- Redirects are never followed. The URL comes from configuration alone, and the address of a name is judged before a
-  request is written (`allowed_addresses`).
+  change of DNS. Several addresses of a name race (`address_race`).
+- Redirects are never followed. The URL comes from configuration alone, and the addresses of a name are judged before a
+  connection is opened (`allowed_addresses`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from ipaddress import ip_address
 from math import inf
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SO_RCVBUF, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPINTVL
@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 
 from backends import failures
 from backends.failures import TransportError
+from backends.http.address_race import connected_socket
 from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
 from backends.http.tunnel import ProxyAddress, open_tunnel
@@ -242,7 +243,7 @@ class ConnectionPool:
         connection.send(exchange)
 
     async def _connect(self) -> Connection:
-        address, connection = self.address, Connection(self)
+        connection = Connection(self)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 transport = await (
@@ -250,10 +251,6 @@ class ConnectionPool:
                 )
             if not connection.usable:
                 raise ConnectionAbortedError  # closed by the server, or bytes arrived, before the request
-            named = self._by_name and self._proxy is None  # a proxy resolves names itself
-            if named and not is_allowed(address.host, transport.get_extra_info("peername")[0]):
-                transport.abort()
-                raise failures.ForbiddenAddressError
         except (OSError, UnicodeError) as error:
             connection.connection_lost(error)
             raise TransportError(failures.of_connect(error)) from error
@@ -264,13 +261,14 @@ class ConnectionPool:
         return connection
 
     async def _connect_directly(self, connection: Connection) -> asyncio.Transport:
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: connection,
-            self._connect_to,
-            self.address.port,
-            ssl=self._tls,
-            server_hostname=self.address.host if self.address.tls else None,
-        )
+        host, port = self._connect_to, self.address.port
+        name = self.address.host if self.address.tls else None
+        loop = asyncio.get_running_loop()
+        connect = partial(loop.create_connection, lambda: connection, ssl=self._tls, server_hostname=name)
+        if self._by_name:
+            transport, _ = await connect(sock=await connected_socket(host, port, partial(is_allowed, host)))
+        else:
+            transport, _ = await connect(host, port)
         return transport
 
     async def _tunnel(self, connection: Connection) -> asyncio.Transport:

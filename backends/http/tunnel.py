@@ -14,6 +14,7 @@ from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from backends.failures import ProxyError
+from backends.http.address_race import connected_socket
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?\r\n")
 HEAD_LIMIT = 16 * 1024  # bytes of the proxy's reply
@@ -92,9 +93,8 @@ class ProxyHandshake(asyncio.Protocol):
 async def open_tunnel(proxy: ProxyAddress, target: str) -> asyncio.Transport:
     """Transport of a tunnel to `target`, reading paused. Raises OSError."""
     loop = asyncio.get_running_loop()
-    transport, handshake = await loop.create_connection(
-        lambda: ProxyHandshake(proxy.request(target)), proxy.host, proxy.port
-    )
+    sock = await connected_socket(proxy.host, proxy.port)
+    transport, handshake = await loop.create_connection(lambda: ProxyHandshake(proxy.request(target)), sock=sock)
     try:
         return await handshake.agreed
     except BaseException:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from backends.failures import TransportError
+from backends.http import address_race
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
@@ -248,14 +252,13 @@ async def test_an_unresolvable_name_is_a_connect_failure() -> None:
 
 
 @pytest.mark.parametrize("name", ["127.1", "0x7f000001"])
-async def test_a_name_that_resolves_to_loopback_gets_no_byte(name: str) -> None:
+async def test_a_name_that_resolves_to_loopback_gets_no_connection(name: str) -> None:
     """Resolvers read these names as 127.0.0.1. The configuration must have the address, or localhost."""
     async with Upstream([reply(b"secret")]) as upstream:
         origin = ConnectionPool(upstream.url.replace("127.0.0.1", name), connect_timeout=2)
         failure = await refused(origin)
         assert failure.message == "The backend's name leads to an address that no backend may have."
-        await upstream.until(lambda up: up.hangups == 1)
-        assert (upstream.requests, origin.active) == ([], 0)
+        assert (upstream.connections, origin.active) == (0, 0)
 
 
 async def test_connecting_is_bounded() -> None:
@@ -269,14 +272,114 @@ async def test_connecting_is_bounded() -> None:
     assert failure == Failure(FailureKind.CONNECT, "The backend did not accept a connection in time.")
 
 
-async def test_sockets_have_nodelay_and_a_bounded_receive_buffer() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_sockets_have_nodelay_and_a_bounded_receive_buffer(host: str) -> None:
     """A receive buffer bounds the bytes held for a stalled reader."""
     async with Upstream([reply()]) as upstream:
-        origin = ConnectionPool(upstream.url, connect_timeout=2, receive_buffer=16384)
+        origin = ConnectionPool(upstream.url.replace("127.0.0.1", host), connect_timeout=2, receive_buffer=16384)
         await ask(origin)
         sock = next(iter(origin._idle))._transport.get_extra_info("socket")  # type: ignore[union-attr]
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * 16384  # Linux counts its own overhead
+        await origin.close()
+
+
+# --------------------------------------------------------------------------- names with several addresses
+
+NAMED = "engines.localhost"
+DEAD, GOOD = "127.0.0.2", "127.0.0.1"
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the addresses of every name, in order."""
+
+    def answer(*addresses: str) -> None:
+        async def getaddrinfo(host: str, port: int, **_: object) -> list[object]:
+            found = [host] if host[0].isdigit() else addresses  # uvloop resolves addresses too
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (one, port)) for one in found]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+
+    return answer
+
+
+@contextmanager
+def blackhole(port: int) -> Iterator[None]:
+    """A listener with a full backlog, at DEAD."""
+    with socket.socket() as listening, socket.socket() as filler:
+        listening.bind((DEAD, port))
+        listening.listen(0)
+        filler.connect((DEAD, port))
+        yield
+
+
+async def test_an_address_that_does_not_answer_costs_no_connect_timeout(
+    answers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next address is tried meanwhile, and the attempt without an answer leaves no socket."""
+    monkeypatch.setattr(address_race, "ATTEMPT_DELAY", 0.01)
+    async with Upstream([reply(b"hello")]) as upstream:
+        origin = ConnectionPool(upstream.url.replace(GOOD, NAMED), connect_timeout=5)
+        with blackhole(origin.address.port):
+            answers(DEAD, GOOD)
+            sockets = count_sockets()
+            received = await asyncio.wait_for(ask(origin), 4)
+            assert received.body == b"hello"
+            await turn_until(lambda: count_sockets() == sockets + 2)  # both ends of one connection
+        await origin.close()
+
+
+def count_sockets() -> int:
+    """Sockets of this process."""
+    count = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the directory's own
+            count += os.readlink(file).startswith("socket:")
+    return count
+
+
+@pytest.mark.parametrize("addresses", [(DEAD, GOOD), (GOOD, DEAD), (GOOD,)])
+async def test_an_address_that_refuses_is_followed_by_the_next(
+    answers: Callable[..., None], addresses: tuple[str, ...]
+) -> None:
+    """In whatever order."""
+    async with Upstream([reply(b"hello")]) as upstream:
+        origin = ConnectionPool(upstream.url.replace(GOOD, NAMED), connect_timeout=5)
+        answers(*addresses)
+        assert (await ask(origin)).body == b"hello"
+        await origin.close()
+
+
+async def test_a_name_whose_addresses_all_refuse_is_refused(answers: Callable[..., None]) -> None:
+    """Callers see the failure, not the addresses."""
+    origin = ConnectionPool(f"http://{NAMED}:{closed_port()}", connect_timeout=5)
+    answers(DEAD, GOOD)
+    assert await refused(origin) == Failure(FailureKind.CONNECT, "The backend refused the connection.")
+    assert origin.active == 0
+
+
+async def test_a_name_whose_addresses_do_not_answer_is_bounded(answers: Callable[..., None]) -> None:
+    """By the connect timeout, for all addresses together."""
+    port = closed_port()
+    with blackhole(port):
+        origin = ConnectionPool(f"http://{NAMED}:{port}", connect_timeout=0.05)
+        answers(DEAD, DEAD)
+        failure = await refused(origin)
+    assert failure == Failure(FailureKind.CONNECT, "The backend did not accept a connection in time.")
+    assert origin.active == 0
+
+
+async def test_a_forbidden_address_of_a_name_is_never_connected_to(answers: Callable[..., None]) -> None:
+    """The others of the name are used."""
+    async with Upstream([reply(b"hello")]) as upstream, Upstream([reply(b"no")], host=DEAD) as metadata:
+        origin = ConnectionPool(upstream.url.replace(GOOD, NAMED), connect_timeout=5)
+        answers("169.254.169.254", GOOD)
+        assert (await ask(origin)).body == b"hello"
+        outside = ConnectionPool(metadata.url.replace(DEAD, "engines.example"), connect_timeout=5)
+        answers(DEAD)
+        assert (await refused(outside)).message == "The backend's name leads to an address that no backend may have."
+        assert metadata.connections == 0
         await origin.close()
 
 
