@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -45,6 +45,7 @@ SAMPLE = 2_048  # bytes in which messages are counted, in three places: counting
 
 NO_DEADLINE_PATIENCE = 600.0  # s to hold a request without a deadline: the SDKs' own default timeout
 SHORTEST_TIMER = 0.001  # s between two checks asked for by the scheduler
+WOKEN = 16  # requests in one turn of the loop that are decided again after a reload: 5 ms
 SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
 
 
@@ -174,6 +175,7 @@ class RequestQueue:
         self._new_scheduler = new_scheduler
         self.sequence = 0  # of the last request to enter
         self._waiters: dict[Hashable, Waiter] = {}  # in order of arrival
+        self._replaced: deque[Waiter] = deque()  # to be decided again
         self._next_expiry = FOREVER  # no later than the earliest `expires_at`
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
@@ -228,12 +230,14 @@ class RequestQueue:
 
     def reload(self, replaced: Collection[str]) -> None:
         """Requests held for these routes are decided again by their callers, in order of arrival."""
-        now = monotonic()
-        for key, waiter in tuple(self._waiters.items()):
+        now, waking = monotonic(), bool(self._replaced)
+        for key, waiter in self._waiters.items():
             if waiter.queued.route.name in replaced:
                 self.scheduler.leave(key, now)
-                self._finish(key, None)
+                self._replaced.append(waiter)
         self._schedule_check(now)
+        if not waking:
+            self._wake_replaced()
 
     def close(self) -> None:
         """Shutdown: rejects all held requests."""
@@ -276,6 +280,15 @@ class RequestQueue:
 
     def _reject(self, key: Hashable, message: str, retry_after: float, now: float) -> None:
         self._finish(key, QueueTimeout(message, retry_after, self.scheduler.leave(key, now)))
+
+    def _wake_replaced(self) -> None:
+        """Some in each turn of the loop, so that a long queue does not stall streams."""
+        for _ in range(min(len(self._replaced), WOKEN)):
+            waiter = self._replaced.popleft()
+            if self._waiters.get(waiter.queued.request_key) is waiter:
+                self._finish(waiter.queued.request_key, None)
+        if self._replaced:
+            asyncio.get_running_loop().call_soon(self._wake_replaced)
 
     # -- all requests -----------------------------------------------------------------------
 

@@ -33,6 +33,31 @@ def test_unchanged_pools_keep_their_objects_in_the_next_runtime() -> None:
     assert [after.backends[pool] is before.backends[pool] for pool in before.backends] == [True, True]
 
 
+ROUTES = {"chat": {"tiers": ["a"]}, "other": {"tiers": ["b"]}}
+
+
+@pytest.mark.parametrize(
+    ("pool_a", "routes", "replaced"),
+    [
+        ({}, ROUTES, set()),
+        ({"price": PRICE, "endpoints": ["http://127.0.0.1:3"]}, ROUTES, set()),
+        ({"tokenizer": "cl100k_base"}, ROUTES, {"chat"}),
+        ({"backend": "anthropic", "api_key": "k"}, ROUTES, {"chat"}),
+        ({}, {**ROUTES, "chat": {"tiers": ["b"]}}, {"chat"}),
+        ({}, {**ROUTES, "chat": {"tiers": ["a"], "ttft": {"budget": "2s"}}}, {"chat"}),
+        ({}, {"other": ROUTES["other"]}, {"chat"}),
+    ],
+)
+def test_a_route_is_replaced_if_an_estimate_or_a_decision_may_differ(
+    pool_a: dict[str, Any], routes: dict[str, Any], replaced: set[str]
+) -> None:
+    """By its settings, or by the tokenizer or dialect of a pool. Every decision reads endpoints and prices anew."""
+    pools = {"a": pool("http://127.0.0.1:1"), "b": pool("http://127.0.0.1:2")}
+    before = build_runtime(Config.model_validate(document(pools, ROUTES)))
+    after = build_runtime(Config.model_validate(document({**pools, "a": {**pools["a"], **pool_a}}, routes)), before)
+    assert after.replaced_routes(before) == replaced
+
+
 URL, OTHER_URL = "http://127.0.0.1:1", "http://127.0.0.1:2"
 API: dict[str, Any] = {"backend": "openai", "model": "gpt", "api_key": "sk-1"}
 TWO_TENANTS = {"a": ["one"], "b": ["two"]}  # routes by key

@@ -17,7 +17,7 @@ from gateway import scheduler as module
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest
 from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget
-from gateway.scheduler import NO_DEADLINE_PATIENCE, QueueTimeout, RequestQueue
+from gateway.scheduler import NO_DEADLINE_PATIENCE, WOKEN, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, Ttft
@@ -326,6 +326,35 @@ async def test_a_request_without_a_deadline_waits_longer() -> None:
     await turn_until(lambda: sum(fixture.queue.depth().values()) == 1)
     (waiter,) = fixture.queue._waiters.values()
     assert waiter.expires_at - waiter.entered_at == pytest.approx(NO_DEADLINE_PATIENCE)
+    task.cancel()
+
+
+async def test_requests_of_a_replaced_route_leave_to_be_decided_again_a_few_in_each_turn() -> None:
+    """In order of arrival. Requests of other routes stay, and nothing is released meanwhile."""
+    fixture, woken = QueueFixture(), list[int]()
+    pairs = await fixture.enqueued(2 * WOKEN + 1)
+    for number, (_, task) in enumerate(pairs):
+        task.add_done_callback(lambda task, number=number: woken.append(number))
+    other = asyncio.create_task(fixture.deciding(request(), on=route("batch")))
+    await turn_until(lambda: len(fixture.queue.depth()) == 2)
+    fixture.scheduler.calls.clear()
+    fixture.queue.reload({"chat"})
+    assert fixture.scheduler.calls == [("leave", id(asked)) for asked, _ in pairs]
+    assert fixture.queue.depth() == {"chat": WOKEN + 1, "batch": 1}
+    await turn_until(lambda: not fixture.queue.depth().get("chat"))
+    assert [await task for _, task in pairs] == [None] * len(pairs)
+    assert (woken, other.done()) == ([*range(len(pairs))], False)
+    other.cancel()
+
+
+async def test_a_request_decided_again_keeps_its_patience() -> None:
+    """Counted from the first time that it was held, over any number of reloads."""
+    fixture, asked = QueueFixture(patience=60.0), request()
+    entered_at = monotonic() - 50.0
+    task = asyncio.create_task(fixture.queue.decide(asked, CHAT, ESTIMATE, ANYONE, entered_at))
+    await turn_until(lambda: sum(fixture.queue.depth().values()) == 1)
+    (waiter,) = fixture.queue._waiters.values()
+    assert (waiter.entered_at, waiter.expires_at) == (entered_at, entered_at + 60.0)
     task.cancel()
 
 
