@@ -24,6 +24,7 @@ from gateway.api.state_ids import open_request
 from gateway.cache_warming import CacheWarming
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
 from gateway.downstream.http_request import HttpRequest
+from gateway.downstream.intake import SMALL_BODY
 from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
@@ -96,12 +97,13 @@ class Proxy:
             return None if cors.allows(http.headers.get("origin", "")) else origin_refused()
         if http.method not in methods:
             return _wrong_method(methods[0])
+        if http.path in PROBES:
+            return None
         try:
-            if http.path not in PROBES:
-                self.authorize(http)
+            tenant = self.authorize(http)
         except ApiError as refusal:
             return refusal
-        return None
+        return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
 
     async def stored(self, http: HttpRequest) -> None:
         """Answer a request about a stored response, from the endpoint with the response."""
@@ -151,8 +153,8 @@ class Proxy:
         runtime = self.runtime.current  # kept to the end of the request, unless a reload finds it without a place
         defaults = runtime.config.defaults
         tenant = self.authorize(http)
-        if http.fault is not None:
-            raise http.fault
+        timeline.authorized(tenant.name)
+        self.admission.enter(tenant, http.fault, timeline)
         timeline.end_stage(Stage.READ)
         if http.model:
             http.body = await self.decider.with_model(http.body, http.model)
@@ -162,7 +164,7 @@ class Proxy:
         )
         timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
-        timeline.routed(request, route, tenant.name)
+        timeline.routed(request, route)
         request.caller = tenant.name or http.address
         if operation is Operation.RESPONSES:
             request.state_ids = runtime.state_ids(tenant)
@@ -228,7 +230,7 @@ class Proxy:
         if no route takes the model any more."""
         timeline.held(monotonic(), 0.0)
         route = runtime.routes.match(request.model)
-        timeline.routed(request, route, tenant.name)
+        timeline.routed(request, route)
         admit(tenant, route, request.model)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
@@ -328,6 +330,11 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
     if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
         return RequestOutcome.FAILED
     return RequestOutcome.REFUSED
+
+
+def has_large_body(http: HttpRequest) -> bool:
+    """By its head. A small body is read to the end, so that a refusal does not close the connection."""
+    return "transfer-encoding" in http.headers or int(http.headers.get("content-length", 0)) > SMALL_BODY
 
 
 def offers_websocket(http: HttpRequest) -> bool:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from time import monotonic, time
 
 from policies.quota.key_limits import (
+    HEAD_CLAIM,
     Claim,
     KeyLimits,
     LimitUsage,
@@ -166,13 +167,36 @@ class LocalQuotas:
         self._wall = wall or SteadyWall()
         self._keys: dict[str, _KeyRows] = {}
 
-    async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
-        """`name`: of the key. A refused reservation has a `verdict.limit`, and has claimed nothing."""
+    def check(self, name: str, limits: KeyLimits) -> Verdict:
+        """The verdict on the head of a request, of which nothing is claimed. `name`: of the key."""
+        return self.judge(name, limits, HEAD_CLAIM, 1, self._clock())
+
+    def enter(self, name: str, limits: KeyLimits) -> Reservation:
+        """A reservation by the head, to be settled, or given to `reserve`."""
+        return self.claim(name, limits, HEAD_CLAIM)
+
+    async def reserve(self, name: str, limits: KeyLimits, claim: Claim, head: Reservation | None = None) -> Reservation:
+        """A refused reservation has a `verdict.limit`, and has claimed nothing. `head`: is withdrawn."""
+        if head is not None:
+            self.withdraw(head)
         return self.claim(name, limits, claim)
 
     def claim(self, name: str, limits: KeyLimits, claim: Claim, share: int = 1) -> Reservation:
         """`reserve`, at once. `share`: number of processes among which the limit is divided."""
         now = self._clock()
+        verdict = self.judge(name, limits, claim, share, now)
+        if verdict.limit is None:
+            self._admit(self._key(name), limits, claim, int(now))
+        return Reservation(name, limits, claim, verdict, int(now), now)
+
+    def withdraw(self, reservation: Reservation) -> None:
+        """Ends an admitted reservation, once, as if it had never been made."""
+        own, claim = self._key(reservation.name).own, reservation.claim
+        own.window.refund(reservation.second, int(self._clock()), claim.tokens, 1)
+        own.end(claim.cost, 0, 0 if reservation.limits.cost is None else month(self._wall()))
+
+    def judge(self, name: str, limits: KeyLimits, claim: Claim, share: int, now: float) -> Verdict:
+        """The verdict on a claim. Changes nothing."""
         second, key = int(now), self._key(name)
         share *= key.divisor
         windows = [row.window for row in key.rows]
@@ -181,17 +205,14 @@ class LocalQuotas:
         cost = 0 if limits.cost is None else sum(row.cost(month(self._wall())) for row in key.rows)
         usage = LimitUsage(requests, tokens, running, cost)
         if refused := exceeded(limits, claim, usage, share):
-            verdict = self._refusal(limits, claim, usage, refused, windows, now, share)
-        else:
-            self._admit(key, limits, claim, second)
-            reset = second + WINDOW_S + 1 - now
-            verdict = Verdict(
-                requests_left=remaining(limits.requests, requests + 1),
-                tokens_left=remaining(limits.tokens, tokens + claim.tokens),
-                requests_reset=reset,
-                tokens_reset=reset,
-            )
-        return Reservation(name, limits, claim, verdict, second, now)
+            return self._refusal(limits, claim, usage, refused, windows, now, share)
+        reset = second + WINDOW_S + 1 - now
+        return Verdict(
+            requests_left=remaining(limits.requests, requests + 1),
+            tokens_left=remaining(limits.tokens, tokens + claim.tokens),
+            requests_reset=reset,
+            tokens_reset=reset,
+        )
 
     def settle(self, reservation: Reservation, tokens: int, cost: int) -> None:
         """Ends an admitted reservation, once. `tokens` and `cost` (billionths of a USD): actual amounts."""

@@ -2,6 +2,9 @@
 
 Rules:
 - Only keys with limits come here; other requests pay a comparison.
+- A request is judged twice: by its head, before the body is parsed (requests per minute, concurrency, tokens of which
+  none is left), and by its claim. A large body is not even read where the head is refused.
+- A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
@@ -12,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from time import monotonic
 
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +26,7 @@ from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record
 from gateway.observe.timeline import Recorder, RequestTimeline
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
+from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
 
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
@@ -31,6 +35,15 @@ NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 Quotas = (
     LocalQuotas | RedisQuotas
 )  # `reserve` never fails or delays a request: without Redis, each process decides alone
+
+
+class QuotaExceeded(ApiError):
+    """429. `reservation`: the refused one."""
+
+    def __init__(self, reservation: Reservation, limit: QuotaLimit) -> None:
+        message, type, code, headers = refusal(reservation, limit)
+        super().__init__(429, message, type=type, code=code, headers=headers)
+        self.reservation = reservation
 
 
 class Admission:
@@ -43,6 +56,22 @@ class Admission:
         self._settling = False
         self.refused = counter("firsttoken_quota_refused_total")
 
+    def check(self, tenant: Tenant) -> QuotaExceeded | None:
+        """The reason to refuse a request of this key by the head. Claims nothing."""
+        limits = tenant.limits
+        if limits is None or (limit := (verdict := self._quotas.check(tenant.name, limits)).limit) is None:
+            return None
+        return QuotaExceeded(Reservation(tenant.name, limits, HEAD_CLAIM, verdict, 0, monotonic()), limit)
+
+    def enter(self, tenant: Tenant, fault: ApiError | None, timeline: RequestTimeline) -> None:
+        """Claim a place by the head, unless `fault` has refused the request already. Raises ApiError."""
+        if isinstance(fault, QuotaExceeded):
+            self._reserved(fault.reservation, timeline)
+        if fault is not None:
+            raise fault
+        if tenant.limits is not None:
+            self._reserved(self._quotas.enter(tenant.name, tenant.limits), timeline)
+
     async def reserve(
         self,
         tenant: Tenant,
@@ -52,23 +81,35 @@ class Admission:
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
     ) -> None:
-        """Raises ApiError (429)."""
+        """Claim the whole request in place of its head. Raises ApiError (429)."""
+        claim = claim_of(estimate, choices, None if limits.cost is None else pools)
+        await self.claim(tenant, limits, claim, timeline)
+
+    async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
+        """`reserve`, of a known claim."""
+        head = timeline.record.quota
+        timeline.reserved(None)
+        self._reserved(await self._quotas.reserve(tenant.name, limits, claim, head), timeline)
+
+    def _reserved(self, made: Reservation, timeline: RequestTimeline) -> None:
+        """Raises ApiError (429) for a refused reservation."""
         if not self._settling:  # gateways without limits do not pay for this sink
             self._settling = True
             self._recorder.sinks.append(self.settle)
             self._registry.register(self.refused)
-        claim = claim_of(estimate, choices, None if limits.cost is None else pools)
-        made = await self._quotas.reserve(tenant.name, limits, claim)
         timeline.reserved(made)
         if (limit := made.verdict.limit) is not None:
-            self.refused.of[tenant.name, limit.value].value += 1
-            raise refusal(made, limit)
+            raise QuotaExceeded(made, limit)
 
     def settle(self, record: Record) -> None:
         """A sink of Records."""
         reservation = record.quota
-        if reservation is not None and reservation.verdict.limit is None:
+        if reservation is None:
+            return
+        if (limit := reservation.verdict.limit) is None:
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
+        else:
+            self.refused.of[reservation.name, limit.value].value += 1
 
 
 def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None) -> Claim:
@@ -86,10 +127,11 @@ def tokens_of(record: Record) -> int:
     return sum([attempt.tokens for attempt in record.attempts])
 
 
-def refusal(made: Reservation, limit: QuotaLimit) -> ApiError:
-    """The error in OpenAI's dialect: the limit, its size, and when to retry."""
+def refusal(made: Reservation, limit: QuotaLimit) -> tuple[str, str, str, Mapping[str, str]]:
+    """Message, type, code and headers of the error in OpenAI's dialect: the limit, its size, and when to retry."""
     limits, wait = made.limits, made.verdict.wait
-    type, code, headers = "tokens" if limit is QuotaLimit.TOKENS else "requests", "rate_limit_exceeded", NO_RETRY
+    type, code = "tokens" if limit is QuotaLimit.TOKENS else "requests", "rate_limit_exceeded"
+    headers: Mapping[str, str] = NO_RETRY
     if limit is QuotaLimit.COST:
         type = code = "insufficient_quota"
         message = f"This key has used its {usd(limits.cost)} of this calendar month (UTC)."
@@ -105,7 +147,7 @@ def refusal(made: Reservation, limit: QuotaLimit) -> ApiError:
         }[limit]
         message = f"This key has reached its limit of {reached}. Try again in {duration(wait)}."
         headers = retry_later(wait)
-    return ApiError(429, message, type=type, code=code, headers=headers)
+    return message, type, code, headers
 
 
 def quota_headers(made: Reservation) -> Iterable[str]:

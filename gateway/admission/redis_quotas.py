@@ -2,6 +2,8 @@
 
 Rules:
 - One round trip per reservation. Settlements are sent with the next reservation, or after SETTLE_DELAY.
+- The head of a request is judged without a round trip: by what this process has admitted, which Redis counts too, and
+  by the last refusal for requests per minute, which holds until its wait is over. Redis judges the whole claim.
 - Admissions by Redis count locally too. While Redis is unavailable each process admits a share: the limit divided by
   the last known number of processes, at least one request; of the monthly cost a share of the last known rest.
 - Local admissions and settlements are sent when Redis is back: the last MAX_PENDING settlements, and every cost. Calls
@@ -33,7 +35,7 @@ from urllib.parse import quote
 
 from gateway.admission.local_quotas import LocalQuotas, SteadyWall, month, remaining
 from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable
-from policies.quota.key_limits import Claim, KeyLimits, QuotaLimit, Reservation, Verdict
+from policies.quota.key_limits import HEAD_CLAIM, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.quota.sliding_window import WINDOW_S
 
 LEASE = 60_000  # ms until a reservation without renewal expires
@@ -227,6 +229,7 @@ class RedisQuotas:
         self._members_script = script(MEMBERS, redis_clock)
         self._id, self._sequence = urandom(6).hex(), count(1)
         self._running: dict[str, Reservation] = {}  # by lease
+        self._out_of_requests: dict[str, Reservation] = {}  # by key: last refused for requests per minute
         self._pending: deque[Settlement] = deque()
         self._dropped_costs: Counter[tuple[str, int]] = Counter()  # by key and month, of settlements beyond MAX_PENDING
         self._known_costs: dict[tuple[str, int], tuple[int, int]] = {}  # by key and month: of all, and of this process
@@ -251,7 +254,24 @@ class RedisQuotas:
 
     # -- requests ---------------------------------------------------------------------------
 
-    async def reserve(self, name: str, limits: KeyLimits, claim: Claim) -> Reservation:
+    def check(self, name: str, limits: KeyLimits) -> Verdict:
+        now, refused = self._clock(), self._out_of_requests.get(name)
+        if refused is not None and refused.limits == limits:
+            verdict, ago = refused.verdict, now - refused.at
+            if (wait := (verdict.wait or 0.0) - ago) > 0:
+                return replace(verdict, wait=wait, requests_reset=max(verdict.requests_reset - ago, 0.0))
+        return self.local.judge(name, at_head(limits), HEAD_CLAIM, 1 if self.redis.up else self.members, now)
+
+    def enter(self, name: str, limits: KeyLimits) -> Reservation:
+        verdict = self.check(name, limits)
+        if verdict.limit is not None:
+            return Reservation(name, limits, HEAD_CLAIM, verdict, NOT_COUNTED, self._clock())
+        made = self.local.add(name, at_head(limits), HEAD_CLAIM, verdict)
+        return Reservation(name, limits, HEAD_CLAIM, verdict, 0, made.at, local=made)
+
+    async def reserve(self, name: str, limits: KeyLimits, claim: Claim, head: Reservation | None = None) -> Reservation:
+        if head is not None and head.local is not None:
+            self.local.withdraw(head.local)
         lease = f"{self._id}{next(self._sequence):x}"
         most = (limits.requests, limits.tokens, limits.concurrent, limits.cost)
         args: list[str | int] = [lease, month(self._wall()), claim.tokens, claim.cost]
@@ -305,6 +325,8 @@ class RedisQuotas:
         if verdict.limit is None:
             copy = self.local.add(name, limits, claim, verdict)
             reservation = self._running[lease] = replace(reservation, lease=lease, local=copy)
+        elif verdict.limit is QuotaLimit.REQUESTS:
+            self._out_of_requests[name] = reservation
         if limits.cost is not None:
             self._known_costs[name, month(self._wall())] = int(spent), self.local.spent(name)
         return reservation
@@ -395,6 +417,12 @@ class RedisQuotas:
         for name, pairs in by_name.items():
             for at in range(0, len(pairs), 2 * RENEW_BATCH):
                 await self.pipeline.call(self._renew_script, keys_of(name), pairs[at : at + 2 * RENEW_BATCH])
+
+
+@lru_cache(maxsize=4096)
+def at_head(limits: KeyLimits) -> KeyLimits:
+    """The limits that a process judges by itself: it does not know all costs of a month."""
+    return replace(limits, cost=None)
 
 
 def _ignore_result(done: asyncio.Future[int]) -> None:

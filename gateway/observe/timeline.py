@@ -92,12 +92,14 @@ class RequestTimeline:
         if trace is not None:
             record.trace_id = trace.id
 
-    def routed(self, request: InferenceRequest, route: Route, tenant: str) -> None:
+    def authorized(self, tenant: str) -> None:
+        self.record.tenant = tenant
+
+    def routed(self, request: InferenceRequest, route: Route) -> None:
         """Note labels and budgets. Labels come from the configuration only: no caller can create a metric series."""
         record = self.record
         record.route = route.name
         record.workload = route.workload
-        record.tenant = tenant
         record.stream = request.stream
         record.max_tokens = request.max_tokens
         record.choices = request.choices
@@ -116,8 +118,8 @@ class RequestTimeline:
             self.record.ttft_budget = route.ttft_budget(request.ttft_budget, estimate.uncached_tokens)
         self.end_stage(ESTIMATE)
 
-    def reserved(self, reservation: Reservation) -> None:
-        """Note the reservation against the key's limits, or the limit that refused the request."""
+    def reserved(self, reservation: Reservation | None) -> None:
+        """Note the reservation against the key's limits, or the limit that refused the request; None: withdrawn."""
         self.record.quota = reservation
 
     def decided(self, decision: Decision) -> Decision:

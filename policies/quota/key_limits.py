@@ -3,6 +3,7 @@
 Rules:
 - A request claims the maximum before running: one request, the tokens, a concurrency slot, the cost. A refused request
   claims nothing.
+- The head of a request claims what is known without the body (`HEAD_CLAIM`). The whole claim replaces the head's.
 - Of several exceeded limits, the refusal names the limit with the longest wait.
 - No wait admits a claim above a whole limit, and the refusal says so.
 - `share`: number of processes which enforce the limit independently. Each admits a part, and at least one request; a
@@ -48,6 +49,9 @@ class Claim:
 
     tokens: int = 0
     cost: int = 0
+
+
+HEAD_CLAIM = Claim(tokens=1)  # no request takes less
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,13 @@ class SlidingWindow:
         words[base] += requests
         words[base + 1] += tokens
 
-    def refund(self, second: int, now: int, tokens: int) -> None:
-        """Takes back tokens which were added in `second`."""
+    def refund(self, second: int, now: int, tokens: int, requests: int = 0) -> None:
+        """Takes back what was added in `second`."""
         if second >= now - WINDOW_S:
+            self.words[self.base] -= requests
             self.words[self.base + 1] -= tokens
             for _, slot in self._slots(range(second + 1, now + 1)):
+                self.words[slot + 1] -= requests
                 self.words[slot + 2] -= tokens
 
     def _slot_of(self, second: int) -> int:

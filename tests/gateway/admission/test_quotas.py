@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import claim_of, duration, quota_headers, refusal
+from gateway.admission.quotas import QuotaExceeded, claim_of, duration, quota_headers
 from gateway.config.models import Config
-from gateway.observe.record import RequestOutcome
+from gateway.observe.record import RequestOutcome, Stage
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.gateway.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
@@ -89,7 +89,7 @@ def test_a_refusal_names_the_limit_and_the_remedy(
     limit: QuotaLimit, wait: float | None, type: str, code: str, message: str, headers: dict[str, str]
 ) -> None:
     limits = KeyLimits(9, 50, 2, 5 * NANO)
-    found = refusal(made(limits, Verdict(limit, wait)), limit)
+    found = QuotaExceeded(made(limits, Verdict(limit, wait)), limit)
     assert (found.status, found.type, found.code, found.headers) == (429, type, code, headers)
     assert message in found.message
 
@@ -140,6 +140,53 @@ async def test_answers_show_the_remaining_quota_and_refusals_are_counted() -> No
             _, refused = gateway.recorder.recent
             assert (refused.end, refused.status, refused.ttft_met) == (RequestOutcome.REFUSED, 429, None)
             assert gateway.proxy.admission.refused.of["web", "requests"].value == 1
+
+
+HEAD_OF_20_MB = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nauthorization: Bearer sk-web\r\n"
+    b"content-type: application/json\r\ncontent-length: 20000000\r\n\r\n"
+)
+
+
+async def test_a_large_body_above_the_quota_is_refused_unread() -> None:
+    """Once, in the caller's dialect, with one Record: no byte of the body has to arrive."""
+    async with Upstream([reply(WHOLE)]) as upstream:
+        limits = key(requests_per_minute=1)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
+            assert (await caller.whole(post(CHAT, WEB)))[0] == 200
+            messages = HEAD_OF_20_MB.replace(b"chat/completions", b"messages")
+            status, headers, body = await caller.whole(messages)
+            assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
+            assert 55_000 < int(headers["retry-after-ms"]) <= 61_000
+            assert (headers["connection"], headers["x-ratelimit-remaining-requests"]) == ("close", "0")
+            await eventually(lambda: len(gateway.recorder.recent) == 2)
+            refused = gateway.recorder.recent[1]
+            assert (refused.end, refused.status, refused.tenant) == (RequestOutcome.REFUSED, 429, "web")
+            assert gateway.proxy.admission.refused.of["web", "requests"].value == 1
+
+
+async def test_a_body_above_the_quota_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read, so the connection stays open: the same refusal before the body is judged."""
+    async with Upstream([reply(WHOLE)]) as upstream:
+        limits = key(requests_per_minute=1)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
+            assert (await caller.whole(post(CHAT, WEB)))[0] == 200
+            status, headers, _ = await caller.whole(post({"no": "chat"}, WEB))
+            assert (status, headers.get("connection")) == (429, None)
+            assert gateway.recorder.recent[1].spent[Stage.PARSE] is None
+
+
+async def test_a_request_refused_after_its_head_counts_and_returns_its_place() -> None:
+    async with Upstream([reply(WHOLE)]) as upstream:
+        limits = key(requests_per_minute=4, concurrent_requests=1, tokens_per_minute=100)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
+            invalid, unknown = {"no": "chat"}, {**CHAT, "model": "nobody"}
+            large = {**CHAT, "messages": [{"role": "user", "content": "word " * 200}]}
+            seen = [(await caller.whole(post(each, WEB)))[0] for each in (invalid, unknown, large)]
+            assert seen == [400, 404, 429]
+            status, headers, _ = await caller.whole(post({**CHAT, "max_tokens": 9}, WEB))
+            assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "1")  # a refused claim counts nothing
+            assert len(gateway.recorder.recent) == 4
 
 
 async def test_a_concurrency_slot_is_held_until_the_end_of_the_answer() -> None:

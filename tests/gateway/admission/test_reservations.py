@@ -56,6 +56,13 @@ class QuotaStore:
         await self._synchronize()
         return await self.quotas[turn % len(self.quotas)].reserve(name, limits, Claim(tokens, cost))
 
+    async def enter(self, limits: KeyLimits, turn: int = 0) -> Reservation:
+        await self._synchronize()
+        return self.quotas[turn % len(self.quotas)].enter("web", limits)
+
+    async def claim(self, limits: KeyLimits, tokens: int, head: Reservation) -> Reservation:
+        return await self.quotas[0].reserve("web", limits, Claim(tokens), head)
+
     async def settle(self, reservation: Reservation, tokens: int = 1, cost: int = 0, turn: int = 0) -> None:
         self.quotas[turn % len(self.quotas)].settle(reservation, tokens, cost)
         await self._synchronize()
@@ -148,6 +155,54 @@ async def test_a_refused_request_claims_nothing(store: QuotaStore) -> None:
         assert (await store.ask(limits, 60, 1, n)).verdict.limit is QuotaLimit.TOKENS
     again = (await store.ask(limits, 40, 5)).verdict
     assert (again.limit, again.requests_left, again.tokens_left) == (None, 8, 0)
+
+
+async def test_a_head_holds_a_place_until_it_is_settled_and_counts_as_a_request(store: QuotaStore) -> None:
+    limits = KeyLimits(requests=2, concurrent=1)
+    head = await store.enter(limits)
+    assert head.verdict.limit is None
+    assert (await store.enter(limits)).verdict.limit is QuotaLimit.CONCURRENT
+    await store.settle(head, 0)
+    made = await store.ask(limits)
+    assert (made.verdict.limit, made.verdict.requests_left) == (None, 0)
+    await store.settle(made)
+    assert (await store.ask(limits, turn=1)).verdict.limit is QuotaLimit.REQUESTS
+
+
+async def test_a_claim_replaces_that_of_the_head(store: QuotaStore) -> None:
+    limits = KeyLimits(requests=2, tokens=100, concurrent=1)
+    made = await store.claim(limits, 100, await store.enter(limits))
+    assert (made.verdict.limit, made.verdict.requests_left, made.verdict.tokens_left) == (None, 1, 0)
+    assert (await store.ask(limits, 0)).verdict.limit is QuotaLimit.CONCURRENT
+    await store.settle(made, 40)
+    found = (await store.ask(limits, 60)).verdict
+    assert (found.limit, found.requests_left, found.tokens_left) == (None, 0, 0)
+
+
+async def test_a_refused_claim_takes_that_of_the_head_back(store: QuotaStore) -> None:
+    """Also in a later second than the head's."""
+    limits = KeyLimits(requests=1, tokens=100, concurrent=1)
+    head = await store.enter(limits)
+    await store.pass_time(2.5)
+    assert (await store.claim(limits, 101, head)).verdict.limit is QuotaLimit.TOKENS
+    again = await store.enter(limits)
+    assert again.verdict.limit is None
+    made = await store.claim(limits, 100, again)
+    assert (made.verdict.limit, made.verdict.requests_left, made.verdict.tokens_left) == (None, 0, 0)
+
+
+async def test_no_head_is_admitted_without_tokens_left(store: QuotaStore) -> None:
+    limits = KeyLimits(tokens=10)
+    await store.ask(limits, 10)
+    assert (await store.enter(limits)).verdict.limit is QuotaLimit.TOKENS
+
+
+async def test_a_check_claims_nothing(store: QuotaStore) -> None:
+    limits = KeyLimits(requests=1)
+    assert [store.quotas[0].check("web", limits).limit for _ in range(2)] == [None, None]
+    await store.ask(limits)
+    checked = store.quotas[0].check("web", limits)
+    assert (checked.limit, checked.wait) == (QuotaLimit.REQUESTS, pytest.approx(61.0))
 
 
 async def test_unused_tokens_are_refunded(store: QuotaStore) -> None:
@@ -339,6 +394,22 @@ async def test_in_redis_a_reservation_expires_unless_renewed() -> None:
             assert (await store.ask(limits, turn=1)).verdict.limit is not None
         await store.pass_time(LEASE + 0.1)
         assert (await store.ask(limits, cost=10, turn=1)).verdict.limit is None
+
+
+async def test_in_redis_a_refusal_for_requests_refuses_heads_until_its_wait_is_over() -> None:
+    """Without a round trip, though another replica has admitted the requests. Not for other limits."""
+    async with in_redis() as store:
+        limits = KeyLimits(requests=2)
+        for _ in range(2):
+            await store.ask(limits, turn=1)
+        assert (await store.enter(limits)).verdict.limit is None
+        assert (await store.ask(limits)).verdict.limit is QuotaLimit.REQUESTS
+        await store.pass_time(20)
+        refused = (await store.enter(limits)).verdict
+        assert (refused.limit, refused.wait, refused.requests_reset) == (QuotaLimit.REQUESTS, 41.0, 41.0)
+        assert (await store.enter(KeyLimits(requests=3))).verdict.limit is None
+        await store.pass_time(41)
+        assert (await store.enter(limits)).verdict.limit is None
 
 
 async def test_in_redis_everything_expires() -> None:

@@ -219,13 +219,14 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, total={"budget": "30s"})
     life = RequestTimeline(Record())
     found = life.record
-    life.routed(request(model="whatever", stream=True), own, "web")
+    life.authorized("web")
+    life.routed(request(model="whatever", stream=True), own)
     assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
     assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
-    life.routed(request({"x-slo-tpot-ms": "20"}), own, "-")
+    life.routed(request({"x-slo-tpot-ms": "20"}), own)
     assert found.tpot_budget == 0.02
-    life.routed(request(), route(), "-")
-    assert (found.tpot_budget, found.total_budget, found.tenant) == (None, None, "-")
+    life.routed(request(), route())
+    assert (found.tpot_budget, found.total_budget) == (None, None)
 
 
 def ended(raised: BaseException | None) -> list[Record]:

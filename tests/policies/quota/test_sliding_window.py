@@ -50,9 +50,10 @@ def test_a_refund_counts_as_never_added(steps: list[tuple[float, int, int]], bac
         added.append((int(now), tokens))
     given_back = {which for which in back if which < len(added)}
     for which, (second, tokens) in enumerate(added):
-        same.add(second, 1, 0 if which in given_back else tokens)
+        gone = which in given_back
+        same.add(second, 0 if gone else 1, 0 if gone else tokens)
     for which in given_back:
-        one.refund(added[which][0], int(now), added[which][1])
+        one.refund(added[which][0], int(now), added[which][1], 1)
     for later in range(WINDOW_S + 2):
         assert one.used(int(now) + later) == same.used(int(now) + later)
 
