@@ -168,7 +168,9 @@ class Proxy:
         request.caller = tenant.name or http.address
         if operation is Operation.RESPONSES:
             request.state_ids = runtime.state_ids(tenant)
-            request.body, request.pinned = open_request(request.body, request.state_ids, runtime.endpoints(route))
+            request.body, request.pinned = await self.decider.off_loop(
+                request.size, open_request, request.body, request.state_ids, runtime.endpoints(route)
+            )
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))

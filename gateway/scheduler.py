@@ -19,6 +19,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
+from random import random
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -40,8 +41,8 @@ log = logging.getLogger("firsttoken")
 T = TypeVar("T")
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
-MANY, SUSPECT = 400, 15_000  # messages: 1 ms to parse if none is cached; bytes of body enough for as many
-SAMPLE = 2_048  # bytes in which messages are counted, in three places: counting in all of 100 KB would take 56 us
+MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
+SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
 
 NO_DEADLINE_PATIENCE = 600.0  # s to hold a request without a deadline: the SDKs' own default timeout
 SHORTEST_TIMER = 0.001  # s between two checks asked for by the scheduler
@@ -71,7 +72,7 @@ class Decider:
     ) -> InferenceRequest:
         """Parses a body, in a thread if slow enough to block the loop. Raises ApiError."""
         asked = operation, raw, headers, arrival, request_id, wanted_headers
-        if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_messages(raw) <= MANY):
+        if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_containers(raw) <= MANY):
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
 
@@ -132,10 +133,11 @@ def queued_request(
     return QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight, reasoning)
 
 
-def estimated_messages(raw: bytes) -> float:
-    """Approximate number of messages in a body, from samples at start, middle and end."""
-    places = 0, len(raw) // 2, len(raw) - SAMPLE
-    return sum(raw.count(b'"role"', at, at + SAMPLE) for at in places) * len(raw) / (3 * SAMPLE)
+def estimated_containers(raw: bytes) -> float:
+    """Approximate number of objects and arrays in a body, from samples at random places: no caller knows them."""
+    places = [int(random() * (len(raw) - SAMPLE)) for _ in range(SAMPLES)]
+    found = sum(raw.count(b"{", at, at + SAMPLE) + raw.count(b"[", at, at + SAMPLE) for at in places)
+    return found * len(raw) / (SAMPLES * SAMPLE)
 
 
 # --------------------------------------------------------------------------- queue

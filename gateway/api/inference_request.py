@@ -23,12 +23,22 @@ from msgspec import Raw
 
 from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
-from gateway.api.api_error import bad_request
+from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
 from gateway.api.state_ids import StateIds
-from gateway.strict_json import MAX_DEPTH, UNREADABLE, decode, element, encode, members
+from gateway.strict_json import (
+    MAX_DEPTH,
+    MAX_MEMBERS,
+    MAX_VALUES,
+    UNREADABLE,
+    decode,
+    element,
+    encode,
+    members,
+    too_many_elements,
+)
 from gateway.tokenize.estimator import GenerationalCache
 from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
@@ -215,7 +225,9 @@ class InferenceRequest(RequestView):
 
 def with_model(raw: bytes, model: str) -> bytes:
     """The body with the model that the path names (Azure: whatever model the body names). A body that is no JSON object
-    is left to the parser."""
+    is left to the parser, and so is one of too many elements."""
+    if too_many_elements(raw):
+        return raw
     try:
         return encode({**members(raw), "model": model})
     except UNREADABLE:
@@ -230,7 +242,9 @@ def parse(
     request_id: str,
     wanted: frozenset[str] = frozenset(),
 ) -> InferenceRequest:
-    """Raises ApiError (400) with the name of the field. `wanted`: headers read by conditions of routes."""
+    """Raises ApiError: 400 with the name of the field, 413. `wanted`: headers read by conditions of routes."""
+    if too_many_elements(raw):
+        raise _too_many_elements()
     parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
     parameters = parsed.parameters
     return InferenceRequest(
@@ -258,6 +272,14 @@ def parse(
         size=len(raw),
         dialect_headers=_dialect_headers(headers) if operation in _WITH_HEADERS else {},
     )
+
+
+def _too_many_elements() -> ApiError:
+    message = (
+        f"The body has too many elements: at most {MAX_MEMBERS} objects, arrays and members of objects,"
+        f" and {MAX_VALUES} values."
+    )
+    return ApiError(413, message, code="request_too_large")
 
 
 # Names of a conversation, or else of a user, from clients: OpenAI's `prompt_cache_key`; headers of Codex (session-id,

@@ -48,7 +48,7 @@ def down(decider: Decider, *endpoints: str) -> None:
     ("size", "messages", "threads"), [(10, 1, 0), (100, MANY // 2, 0), (LARGE, 1, 1), (10, 2 * MANY, 1)]
 )
 async def test_large_requests_are_parsed_in_a_thread(decider: Decider, size: int, messages: int, threads: int) -> None:
-    """A large body, or a body of many messages: each message costs as much as 500 bytes."""
+    """A large body, or a body of many objects: each message costs as much as 500 bytes."""
     ran: list[object] = []
     submit = decider.estimator.executor.submit
     decider.estimator.executor.submit = lambda *task: ran.append(task) or submit(*task)  # type: ignore[method-assign]

@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.strict_json import MAX_DEPTH, UNREADABLE, BadJson, decode, element, encode, members
+from gateway import strict_json
+from gateway.strict_json import (
+    MAX_DEPTH,
+    MAX_MEMBERS,
+    MAX_VALUES,
+    UNREADABLE,
+    BadJson,
+    decode,
+    element,
+    encode,
+    members,
+    too_many_elements,
+)
 from tests.gateway.upstream.writing import Writer
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
@@ -27,6 +40,65 @@ def reason(data: bytes) -> str:
     with pytest.raises(BadJson) as caught:
         decode(data)
     return str(caught.value)
+
+
+# --------------------------------------------------------------------------- the number of elements
+
+
+def counted(value: Any) -> tuple[int, int]:
+    """Objects, arrays and members; commas between values."""
+    inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else None
+    if inner is None:
+        return 0, 0
+    below = [counted(each) for each in inner]
+    own = 1 + (len(inner) if isinstance(value, dict) else 0)
+    return own + sum(members for members, _ in below), max(len(inner) - 1, 0) + sum(commas for _, commas in below)
+
+
+@settings(deadline=None, max_examples=200)
+@given(DOCUMENTS, st.booleans(), st.integers(1, 9))
+def test_elements_are_counted_outside_of_strings(value: Any, ascii: bool, part: int) -> None:
+    """Exactly, and wherever the parts are cut."""
+    data = json.dumps(value, ensure_ascii=ascii).encode()
+    with patch.object(strict_json, "_PART", part):
+        outside = b"".join(strict_json._without_strings(data))
+    members, commas = counted(value)
+    assert (sum(map(outside.count, (b"{", b"[", b":"))), outside.count(b",")) == (members, commas)
+
+
+MANY_MEMBERS = {
+    "arrays": b"[" + b",".join([b"[]"] * MAX_MEMBERS) + b"]",
+    "nested arrays": b"[" + b",".join([b"[" * 100 + b"]" * 100] * (MAX_MEMBERS // 100)) + b"]",
+    "members": b"{" + b",".join(b'"%d":1' % n for n in range(MAX_MEMBERS)) + b"}",
+    "messages": b"[" + b" , ".join([b'{"role" : "user", "content":"x"}'] * (MAX_MEMBERS // 3)) + b"]",
+    "strings": b"[" + b",".join([b'"\\\\"'] * (MAX_VALUES + 1)) + b"]",
+    "numbers": b"[" + b" , ".join([b"1"] * (MAX_VALUES + 1)) + b"]",
+}
+
+
+@pytest.mark.parametrize("name", MANY_MEMBERS)
+def test_too_many_elements_are_found_in_any_form(name: str) -> None:
+    data = MANY_MEMBERS[name]
+    assert too_many_elements(data)
+    kept = data.rpartition(b" , " if b" , " in data else b",")[0] + (b"}" if name == "members" else b"]")
+    assert not too_many_elements(kept)
+    assert decode(kept)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode(["a, b: {c} [d] \\" * 100_000, 'say "hi", "ho", ' * 100_000]),
+        encode(list(range(MAX_VALUES))),
+        encode([{"role": "user", "content": [{"type": "text", "text": "x"}] * 3}] * 4_000),
+    ],
+    ids=["text", "token ids", "a long conversation"],
+)
+def test_text_token_ids_and_long_conversations_are_no_attack(data: bytes) -> None:
+    assert not too_many_elements(data)
+
+
+# --------------------------------------------------------------------------- documents
 
 
 @settings(deadline=None, max_examples=100)
