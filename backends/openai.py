@@ -131,14 +131,14 @@ class OpenAI(Backend):
         return body
 
     def _cap(self, body: dict[str, Any], operation: Operation, cap: int) -> None:
-        """Lower the caller's limit to `cap`; set the cap if the limit is absent or no number.
+        """Lower the caller's limit to `cap`; set the cap if the limit is absent, unlimited (below 0) or no number.
 
         Servers read the text "100000" as a number.
         """
         limits = _CAPPED.get(operation, ())
         asked = [name for name in limits if body.get(name) is not None]
         for name in asked:
-            if type(body[name]) not in (int, float) or body[name] > cap:
+            if type(body[name]) not in (int, float) or not 0 <= body[name] <= cap:
                 body[name] = cap
         if limits and not asked:
             body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap

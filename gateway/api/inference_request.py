@@ -26,7 +26,7 @@ from backends.translation.translation import Translation
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
-from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object
+from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit
 from gateway.api.state_ids import StateIds
 from gateway.strict_json import (
     MAX_DEPTH,
@@ -165,7 +165,7 @@ def _parameters_of(valid: ChatShape | CompletionShape, body: Mapping[str, Any]) 
         model=valid.model,
         stream=bool(valid.stream),
         wants_usage=bool(valid.stream_options and valid.stream_options.include_usage),
-        max_tokens=max_tokens,
+        max_tokens=output_limit(max_tokens),
         tools=bool(body.get("tools")),
         json_schema=isinstance(response_format, dict) and response_format.get("type") in ("json_schema", "json_object"),
         choices=max(valid.n or 1, valid.best_of or 1)

@@ -12,7 +12,7 @@ import msgspec
 
 from backends.interface import Failure, Operation
 from gateway.api.api_error import ApiError
-from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, translated_prompt
+from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit, translated_prompt
 from gateway.strict_json import encode
 
 OVERLOADED = 529  # Anthropic's status for a server without capacity
@@ -48,7 +48,7 @@ class _Counted(msgspec.Struct):
 
 
 class _Messages(_Counted, kw_only=True):
-    max_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    max_tokens: int
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -72,7 +72,7 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
             model=valid.model,
             stream=bool(valid.stream) and operation is Operation.MESSAGES,
             wants_usage=True,
-            max_tokens=valid.max_tokens if isinstance(valid, _Messages) else 1,
+            max_tokens=output_limit(valid.max_tokens) if isinstance(valid, _Messages) else 1,
             tools=bool(valid.tools),
             json_schema=bool(valid.output_config and valid.output_config.get("format")),
         ),

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-Tokens = Annotated[int, msgspec.Meta(ge=1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 
 
@@ -26,7 +25,7 @@ class _OpenAIShape(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(min_length=1)]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    max_tokens: Tokens | None = None
+    max_tokens: int | None = None  # any: the engine judges the value
     n: Choices | None = None
     best_of: Choices | None = None
     temperature: float | None = None
@@ -37,7 +36,7 @@ class _OpenAIShape(msgspec.Struct):
 
 class ChatShape(_OpenAIShape, kw_only=True):
     messages: Annotated[list[MessageShape], msgspec.Meta(min_length=1)]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     response_format: dict[str, Any] | None = None
 

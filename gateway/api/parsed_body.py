@@ -67,6 +67,12 @@ def checked(body: Mapping[str, Any], shape: type[Shape]) -> Shape:
         raise _invalid(str(error)) from None
 
 
+def output_limit(asked: int | None) -> int | None:
+    """The limit of an answer, for forecasts and quotas. Below 1 is none: -1 is unlimited to many engines, 0 asks for
+    log probabilities of the prompt."""
+    return asked if asked is not None and asked > 0 else None
+
+
 def translated_prompt(operation: Operation, body: Mapping[str, Any]) -> Prompt:
     """The prompt of a body in a dialect other than chat. Raises ApiError (400) for members of no known shape."""
     try:

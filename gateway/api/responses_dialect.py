@@ -12,7 +12,7 @@ import msgspec
 
 from backends.interface import Failure, Operation
 from gateway.api.api_error import bad_request
-from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, translated_prompt
+from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit, translated_prompt
 from gateway.strict_json import encode
 
 
@@ -22,7 +22,7 @@ class _Responses(msgspec.Struct):
     model: Annotated[str, msgspec.Meta(min_length=1)]
     input: str | list[dict[str, Any]] | None = None
     instructions: str | list[dict[str, Any]] | None = None
-    max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_output_tokens: int | None = None
     stream: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
@@ -47,7 +47,7 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
             model=valid.model,
             stream=bool(valid.stream),
             wants_usage=True,
-            max_tokens=valid.max_output_tokens,
+            max_tokens=output_limit(valid.max_output_tokens),
             tools=bool(valid.tools),
             json_schema=isinstance(text_format, dict) and text_format.get("type") in ("json_schema", "json_object"),
         ),

@@ -97,6 +97,8 @@ def test_a_whole_answer_is_requested_whole() -> None:
         ({"max_tokens": 500}, {"max_tokens": 100}),
         ({"max_completion_tokens": 500}, {"max_completion_tokens": 100}),
         ({"max_tokens": 1e9}, {"max_tokens": 100}),
+        ({"max_tokens": -1}, {"max_tokens": 100}),
+        ({"max_tokens": 0}, {"max_tokens": 0}),
         ({"max_tokens": "100000"}, {"max_tokens": 100}),
         ({"max_tokens": True}, {"max_tokens": 100}),
         ({"max_tokens": 500, "max_completion_tokens": 20}, {"max_tokens": 100, "max_completion_tokens": 20}),

@@ -131,7 +131,8 @@ def test_the_aliases_of_the_budget_headers_are_known() -> None:
         ({"messages": [{"content": "x"}]}, "messages[0]", "'messages[0]': Object missing required field 'role'."),
         ({"messages": ["x"]}, "messages[0]", "'messages[0]': expected 'object', got 'string'."),
         ({"stream": "yes"}, "stream", "'stream': expected 'boolean | null', got 'string'."),
-        ({"max_tokens": 0}, "max_tokens", "'max_tokens': expected 'integer' >= 1."),
+        ({"max_tokens": "9"}, "max_tokens", "'max_tokens': expected 'integer | null', got 'string'."),
+        ({"max_tokens": 1.5}, "max_tokens", "'max_tokens': expected 'integer | null', got 'number'."),
         ({"n": 129}, "n", "'n': expected 'integer' <= 128."),
         ({"temperature": "hot"}, "temperature", "'temperature': expected 'number | null', got 'string'."),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", None),
@@ -145,6 +146,25 @@ def test_a_field_of_the_wrong_type_is_named_in_jsons_terms(
     refusal = refused(**body)
     assert (refusal.status, refusal.type, refusal.param) == (400, "invalid_request_error", param)
     assert message in (None, refusal.message)
+
+
+@pytest.mark.parametrize("limit", [-1, 0])
+@pytest.mark.parametrize(
+    ("operation", "name", "more"),
+    [
+        (Operation.CHAT, "max_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        (Operation.CHAT, "max_completion_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        (Operation.COMPLETION, "max_tokens", {"prompt": "x", "echo": True}),
+        (Operation.MESSAGES, "max_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+        (Operation.RESPONSES, "max_output_tokens", {"input": "x"}),
+    ],
+)
+def test_a_limit_below_one_is_the_engines_to_judge(
+    operation: Operation, name: str, more: dict[str, Any], limit: int
+) -> None:
+    """Sent as it is; for forecasts and quotas no limit is given."""
+    found = parse(operation, json.dumps({"model": "chat", name: limit, **more}).encode(), NO_HEADERS, 0.0, "")
+    assert (found.body[name], found.max_tokens) == (limit, None)
 
 
 def test_a_missing_field_is_named() -> None:

@@ -288,7 +288,7 @@ async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
         {**canary, "model": "nope"},
         {**canary, "n": "CANARY"},
         {**canary, "messages": ["CANARY"]},
-        {**canary, "max_tokens": -1},
+        {**canary, "max_tokens": "CANARY"},
         b'{"CANARY',
         b'{"messages":"CANARY","messages":"CANARY"}',
     ]
