@@ -15,6 +15,7 @@ MAX_BODY = 32 * 1024 * 1024  # bytes, by default
 MAX_LINE = 16 * 1024  # bytes of a request line or a header
 MAX_HEADERS = 128
 MAX_HEAD = 24 * 1024  # bytes of all lines together; a head in memory takes twice as much
+BODY_RATE = 8 * 1024  # bytes/s: a byte that has arrived gives a body so much more time to be complete
 MAX_FRAMING = 2 * MAX_HEAD  # bytes of head, chunk sizes, extensions and trailers, beyond one for each byte of body
 
 
@@ -23,7 +24,7 @@ class Timeouts:
     """Limits for a caller, in seconds."""
 
     head: float = 15.0  # first to last byte of a head
-    body: float = 60.0  # end of the head to end of the body
+    body: float = 60.0  # without a byte of the body, and in all beyond the time that BODY_RATE gives
     idle: float = 75.0  # between requests; longer than idle timeouts of common load balancers (60 s)
     unread: float = 60.0  # to read the rest of the last answer
     linger: float = 2.0  # to stop sending after a refusal; closing at once resets the connection and loses the reply
@@ -32,12 +33,22 @@ class Timeouts:
 DEFAULT_TIMEOUTS = Timeouts()
 
 
+def body_deadline(limit: float, began: float, now: float, received: int) -> float:
+    """The time until which more of a body must arrive: slow links are waited for, but no drip of bytes."""
+    return min(now + limit, began + limit + received / BODY_RATE)
+
+
 def protocol_error(error: HttpProcessingError) -> ApiError:
     """431 for a head too long, else 400 with the parser's reason."""
     if isinstance(error, LineTooLong) or error.message == "Too many headers received":
         return head_too_long()
     reason = (error.message.strip() or "it could not be parsed").splitlines()[0].rstrip(":.")
     return ApiError(400, f"The request is not valid HTTP: {reason}.")
+
+
+def body_too_slow(limit: float) -> ApiError:
+    message = f"The body stopped for {limit:g} s, or came slower than {BODY_RATE // 1024} KiB/s."
+    return ApiError(408, message, close=True)
 
 
 def head_too_long() -> ApiError:

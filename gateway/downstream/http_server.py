@@ -35,6 +35,8 @@ from gateway.downstream.http_limits import (
     MAX_HEADERS,
     MAX_LINE,
     Timeouts,
+    body_deadline,
+    body_too_slow,
     head_too_long,
     protocol_error,
     too_much_framing,
@@ -384,14 +386,16 @@ class DownstreamConnection(RequestHandler):
         body = bytearray()
         self._body = content
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as timer:
+                began = self._loop.time()
                 while part := await content.readany():
                     body += part
                     if len(body) > max_body:
                         raise too_large(max_body)
                     self._hold(len(body))
+                    timer.reschedule(body_deadline(timeout, began, self._loop.time(), len(body)))
         except TimeoutError:
-            raise ApiError(408, f"The body did not arrive within {timeout:g} s.", close=True) from None
+            raise body_too_slow(timeout) from None
         finally:
             self._body = None
         if self._body_error is not None:

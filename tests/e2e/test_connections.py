@@ -122,7 +122,7 @@ async def test_an_incomplete_body_is_408_after_its_timeout() -> None:
         async with calling(gateway.url) as caller:
             status, headers, answer = await caller.whole(post(CHAT)[:-5])
             assert (status, headers["connection"]) == (408, "close")
-            assert json.loads(answer)["error"]["message"] == "The body did not arrive within 0.05 s."
+            assert json.loads(answer)["error"]["message"] == "The body stopped for 0.05 s, or came slower than 8 KiB/s."
 
 
 async def test_a_disconnect_within_the_body_leaves_no_record() -> None:

@@ -17,7 +17,7 @@ import uvloop
 from aiohttp.web import BaseRequest, StreamResponse
 
 from gateway.api.api_error import ApiError, bad_request
-from gateway.downstream.http_limits import MAX_HEADERS, MAX_LINE, Timeouts
+from gateway.downstream.http_limits import BODY_RATE, MAX_HEADERS, MAX_LINE, Timeouts, body_deadline
 from gateway.downstream.http_request import HttpRequest, rendered
 from gateway.downstream.http_server import (
     ABORTS,
@@ -515,6 +515,35 @@ async def test_nothing_is_waited_for_for_ever(limit: str, sent: bytes) -> None:
             rest = await caller.rest()
     assert rest.startswith(b"HTTP/1.1 408 " if limit == "body" else b"")
     assert bool(rest) == (limit == "body")
+
+
+@pytest.mark.parametrize(
+    ("now", "received", "deadline"),
+    [
+        (100.0, 0, 160.0),  # nothing came
+        (150.0, 8 * BODY_RATE, 168.0),  # a drip: the rate bounds it
+        (500.0, 800 * BODY_RATE, 560.0),  # a slow link has as long as its bytes take
+        (110.0, 4000 * BODY_RATE, 170.0),  # a fast sender may not stop for an hour
+    ],
+)
+def test_a_body_has_60_s_without_progress_and_at_least_the_rate(now: float, received: int, deadline: float) -> None:
+    assert body_deadline(60.0, 100.0, now, received) == deadline
+
+
+async def test_every_part_of_a_body_moves_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, ...]] = []
+
+    def passed(limit: float, began: float, now: float, received: int) -> float:
+        asked.append((limit, received))
+        return began
+
+    monkeypatch.setattr("gateway.downstream.http_server.body_deadline", passed)
+    async with serving(Echo(), body=60.0, linger=0.1) as caller:
+        caller.writer.write(post(b"abcdef")[:-6])
+        await asyncio.sleep(0)
+        caller.writer.write(b"abc")
+        assert (await caller.rest()).startswith(b"HTTP/1.1 408 ")
+    assert asked == [(60.0, 3)]
 
 
 async def test_connections_that_time_out_together_are_closed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
