@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
@@ -29,7 +30,7 @@ from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
-from gateway.responses.stored_responses import StoredResponses
+from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import Decider, QueueTimeout, RequestQueue
 from gateway.strict_json import encode
@@ -38,6 +39,7 @@ from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from policies.routes.route import Route
+from policies.quota.key_limits import Claim
 from policies.types import Decision, Placement, PromptEstimate
 
 log = logging.getLogger("firsttoken")
@@ -59,6 +61,7 @@ class Proxy:
     admission: Admission
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
+    large_replies: LargeReplies = field(default_factory=LargeReplies)
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
 
     async def handle(self, http: HttpRequest) -> None:
@@ -106,16 +109,35 @@ class Proxy:
         return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
 
     async def stored(self, http: HttpRequest) -> None:
-        """Answer a request about a stored response, from the endpoint with the response."""
-        runtime, tenant = self.runtime.current, self.authorize(http)
+        """Answer a request about a stored response, from the endpoint with the response, and emit a Record."""
+        tenant = self.authorize(http)
+        with self.recorder.timeline(http.arrival) as timeline:
+            timeline.identified(request_id_of(http.headers), Operation.RESPONSES.name.lower(), None)
+            timeline.authorized(tenant.name)
+            try:
+                self.admission.enter(tenant, http.fault, timeline)
+                if tenant.limits is not None:
+                    await self.admission.claim(tenant, tenant.limits, Claim(), timeline)
+                await self.answer_stored(http, tenant, timeline)
+            except ApiError as refusal:
+                end = RequestOutcome.UNAVAILABLE if refusal.status >= 500 else RequestOutcome.REFUSED
+                self.refuse(http, refusal, timeline, end)
+
+    async def answer_stored(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+        runtime = self.runtime.current
         routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
-        stored = StoredResponses(runtime.upstreams, runtime.masked_pools, runtime.state_ids(tenant))
-        try:
-            status, body = await stored.answer(http, runtime.endpoints(*routes))
-        except ApiError as refusal:
-            http.refuse(refusal)
-        else:
-            http.respond(status, body)
+        stored = StoredResponses(
+            key=tenant.name,
+            upstreams=runtime.upstreams,
+            masked_pools=runtime.masked_pools,
+            ids=runtime.state_ids(tenant),
+            large=self.large_replies,
+        )
+        async with AsyncExitStack() as until_read:
+            status, body = await stored.answer(http, runtime.endpoints(*routes), until_read)
+            http.respond(status, body, gateway_headers(timeline, monotonic()))
+            timeline.delivered(status, monotonic())
+            await http.writer.drain(READ_WAIT)
 
     def authorize(self, http: HttpRequest) -> Tenant:
         """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""

@@ -63,6 +63,20 @@ class ResponseWriter:
         except AttributeError:  # of a TLS connection that was closed twice, in asyncio of Python 3.11
             return 0
 
+    async def drain(self, timeout: float) -> None:
+        """Wait until the caller has read what is written, but for a socket's buffer. Aborts after `timeout` s."""
+        self.flush()
+        if not self.paused:
+            return
+        self.flow_control = drained = Drained(asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(timeout):
+                await drained.future
+        except TimeoutError:
+            self.transport.abort()
+        finally:
+            self.flow_control = None
+
     def end(self) -> None:
         """Tell the caller that nothing follows. TLS knows no half-closed connection: there the close tells it."""
         self.flush()
@@ -78,6 +92,21 @@ class ResponseWriter:
         self.paused = False
         if self.flow_control is not None:
             self.flow_control.on_write_resumed()
+
+
+@dataclass(slots=True, eq=False)
+class Drained:
+    """Flow control of a complete answer, in the buffer of its connection."""
+
+    future: asyncio.Future[None]
+
+    def on_write_paused(self) -> None: ...
+
+    def on_write_resumed(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    on_shutdown = on_write_paused  # what is written is sent in the time that a shutdown gives
 
 
 @dataclass(slots=True, eq=False)

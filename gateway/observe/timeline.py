@@ -241,6 +241,11 @@ class RequestTimeline:
         self.first_token_out(at, status)
         self.finished(RequestOutcome.COMPLETED, at)
 
+    def delivered(self, status: int, at: float) -> None:
+        """A reply without inference is written: it has no first token."""
+        self.record.status = status
+        self.finished(RequestOutcome.COMPLETED, at)
+
     def note_error(self, error: str) -> None:
         """Note the reason of the coming end."""
         self.record.error = error

@@ -1,6 +1,10 @@
 """Requests about a stored response (retrieve, delete, list the input, cancel), sent to the endpoint with the response.
 
-Such a request is no inference: neither queued nor measured nor retried. A lost endpoint is reported at once.
+Rules:
+- Such a request is no inference: neither queued nor measured nor retried. A lost endpoint is reported at once.
+- A large reply to GET needs a place, from its first byte to the last that the caller has read: one for each key,
+  LARGE_PLACES in all. Beyond, callers wait. A reply is fetched without a place first, and again if it is large.
+- Large replies are rewritten one at a time, in a thread: 1 ms for a MB, in which no other thread runs.
 """
 
 from __future__ import annotations
@@ -8,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote
+from weakref import WeakValueDictionary
 
-from backends.failures import NOT_SERVED, TransportError
+from backends.failures import NOT_SERVED, TOO_LARGE, TransportError
+from backends.http.connection_pool import BufferedReply
 from backends.interface import Failure, FailureKind, HttpCall
 from backends.stream.redaction import CachedCountMasker, mask_secret
 from backends.translation.answer import ReplyShapeError
@@ -23,40 +30,82 @@ from gateway.upstream.upstream import Upstream
 
 TIMEOUT = 10.0  # s
 RETRY = 1.0  # s until a caller may ask a lost endpoint again
-LARGE = 150_000  # bytes of a stored response: more is rewritten in a thread
-LIMIT = 64 << 20  # bytes of a stored response, which may hold images
+LARGE = 150_000  # bytes of a stored response: more is rewritten in a thread, and needs a place
+LIMIT = 16 << 20  # bytes of a stored response, which may hold images
+ACTION_LIMIT = 1 << 20  # bytes of the reply to a deletion or a cancellation, which needs no place
+LARGE_PLACES = 4
+PLACE_WAIT = 10.0  # s for a place
+READ_WAIT = 60.0  # s for a caller to read a large reply
 
 _QUERY = re.compile(r"[!-~]*")
 _UNAVAILABLE = (FailureKind.AUTH, FailureKind.MISCONFIGURED, FailureKind.QUOTA)  # nothing that a caller could mend
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponses:
-    """Responses stored for a tenant. `upstreams`: by endpoint id."""
+class LargeReplies:
+    """The places of large replies in a process."""
 
+    def __init__(self) -> None:
+        self.rewriting = asyncio.Lock()
+        self._all = asyncio.Semaphore(LARGE_PLACES)
+        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def enter(self, key: str, until_read: AsyncExitStack) -> None:
+        """Wait for a place, to be left with `until_read`. Raises ApiError (503)."""
+        own = self._own.setdefault(key, asyncio.Lock())
+        try:
+            async with asyncio.timeout(PLACE_WAIT):
+                await until_read.enter_async_context(own)
+                await until_read.enter_async_context(self._all)
+        except TimeoutError:
+            message = "Other large stored responses are being read; try again."
+            raise ApiError(503, message, type="server_error", code="overloaded", headers=retry_later(RETRY)) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponses:
+    """Responses stored for the key `key`. `upstreams`: by endpoint id."""
+
+    key: str
     upstreams: Mapping[str, Upstream]
     masked_pools: frozenset[str]
     ids: StateIds
+    large: LargeReplies
 
-    async def answer(self, http: HttpRequest, endpoints: Collection[str]) -> tuple[int, bytes]:
-        """Status and body. `endpoints`: those open to the caller. Raises ApiError."""
+    async def answer(
+        self, http: HttpRequest, endpoints: Collection[str], until_read: AsyncExitStack
+    ) -> tuple[int, bytes]:
+        """Status and body. `endpoints`: those open to the caller. `until_read`: to be closed when the caller has read
+        the body. Raises ApiError."""
         holder = self.ids.open(http.model, endpoints)
         if holder is None or (upstream := self.upstreams.get(holder.endpoint)) is None:
             raise _not_found(http.model)
         if "stream" in parse_qs(http.query):
             raise bad_request("A stored response cannot be streamed here.", "stream")
         try:
-            reply = await upstream.connections.fetch(_call(http, holder, upstream), TIMEOUT, LIMIT)
+            reply = await self._fetch(_call(http, holder, upstream), upstream, until_read)
         except TransportError as error:
-            raise _unreachable(error.failure) from None
+            raise (_too_large() if error.failure is TOO_LARGE else _unreachable(error.failure)) from None
         if not 200 <= reply.status < 300:
             failure = upstream.backend.failure(reply.status, reply.headers, reply.body)
             raise (
                 _unsupported() if _is_unsupported(reply.status, failure) else self._refusal(http.model, holder, failure)
             )
         given = reply.body, holder.endpoint, upstream
-        large = len(reply.body) > LARGE
-        return reply.status, await asyncio.to_thread(self._rewritten, *given) if large else self._rewritten(*given)
+        if len(reply.body) <= LARGE:
+            return reply.status, self._rewritten(*given)
+        async with self.large.rewriting:
+            return reply.status, await asyncio.to_thread(self._rewritten, *given)
+
+    async def _fetch(self, call: HttpCall, upstream: Upstream, until_read: AsyncExitStack) -> BufferedReply:
+        if call.method != "GET":  # may not be sent twice
+            return await upstream.connections.fetch(call, TIMEOUT, ACTION_LIMIT)
+        try:
+            return await upstream.connections.fetch(call, TIMEOUT, LARGE)
+        except TransportError as error:
+            if error.failure is not TOO_LARGE:
+                raise
+        await self.large.enter(self.key, until_read)
+        return await upstream.connections.fetch(call, TIMEOUT, LIMIT)
 
     def _rewritten(self, body: bytes, endpoint: str, upstream: Upstream) -> bytes:
         try:
@@ -89,6 +138,12 @@ def _call(http: HttpRequest, holder: StateHolder, upstream: Upstream) -> HttpCal
 def _not_found(sealed: str) -> ApiError:
     message = f"Response with id '{sealed[:100]}' not found."
     return ApiError(404, message, code="response_not_found", param="response_id", logged="response_not_found")
+
+
+def _too_large() -> ApiError:
+    message = f"The stored response is too large to be read here: at most {LIMIT >> 20} MiB."
+    headers = {"x-should-retry": "false"}
+    return ApiError(502, message, type="server_error", code="response_too_large", headers=headers)
 
 
 def _unsupported() -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
@@ -16,12 +17,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.app import Gateway
+from gateway.observe.record import RequestOutcome
 from gateway.responses import stored_responses
 from policies.types import Health
-from tests.gateway.builders import get
+from tests.gateway.builders import Caller, get
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ENCRYPTED, ResponsesServer
-from tests.support.simulated import engine_pool, engines
+from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
 
 TOOL: Any = {
@@ -227,6 +229,68 @@ async def test_a_lost_endpoint_s_state_is_asked_for_nowhere_else() -> None:
         found = [await asyncio.gather(client.responses.retrieve(number), return_exceptions=True) for number in given]
         away = [error for (error,) in found if isinstance(error, openai.InternalServerError)]
         assert [error.status_code for error in away] == [503] * len(failures)
+
+
+async def test_requests_about_stored_responses_count_in_the_quotas_of_their_key_and_have_records() -> None:
+    keys = [{**KEYS["ann"], "requests_per_minute": 3}, KEYS["bob"]]
+    async with servers() as (server,), running({"only": native(server)}, keys=keys) as gateway:
+        ann = sdk(gateway, "ann")
+        given = (await ann.responses.create(model="chat", input="hi")).id
+        assert (await ann.responses.retrieve(given)).id == given
+        with pytest.raises(openai.NotFoundError):
+            await ann.responses.input_items.list("resp_nobody")
+        with pytest.raises(openai.RateLimitError) as refused:
+            await ann.responses.delete(given)
+        assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await sdk(gateway, "bob").models.list()).data
+        await eventually(lambda: len(gateway.recorder.recent) == 4)
+    records = [*gateway.recorder.recent][1:]
+    assert [(each.end, each.status) for each in records] == [
+        (RequestOutcome.COMPLETED, 200),
+        (RequestOutcome.REFUSED, 404),
+        (RequestOutcome.REFUSED, 429),
+    ]
+    assert {(each.operation, each.route, each.tenant, each.ttft) for each in records} == {
+        ("responses", "-", "ann", None)
+    }
+
+
+async def test_a_stored_response_above_the_limit_is_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "LIMIT", 1 << 20)
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        client = sdk(gateway)
+        given = (await client.responses.create(model="chat", input="hi")).id
+        server.kept_text = "x" * (2 << 20)
+        with pytest.raises(openai.InternalServerError, match="at most 1 MiB") as refused:
+            await client.responses.retrieve(given)
+    assert (refused.value.status_code, refused.value.code) == (502, "response_too_large")
+    assert refused.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_a_large_stored_response_keeps_its_place_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one of the same key waits for it; a small one does not."""
+    monkeypatch.setattr(stored_responses, "PLACE_WAIT", 0.05)
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        client = sdk(gateway)
+        given = (await client.responses.create(model="chat", input="hi")).id
+        server.kept_text = "x" * (12 << 20)
+        with socket.socket() as small:
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            small.connect(("127.0.0.1", int(gateway.url.rpartition(":")[2])))
+            caller = Caller(*await asyncio.open_connection(sock=small))
+            status, headers = await caller.ask(
+                f"GET /v1/responses/{given} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+            )
+            assert status == 200
+            with pytest.raises(openai.InternalServerError, match="Other large stored responses") as refused:
+                await client.responses.retrieve(given)
+            assert refused.value.response.headers["retry-after"] == "1"
+            large, server.kept_text = server.kept_text, "small"
+            assert (await client.responses.retrieve(given)).output_text == "small"
+            assert len(await caller.body(headers)) > len(large)
+            await eventually(lambda: not gateway.recorder.lives)
+            server.kept_text = large
+            assert (await client.responses.retrieve(given)).output_text == large
 
 
 @pytest.mark.parametrize("large", [stored_responses.LARGE, 0])

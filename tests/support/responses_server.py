@@ -27,6 +27,7 @@ class ResponsesServer(Upstream):
         self.stored: dict[str, list[Any]] = {}
         self.cancelled: list[str] = []
         self.text = ""
+        self.kept_text = "kept"  # of stored responses
         self.gated = self.failing = False
 
     @property
@@ -98,7 +99,7 @@ class ResponsesServer(Upstream):
     def _kept(self, method: str, number: str, action: str = "") -> bytes:
         if number not in self.stored:
             return missing(number)
-        found: Mapping[str, Any] = self._response(number, {"model": "served"}, "kept")
+        found: Mapping[str, Any] = self._response(number, {"model": "served"}, self.kept_text)
         if method == "DELETE":
             del self.stored[number]
             found = {"id": number, "object": "response.deleted", "deleted": True}
