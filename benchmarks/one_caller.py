@@ -111,8 +111,10 @@ async def send_forever(row: Row, port: int, seen: Counter[str]) -> None:
 
 
 async def attack(row: Row, port: int) -> None:
-    """Until terminated; counts of statuses go to stdout each second. As if on another machine, it takes only the CPU that
-    the gateway, the engine and the modest key leave."""
+    """Send until terminated, with counts of statuses to stdout each second.
+
+    Takes only the CPU that other processes leave, as if on another machine.
+    """
     os.nice(19)
     seen: Counter[str] = Counter()
     async with asyncio.TaskGroup() as group:

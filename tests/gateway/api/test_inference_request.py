@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from backends.interface import BackendRequest, Operation
 from gateway.api.api_error import ApiError
-from gateway.api.inference_request import InferenceRequest, parse, request_id_of
-from gateway.strict_json import decode, encode
+from gateway.api.inference_request import InferenceRequest, parse, request_id_of, with_model
+from gateway.strict_json import MAX_MEMBERS, decode, encode
 from tests.gateway.builders import CHAT, backend
 from tests.gateway.builders import request as understood
 
@@ -165,6 +165,16 @@ def test_a_limit_below_one_is_the_engines_to_judge(
     """Sent as it is; for forecasts and quotas no limit is given."""
     found = parse(operation, json.dumps({"model": "chat", name: limit, **more}).encode(), NO_HEADERS, 0.0, "")
     assert (found.body[name], found.max_tokens) == (limit, None)
+
+
+@pytest.mark.parametrize("operation", [Operation.CHAT, Operation.RESPONSES, Operation.MESSAGES])
+def test_a_body_of_too_many_elements_is_refused_undecoded(operation: Operation) -> None:
+    """Also where the path names the model, which is put in by decoding."""
+    raw = b'{"model":"chat","messages":[' + b"{}," * MAX_MEMBERS + b"no JSON"
+    assert with_model(raw, "other") is raw
+    with pytest.raises(ApiError, match="too many elements") as caught:
+        parse(operation, raw, NO_HEADERS, 0.0, "")
+    assert (caught.value.status, caught.value.code) == (413, "request_too_large")
 
 
 def test_a_missing_field_is_named() -> None:
