@@ -447,7 +447,7 @@ OURSELVES = (
     counter(
         "firsttoken_intake_refused_total{reason} requests",
         help="Connections and requests refused before the body was read",
-        more="`connections` and `bodies`: a bound of `server` is reached (503). `head`: path, method, host, key or quota.",
+        more="`connections`, `bodies`: a bound of `server` is reached (503). `head`: path, method, host, key or quota.",
         moves="Overload; for `head`, callers without a key or above its limits, and scanners, that send bodies.",
         act="`connections`, `bodies`: raise the bound, or add workers. `head`: nothing is lost; look for the sender.",
     ),
