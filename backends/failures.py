@@ -56,9 +56,7 @@ UNKNOWN_MODEL = Failure(FailureKind.MISCONFIGURED, "The backend does not know th
 UNRESCUED = Failure(FailureKind.RESET, "The backend broke in the middle of the answer, and no other could continue it.")
 TRUNCATED = Failure(FailureKind.RESET, "The backend ended the stream before the answer was complete.")
 SILENT = Failure(FailureKind.TIMEOUT, "The backend stopped sending in the middle of the answer.")
-DIVERGED = Failure(
-    FailureKind.GATEWAY, "The backend broke in the middle of the answer, and another wrote other words."
-)
+DIVERGED = Failure(FailureKind.GATEWAY, "The backend broke in the middle of the answer, and another wrote other words.")
 LATE = Failure(FailureKind.TIMEOUT, "The answer took longer than its route allows.", 504, code="timeout")
 UNTRANSLATED = Failure(FailureKind.GATEWAY, "The gateway cannot express the backend's answer in the caller's dialect.")
 NOT_ASSEMBLED = Failure(FailureKind.GATEWAY, "The gateway cannot put the backend's stream together.")

@@ -38,8 +38,8 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
-from policies.routes.route import Route
 from policies.quota.key_limits import Claim
+from policies.routes.route import Route
 from policies.types import Decision, Placement, PromptEstimate
 
 log = logging.getLogger("firsttoken")

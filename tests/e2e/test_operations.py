@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.record import RequestOutcome
 from gateway.api import operation_fit
+from gateway.observe.record import RequestOutcome
 from tests.gateway.builders import CHAT, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
