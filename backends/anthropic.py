@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from backends import rate_limit_headers
-from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
+from backends.interface import RATE_LIMITS, BackendConfig, BackendRequest, Failure, HttpCall, Operation
 from backends.openai import OpenAI
 from backends.prompt_breakpoints import has_own, with_breakpoints
 
@@ -76,7 +76,7 @@ class Anthropic(OpenAI):
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         failure = super().failure(status, headers, body)
-        if failure.kind is FailureKind.RATE_LIMITED and failure.retry_after is None:
+        if failure.kind in RATE_LIMITS and failure.retry_after is None:
             return replace(failure, retry_after=_until_reset(headers))
         return failure
 

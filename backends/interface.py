@@ -72,7 +72,7 @@ class FailureKind(Enum):
     RATE_LIMITED = "rate_limited"  # 429 that does not say which limit
     REQUEST_RATE = "request_rate"  # 429: the account's requests are spent
     TOKEN_RATE = "token_rate"  # 429: the account's tokens are spent
-    REQUEST_SIZE = "request_size"  # 429: this one request is larger than the account's limit
+    REQUEST_SIZE = "request_size"  # 402, 413, 429: this one request is larger than the account's limit
     AUTH = "auth"  # 401, 403 of the backend: our key, never the caller's fault
     MISCONFIGURED = "misconfigured"  # the model name or path of our configuration is unknown to the server
     QUOTA = "quota"  # our account is empty: nothing changes until somebody pays
@@ -84,12 +84,18 @@ class FailureKind(Enum):
     GATEWAY = "gateway"  # our own fault: a valid reply that the gateway cannot translate or read
 
 
+RATE_LIMITS = frozenset({FailureKind.RATE_LIMITED, FailureKind.REQUEST_RATE, FailureKind.TOKEN_RATE})
+OF_REQUEST = frozenset(  # the request's own fault: another server of the same kind would answer alike
+    {FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT_FILTER, FailureKind.CONTENT, FailureKind.REQUEST_SIZE}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Reason of a failed attempt, independent of the dialect.
 
     `message`, `type`, `code`, `param` follow OpenAI and are safe to show to a caller: no key, host name or server
-    banner.
+    banner. `cause` is safe to log: no key, and no text of a prompt.
     """
 
     kind: FailureKind
@@ -99,7 +105,7 @@ class Failure:
     code: str | None = None
     param: str | None = None
     retry_after: float | None = None  # s, as the server asked; not yet clamped
-    cause: str = ""  # for the operator: status, the server's code, and the scrubbed first line of its message
+    cause: str = field(default="", compare=False)  # the operator's line; equal failures look the same to a caller
 
     @property
     def said(self) -> str:
@@ -109,15 +115,15 @@ class Failure:
     @property
     def retryable(self) -> bool:
         """Another endpoint might do better."""
-        return self.kind is not FailureKind.CLIENT
+        return self.kind not in OF_REQUEST
 
     @property
     def again(self) -> bool:
         """The same endpoint might do better."""
-        if self.kind is FailureKind.RATE_LIMITED:
+        if self.kind in RATE_LIMITS:
             return self.retry_after is not None
-        lasting = FailureKind.AUTH, FailureKind.MISCONFIGURED, FailureKind.QUOTA, FailureKind.CLIENT
-        return self.kind not in lasting
+        lasting = FailureKind.AUTH, FailureKind.MISCONFIGURED, FailureKind.QUOTA
+        return self.kind not in lasting and self.retryable
 
 
 @dataclass(slots=True)

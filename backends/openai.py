@@ -86,6 +86,7 @@ class OpenAI(Backend):
         self._secret, self.secret = config.api_key, config.api_key.encode()
         self.config = config
         self._headers = _headers(config, self.key_header)
+        self._models = (config.model, *config.adapters)
 
     def call(self, forward: BackendRequest) -> HttpCall:
         headers = {"accept": "text/event-stream" if forward.stream else "application/json", **self._headers}
@@ -168,7 +169,7 @@ class OpenAI(Backend):
         return ChoicesAssembler(self.whole_forms[forward.operation], _choices(forward.body))
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
-        return failures.of_reply(status, headers, body, self._secret)
+        return failures.of_reply(status, headers, body, self._secret, self._models)
 
     def rate_limits(self, headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
         return rate_limit_headers.read(headers)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
@@ -35,12 +35,35 @@ _OPENAI = re.compile(rf"x-ratelimit-({_FIELDS})(?:-(requests|req|tokens))?(?:-({
 _ANTHROPIC = re.compile(rf"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-({_FIELDS})")
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
+_LONGEST_TEXT = 64  # characters of a duration
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 
 def read(headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
     """Header names are lower case. Malformed values are left out."""
-    found: dict[tuple[str, str], dict[str, str]] = {}  # fields by quantity and window
+    reports = [_report(quantity, window, fields, headers) for (quantity, window), fields in _fields(headers).items()]
+    return [report for report in reports if report is not None]
+
+
+def spent(headers: Mapping[str, str]) -> Collection[str]:
+    """Quantities of which nothing is left: `requests`, `tokens`."""
+    found = {quantity for (quantity, _), fields in _fields(headers).items() if _number(fields.get("remaining")) == 0}
+    return {"tokens" if "tokens" in quantity else "requests" for quantity in found}
+
+
+def has_all_tokens(headers: Mapping[str, str]) -> bool:
+    """True if the whole limit of tokens is left: a request refused for its tokens can never fit."""
+    left = [
+        (_number(fields.get("remaining")), _number(fields.get("limit")))
+        for (quantity, _), fields in _fields(headers).items()
+        if quantity in ("tokens", "input-tokens")
+    ]
+    return bool(left) and all(remaining is not None and remaining == limit for remaining, limit in left)
+
+
+def _fields(headers: Mapping[str, str]) -> Mapping[tuple[str, str], Mapping[str, str]]:
+    """Fields by quantity and window."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
     for name, value in headers.items():
         if "ratelimit" not in name:
             continue
@@ -48,8 +71,7 @@ def read(headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
             found.setdefault((match[2] or "requests", match[3] or ""), {})[match[1]] = value
         elif match := _ANTHROPIC.fullmatch(name):
             found.setdefault((match[1], ""), {})[match[2]] = value
-    reports = [_report(quantity, window, fields, headers) for (quantity, window), fields in found.items()]
-    return [report for report in reports if report is not None]
+    return found
 
 
 def _report(
@@ -72,10 +94,18 @@ def _number(text: str | None) -> float | None:
     return number if 0 <= number <= _MOST else None
 
 
+def seconds(text: str) -> float | None:
+    """Seconds of a duration such as `6m0s`, `7.66s` or `12ms`; None: malformed."""
+    if len(text) > _LONGEST_TEXT or not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+
+
 def _reset(text: str, headers: Mapping[str, str]) -> float | None:
     """Seconds of a duration, or until a time; None: malformed, or absent."""
-    if _DURATION.fullmatch(text):
-        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    duration = seconds(text)
+    if duration is not None:
+        return duration
     number = _number(text)
     if number is not None:
         if number < 1e9:

@@ -199,7 +199,7 @@ class ConnectionPool:
                 finally:
                     exchange.cancel()
         except TimeoutError:
-            raise TransportError(failures.TIMED_OUT) from None
+            raise TransportError(failures.of_silence(timeout)) from None
 
     async def close(self) -> None:
         """Close idle connections now, and busy connections at their end: a reload breaks no stream."""
@@ -253,7 +253,7 @@ class ConnectionPool:
                 raise ConnectionAbortedError  # closed by the server, or bytes arrived, before the request
         except (OSError, UnicodeError) as error:
             connection.connection_lost(error)
-            raise TransportError(failures.of_connect(error)) from error
+            raise TransportError(failures.of_connect(error, self._connect_timeout)) from error
         except asyncio.CancelledError:
             connection.connection_lost(None)  # uvloop may have connected just now, and ends this without a callback
             raise

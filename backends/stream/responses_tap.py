@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.interface import Failure, FailureKind, Usage
+from backends.interface import Usage
 from backends.stream.event_shapes import ResponseEventShape, ResponseShape
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
@@ -27,7 +27,6 @@ _TEXT_DONE = (
 )
 _ENDS = ("response.completed", "response.incomplete")
 _FAILED = ("response.failed", "error")
-_FAILURE = Failure(FailureKind.SERVER, "The backend failed.")
 
 
 _event_decoder = msgspec.json.Decoder(ResponseEventShape)
@@ -90,7 +89,7 @@ class ResponsesTap(StreamTap):
         error = response.error or event.error
         read_response_usage(self.usage, response.usage)
         self._failed = data if kind else b""
-        self._fail(failures.of_event(error, self._secret) if error else _FAILURE)
+        self._fail(failures.of_event(error, self._secret) if error else failures.FAILED_INSIDE)
 
 
 class ResponsesBodyTap(BodyTap):
@@ -100,7 +99,7 @@ class ResponsesBodyTap(BodyTap):
         response = decode_as(data, _response_decoder)
         read_response_usage(self.usage, response.usage)
         if response.status == "failed" or (response.error and not response.output):
-            self.failure = failures.of_event(response.error, self._secret) if response.error else _FAILURE
+            self.failure = failures.of_event(response.error, self._secret) if response.error else failures.FAILED_INSIDE
         else:
             self.ended = True
 

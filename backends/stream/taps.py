@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from backends import failures
-from backends.interface import EngineTimes, Failure, FailureKind, Usage
+from backends.interface import EngineTimes, Failure, Usage
 from backends.stream.event_shapes import ChoiceShape, ChunkShape, DeltaShape, WholeShape
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 
@@ -211,7 +211,7 @@ class StreamTap(_ReplyTap):
 
     def _end_choice(self, choice: ChoiceShape) -> None:
         if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
-            self._fail(Failure(FailureKind.SERVER, "The backend failed."))
+            self._fail(failures.FAILED_INSIDE)
             return
         self._ended_choices.add(choice.index if type(choice.index) is int else 0)
         if len(self._ended_choices) >= self._choices:

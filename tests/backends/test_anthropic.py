@@ -104,10 +104,10 @@ def test_taps_fit_the_request() -> None:
     ("status", "kind", "message", "expected", "code"),
     [
         (400, "invalid_request_error", "messages: Field required", FailureKind.CLIENT, None),
-        (400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum", FailureKind.CLIENT,
+        (400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum", FailureKind.CONTEXT,
          "context_length_exceeded"),
         (400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
-         FailureKind.CLIENT, "context_length_exceeded"),
+         FailureKind.CONTEXT, "context_length_exceeded"),
         (400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API.",
          FailureKind.QUOTA, "insufficient_quota"),
         (401, "authentication_error", "invalid x-api-key", FailureKind.AUTH, None),

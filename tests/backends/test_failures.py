@@ -32,7 +32,7 @@ def error(**fields: Any) -> bytes:
         (400, FailureKind.CLIENT, 400),
         (401, FailureKind.AUTH, 502),
         (402, FailureKind.QUOTA, 429),
-        (403, FailureKind.AUTH, 502),
+        (403, FailureKind.CLIENT, 403),
         (408, FailureKind.TIMEOUT, 504),
         (413, FailureKind.CLIENT, 413),
         (422, FailureKind.CLIENT, 422),
@@ -94,18 +94,40 @@ def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "said", "kind"),
     [
-        (404, {"message": "No such File", "type": "invalid_request_error", "code": "file_not_found"}),
-        (404, {"message": "m", "type": "invalid_request_error", "param": "previous_response_id"}),
-        (400, {"message": "body.x: the input was 'y is not a valid model ID'", "type": "BadRequestError"}),
-        (400, {"message": "m", "param": "messages", "code": "invalid_model"}),
-        (400, {"message": "temperature is not supported with this model", "param": "temperature"}),
+        (404, {"message": "No such File", "type": "t", "code": "file_not_found"}, FailureKind.CONTENT),
+        (404, {"message": "m", "type": "t", "param": "previous_response_id"}, FailureKind.CONTENT),
+        (404, {"message": "File not found: m-1", "type": "not_found_error"}, FailureKind.CONTENT),
+        (404, {"message": "Nothing of that kind", "type": "not_found_error"}, FailureKind.CONTENT),
+        (400, {"message": "body.x: the input was 'y is not a valid model ID'", "type": "t"}, FailureKind.CLIENT),
+        (400, {"message": "m", "param": "messages", "code": "invalid_model"}, FailureKind.CLIENT),
+        (400, {"message": "not supported with this model", "param": "temperature"}, FailureKind.CLIENT),
+        (400, {"message": "body.x: 'Your credit balance is too low'", "type": "t"}, FailureKind.CLIENT),
+        (400, {"message": "body.x: 'API key not valid'", "type": "t"}, FailureKind.CLIENT),
+        (403, {"message": "You may not say 'hello' here.", "type": "t"}, FailureKind.CLIENT),
     ],
 )
-def test_a_caller_cannot_make_a_refusal_look_like_a_fault_of_the_configuration(status: int, said: Any) -> None:
+def test_a_caller_cannot_make_a_refusal_look_like_a_fault_of_the_configuration(
+    status: int, said: Any, kind: FailureKind
+) -> None:
     """Otherwise any request could take an endpoint out of use."""
-    assert of_reply(status, {}, error(**said)).kind is FailureKind.CLIENT
+    failure = of_reply(status, {}, error(**said), models=("m-1",))
+    assert (failure.kind, failure.status) == (kind, status)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Nothing serves m-1 here", FailureKind.MISCONFIGURED),
+        ("Nothing serves 'm-1'", FailureKind.MISCONFIGURED),
+        ("Nothing serves m-10 here", FailureKind.CONTENT),
+        ("Nothing serves x-m-1 here", FailureKind.CONTENT),
+    ],
+)
+def test_a_404_that_holds_the_configured_model_is_about_the_model(message: str, kind: FailureKind) -> None:
+    """In whatever words; a longer name is another."""
+    assert of_reply(404, {}, error(message=message, type="t"), models=("", "m-1")).kind is kind
 
 
 def test_openais_own_type_and_code_are_kept() -> None:
@@ -163,6 +185,11 @@ def test_messages_about_the_server_are_not_passed_on() -> None:
         ("at engine-0.engines.svc: no", "at [address]: no"),
         ("at engine-0:8000", "at [address]"),
         ("key sk-proj-abcdefghijkl is bad", "key [key] is bad"),
+        ("in organization org-78asdf87asdf9aaa8976 on", "in organization [account] on"),
+        (
+            "Team: 550e8400-e29b-41d4-a716-446655440000, API key ID: 550e8400-e29b-41d4-a716-446655440000",
+            "Team: [account], API key ID: [account]",
+        ),
         ("Authorization: Bearer abc.def", "Authorization: [key]"),
         ("token 0123456789abcdef0123456789abcdef0", "token [key]"),
         ("AIzaSyA1234567890123456789012345678901", "[key]"),
@@ -235,7 +262,9 @@ def test_an_empty_account_keeps_its_code() -> None:
 def test_credit_too_short_for_one_request_is_not_an_empty_account() -> None:
     """A caller who asks for a million tokens must not take the key from other callers."""
     said = "This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens."
-    assert of_reply(402, {}, error(message=said, code=402)).kind is FailureKind.RATE_LIMITED
+    failure = of_reply(402, {}, error(message=said, code=402))
+    assert (failure.kind, failure.status, failure.code) == (FailureKind.REQUEST_SIZE, 413, "request_too_large")
+    assert "65536" not in failure.message
 
 
 @pytest.mark.parametrize(("retry_after", "again"), [("7", True), ("", False)])
@@ -255,7 +284,7 @@ def test_a_rate_limit_without_retry_after_is_not_retried_at_the_endpoint(retry_a
 def test_a_content_filter_is_no_fault_of_the_key(status: int, said: Any) -> None:
     """A 403 for the content must not take the key out of use."""
     failure = of_reply(status, {}, error(**said))
-    assert failure.kind is FailureKind.CLIENT
+    assert failure.kind is FailureKind.CONTENT_FILTER
     assert failure.code in failures.CONTENT_CODES
 
 

@@ -50,11 +50,11 @@ TRANSCRIPT = Transcript(
     limits={"x-ratelimit-remaining-requests": "0", "x-ratelimit-remaining-tokens": "9000"},
     waits=[(False, 0, None, 10.0), (True, 9000, None, 10.0)],
     errors=[
-        ErrorReply(400, {"error": FILTERED}, FailureKind.CLIENT, "content_filter"),
+        ErrorReply(400, {"error": FILTERED}, FailureKind.CONTENT_FILTER, "content_filter"),
         ErrorReply(
             429,
             error("429", "Requests to the ChatCompletions_Create Operation have exceeded token rate limit."),
-            FailureKind.RATE_LIMITED,
+            FailureKind.TOKEN_RATE,
             headers={"retry-after": "20", "x-ratelimit-remaining-requests": "0"},
             retry_after=20.0,
         ),

@@ -50,7 +50,7 @@ TRANSCRIPT = Transcript(
                     "code": "rate_limit_exceeded",
                 }
             },
-            FailureKind.RATE_LIMITED,
+            FailureKind.TOKEN_RATE,
             "rate_limit_exceeded",
             {"retry-after": "2"},
             2.0,

@@ -44,7 +44,7 @@ TRANSCRIPT = Transcript(
                     "n_ctx": 4096,
                 }
             },
-            FailureKind.CLIENT,
+            FailureKind.CONTEXT,
             "context_length_exceeded",
         ),
         ErrorReply(

@@ -31,7 +31,7 @@ TRANSCRIPT = Transcript(
                 "param": None,
                 "code": "1300",
             },
-            FailureKind.RATE_LIMITED,
+            FailureKind.REQUEST_RATE,
         ),
         ErrorReply(
             422,

@@ -56,7 +56,7 @@ TRANSCRIPT = Transcript(
                 "requests",
                 "rate_limit_exceeded",
             ),
-            FailureKind.RATE_LIMITED,
+            FailureKind.REQUEST_RATE,
             "rate_limit_exceeded",
             {"retry-after": "2", "retry-after-ms": "1500"},
             1.5,
@@ -75,7 +75,7 @@ TRANSCRIPT = Transcript(
                 "context_length_exceeded",
                 "messages",
             ),
-            FailureKind.CLIENT,
+            FailureKind.CONTEXT,
             "context_length_exceeded",
         ),
         ErrorReply(

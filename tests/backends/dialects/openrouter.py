@@ -41,7 +41,7 @@ TRANSCRIPT = Transcript(
                     " To increase, add more credits, or request fewer max_tokens",
                 }
             },
-            FailureKind.RATE_LIMITED,
+            FailureKind.REQUEST_SIZE,
         ),
         ErrorReply(
             429,
@@ -51,7 +51,7 @@ TRANSCRIPT = Transcript(
         ErrorReply(
             403,
             {"error": {"code": 403, "message": "Your input was flagged", "metadata": {"reasons": ["x"]}}},
-            FailureKind.CLIENT,
+            FailureKind.CONTENT_FILTER,
             "content_filter",
         ),
         ErrorReply(502, {"error": {"code": 502, "message": "Provider returned error"}}, FailureKind.SERVER),

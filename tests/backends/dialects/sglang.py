@@ -61,7 +61,7 @@ TRANSCRIPT = Transcript(
                 "param": None,
                 "code": 400,
             },
-            FailureKind.CLIENT,
+            FailureKind.CONTEXT,
             "context_length_exceeded",
         ),
         ErrorReply(

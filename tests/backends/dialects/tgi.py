@@ -27,8 +27,10 @@ TRANSCRIPT = Transcript(
     usage=Usage(9, 2),
     load=("/metrics", PAGE, {"running": 6, "waiting": 2}),
     errors=[
-        ErrorReply(422, {"error": TOO_LONG, "error_type": "validation"}, FailureKind.CLIENT, "context_length_exceeded"),
-        ErrorReply(429, {"error": "Model is overloaded", "error_type": "overloaded"}, FailureKind.RATE_LIMITED),
+        ErrorReply(
+            422, {"error": TOO_LONG, "error_type": "validation"}, FailureKind.CONTEXT, "context_length_exceeded"
+        ),
+        ErrorReply(429, {"error": "Model is overloaded", "error_type": "overloaded"}, FailureKind.OVERLOADED),
         ErrorReply(424, {"error": "Request failed during generation", "error_type": "generation"}, FailureKind.SERVER),
         ErrorReply(503, {"error": "unhealthy", "error_type": "healthcheck"}, FailureKind.OVERLOADED),
     ],
