@@ -230,8 +230,12 @@ def is_about_model(said: ErrorBody) -> bool:
     """True if the error names the model, by its parameter, its code, or the beginning of its message."""
     if said.param is not None and said.param != "model":
         return False
-    known = said.param == "model" or not _MODEL_NAMES.isdisjoint(said.names)
-    return known or _ABOUT_MODEL.match(said.words) is not None
+    return said.param == "model" or not _MODEL_NAMES.isdisjoint(said.names) or opens_with_model(said)
+
+
+def opens_with_model(said: ErrorBody) -> bool:
+    """True if the message begins with a complaint about a model, and so quotes nothing but a name."""
+    return _ABOUT_MODEL.match(said.words) is not None
 
 
 def _is_own_content(said: ErrorBody) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 
 from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
-from backends.error_patterns import is_about_model, kind_of
+from backends.error_patterns import kind_of, opens_with_model
 from backends.interface import RATE_LIMITS, Failure, FailureKind
 from backends.secrets import is_secret
 
@@ -208,7 +208,7 @@ def of_event(error: Any, secret: str = "") -> Failure:
         said = ErrorBody(code=int(wrapped[1]))
     failure = _failure(_status_in(said), {}, said, secret)
     told = failure.cause if isinstance(said.code, int) else failure.cause.partition(" ")[2]
-    return replace(failure, cause=f"200 with an error inside: {told or failure.cause}"[:_CAUSE_LIMIT])
+    return replace(failure, cause=f"{FAILED_INSIDE.cause}: {told}"[:_CAUSE_LIMIT] if told else FAILED_INSIDE.cause)
 
 
 # vLLM 0.32, `/v1/messages` streamed: a refusal of its own chat, read as a chunk; the repr keeps the end of the error.
@@ -295,7 +295,7 @@ _CODES = {
 
 
 def _cause(kind: FailureKind, status: int, said: ErrorBody, secret: str) -> str:
-    named = " ".join((str(status), *(scrub(name, secret) for name in _names(said)[:1])))
+    named = " ".join((str(status), *[name for name in _names(said) if scrub(name, secret) == name][:1]))
     line = "" if _may_quote(kind, status, said) else said.message.lstrip().partition("\n")[0]
     line = _MASKED_KEY.sub("[key]", scrub(line, secret)).strip()
     return f"{named}: {line}"[:_CAUSE_LIMIT] if line else named
@@ -311,7 +311,7 @@ def _names(said: ErrorBody) -> list[str]:
 def _may_quote(kind: FailureKind, status: int, said: ErrorBody) -> bool:
     """True for a message in which a server may quote a prompt."""
     if kind is FailureKind.MISCONFIGURED:
-        return not is_about_model(said)
+        return not opens_with_model(said)
     return kind in _ABOUT_REQUEST or (kind is FailureKind.AUTH and status == 403)
 
 
@@ -404,7 +404,7 @@ _SCRUBS = (
     (re.compile(r"\b(?:sk|pk|rk|gsk|xai|fw|hf|key|api|nvapi|AIza)[-_][A-Za-z0-9_*.-]{8,}"), "[key]"),
     (re.compile(r"\bAIza[A-Za-z0-9_-]{20,}"), "[key]"),
     (re.compile(r"\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{32,}"), "[key]"),  # not a UUID, not a snake_case name
-    (re.compile(r"\b(?:org|proj|team)[-_](?=[A-Za-z]*\d)[A-Za-z0-9]{6,}"), "[account]"),
+    (re.compile(r"\b(?:org|proj|team)[-_](?=[A-Za-z]*\d|[A-Za-z]{16})[A-Za-z0-9]{6,}"), "[account]"),
     (re.compile(r"(?i)\b((?:team|org|organization|api key id):? \(?)[0-9a-f]{8}-[0-9a-f-]{27}"), r"\1[account]"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?"), "[address]"),
     (re.compile(r"\[[0-9a-fA-F]*:[0-9a-fA-F:.]+\](?::\d+)?"), "[address]"),
