@@ -46,7 +46,7 @@ class ErrorBody:
 
     @property
     def words(self) -> str:
-        """The message without the names of exceptions that a proxy has put before it."""
+        """The message without the names of exceptions put before the message by a proxy."""
         wrappers = _WRAPPERS.match(self.message)
         return self.message[wrappers.end() :] if wrappers else self.message
 

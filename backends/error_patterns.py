@@ -1,14 +1,14 @@
-"""Patterns by which an error reply tells what it shows, in the words of servers and providers.
+"""Kinds of error replies, by the names and words of servers and providers.
 
 Rules:
 - The first pattern of the table that fits counts; where none does, the status decides.
 - A message may quote a caller. A pattern that blames the endpoint, its account or its model for a 4xx is therefore
   recognized by a name (`code`, `type`) or by the beginning of the message (`\\A`). A pattern that blames the request is
   recognized anywhere: a caller who forges it harms nobody else.
-- A 404 is about the configured model if it names the model; else about an id of the caller. A 404 in no known shape is
+- A 404 that names the configured model is about the model; any other is about an id of the caller. A 404 in no known shape is
   a web server's own: the path is unknown.
-- A 403 is about the gateway's key if it speaks of keys, accounts or permissions, or comes without words; else about the
-  request.
+- A 403 that speaks of keys, accounts or permissions, or comes without words, is about the gateway's key; any other is
+  about the request.
 - A 429 is about requests or tokens as its names, its words, or else the headers say. More tokens than the limit itself
   are the size of one request, which can never fit.
 - Patterns run in linear time, over at most MESSAGE_LIMIT characters.
@@ -127,8 +127,9 @@ _OWN_NAMES = re.compile(
     re.IGNORECASE,
 )
 _WRONG_PATH = re.compile(
-    r"not found\.?\Z|(?-i:File Not Found\Z)|404 page not found|invalid url \(|unknown request url|resource not found|"
-    r"no route matched|method not allowed|cannot (?:post|get|delete) /",
+    r"(?:(?:the )?(?:requested )?(?:path|url|route|endpoint|page|resource)(?: was)? )?not found\.?\Z|"
+    r"(?-i:File Not Found\Z)|404 page not found|invalid url \(|unknown request url|no route matched|method not allowed|"
+    r"cannot (?:post|get|delete) /",
     re.IGNORECASE,
 )
 _PER_TOKEN = re.compile(
@@ -145,7 +146,7 @@ _LIMIT_AND_SIZE = re.compile(r"\blimit:? (\d{1,15})\b.{0,60}?\brequested:? (\d{1
 _PROVIDER_PAGE = re.compile(
     r"no healthy upstream|server encountered a temporary error and could not complete|\bcloudflare\b", re.IGNORECASE
 )
-_UNREACHED = frozenset({520, 521, 522, 523, 525, 526, 527, 530})  # Cloudflare: its provider's servers do not answer it
+_UNREACHED = frozenset({520, 521, 522, 523, 525, 526, 527, 530})  # Cloudflare: no answer from the provider's servers
 
 _TABLE = (
     _pattern(
@@ -198,7 +199,7 @@ _BY_STATUS = {
 
 
 def kind_of(status: int, headers: Mapping[str, str], said: ErrorBody, models: Collection[str] = ()) -> FailureKind:
-    """What an error reply shows. `models`: names that the configuration asks for. UNSUPPORTED: the path is unknown."""
+    """Kind of an error reply. `models`: names that the configuration asks for. UNSUPPORTED: the path is unknown."""
     known = next((pattern.kind for pattern in _TABLE if pattern.fits(status, said)), None)
     if known is not None:
         return known

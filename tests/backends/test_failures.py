@@ -83,6 +83,7 @@ MISCONFIGURED = {  # error replies to an unknown model name
     "by the parameter": (400, error(message="No.", type="invalid_request_error", param="model")),
     "a web server": (404, b"<html>nginx</html>"),
     "FastAPI": (404, b'{"detail":"Not Found"}'),
+    "an unknown path, in words": (404, error(message="The requested path was not found.", type="not_found_error")),
 }
 
 
@@ -100,6 +101,7 @@ def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -
         (404, {"message": "m", "type": "t", "param": "previous_response_id"}, FailureKind.CONTENT),
         (404, {"message": "File not found: m-1", "type": "not_found_error"}, FailureKind.CONTENT),
         (404, {"message": "Nothing of that kind", "type": "not_found_error"}, FailureKind.CONTENT),
+        (404, {"message": "Resource not found: file_1", "type": "not_found_error"}, FailureKind.CONTENT),
         (400, {"message": "body.x: the input was 'y is not a valid model ID'", "type": "t"}, FailureKind.CLIENT),
         (400, {"message": "m", "param": "messages", "code": "invalid_model"}, FailureKind.CLIENT),
         (400, {"message": "not supported with this model", "param": "temperature"}, FailureKind.CLIENT),
@@ -265,6 +267,19 @@ def test_credit_too_short_for_one_request_is_not_an_empty_account() -> None:
     failure = of_reply(402, {}, error(message=said, code=402))
     assert (failure.kind, failure.status, failure.code) == (FailureKind.REQUEST_SIZE, 413, "request_too_large")
     assert "65536" not in failure.message
+
+
+OF_REQUEST = ("client", "context", "content_filter", "content", "request_size")
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_refused_request_goes_nowhere_and_a_refused_gateway_elsewhere(kind: FailureKind) -> None:
+    """The same endpoint is asked again only after what may pass, and after a rate limit that says when."""
+    failure = Failure(kind, "m")
+    assert failure.retryable is (kind.value not in OF_REQUEST)
+    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "rate_limited", "request_rate", "token_rate")
+    assert failure.again is (kind.value not in lasting)
+    assert Failure(kind, "m", retry_after=1.0).again is (kind.value not in lasting or "rate" in kind.value)
 
 
 @pytest.mark.parametrize(("retry_after", "again"), [("7", True), ("", False)])

@@ -270,6 +270,7 @@ async def test_connecting_is_bounded() -> None:
         origin = ConnectionPool(f"http://127.0.0.1:{listening.getsockname()[1]}", connect_timeout=0.05)
         failure = await refused(origin)
     assert failure == Failure(FailureKind.CONNECT, "The backend did not accept a connection in time.")
+    assert failure.cause == "no connection within 0.05 s"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -504,6 +505,7 @@ async def test_a_fetch_that_fails_leaves_nothing_behind(script: Script, kind: Fa
         with pytest.raises(TransportError) as raised:
             await origin.fetch(GET, 0.1 if kind is FailureKind.TIMEOUT else 5.0, limit=10_000)
         assert raised.value.failure.kind is kind
+        assert raised.value.failure.cause == "no answer within 0.1 s" or kind is not FailureKind.TIMEOUT
         await turn_until(lambda: not origin.active)
         assert origin.idle == 0
 

@@ -56,6 +56,16 @@ REPLIES = [
     ),
     reply("model", 400, openai_error(INVALID, "None", "400", "None"), FailureKind.MISCONFIGURED),
     reply(
+        "capacity",
+        429,
+        openai_error(
+            "litellm.RateLimitError: MistralException - Service tier capacity exceeded for this model.",
+            "throttling_error",
+            "429",
+        ),
+        FailureKind.OVERLOADED,
+    ),
+    reply(
         "budget",
         400,
         openai_error(
