@@ -5,10 +5,10 @@ Rules:
 - A message may quote a caller. A pattern that blames the endpoint, its account or its model for a 4xx is therefore
   recognized by a name (`code`, `type`) or by the beginning of the message (`\\A`). A pattern that blames the request is
   recognized anywhere: a caller who forges it harms nobody else.
-- A 404 that names the configured model is about the model; any other is about an id of the caller. A 404 in no known shape is
-  a web server's own: the path is unknown.
-- A 403 that speaks of keys, accounts or permissions, or comes without words, is about the gateway's key; any other is
-  about the request.
+- A 404 that names the configured model is about the model; any other is about an id of the caller. A 404 in no known
+  shape is a web server's own: the path is unknown.
+- A 403 that speaks of keys, accounts or permissions at once, or comes without words, is about the gateway's key; any
+  other is about the request.
 - A 429 is about requests or tokens as its names, its words, or else the headers say. More tokens than the limit itself
   are the size of one request, which can never fit.
 - Patterns run in linear time, over at most MESSAGE_LIMIT characters.
@@ -47,6 +47,7 @@ def _pattern(kind: FailureKind, statuses: Collection[int], names: str, words: st
     return Pattern(kind, frozenset(statuses), frozenset(names.split()), re.compile(words, re.IGNORECASE))
 
 
+_AT_ONCE = 120  # characters of a message; further on, it may quote a caller
 _NEVER = r"(?!)"
 _BEGINS = r"\A(?:{})"
 _CODES_OF_KEY = {401, 407, 408, 429}
@@ -254,11 +255,8 @@ def _of_not_found(status: int, said: ErrorBody, models: Collection[str]) -> Fail
         return FailureKind.MISCONFIGURED
     if not said.names:
         return FailureKind.UNSUPPORTED  # a web server's own page
-    if said.words.lower().startswith(
-        "no endpoints found that"
-    ):  # OpenRouter: no provider has what the request asks for
-        return FailureKind.CLIENT
-    return FailureKind.CONTENT
+    lacks = said.words.startswith("No endpoints found that")  # OpenRouter: no provider has the features of the request
+    return FailureKind.CLIENT if lacks else FailureKind.CONTENT
 
 
 def _holds_any(message: str, names: Collection[str]) -> bool:
@@ -270,7 +268,7 @@ def _of_forbidden(said: ErrorBody) -> FailureKind:
         return FailureKind.CONTENT
     if not said.words:
         return FailureKind.AUTH  # a web server's own page
-    told = " ".join((said.words, *said.names)).replace("_", " ")
+    told = " ".join((said.words[:_AT_ONCE], *said.names)).replace("_", " ")
     return FailureKind.AUTH if _DENIED.search(told) else FailureKind.CLIENT
 
 

@@ -108,6 +108,7 @@ def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -
         (400, {"message": "body.x: 'Your credit balance is too low'", "type": "t"}, FailureKind.CLIENT),
         (400, {"message": "body.x: 'API key not valid'", "type": "t"}, FailureKind.CLIENT),
         (403, {"message": "You may not say 'hello' here.", "type": "t"}, FailureKind.CLIENT),
+        (403, {"message": f"You may not say '{'hello' * 30} api key' here.", "type": "t"}, FailureKind.CLIENT),
     ],
 )
 def test_a_caller_cannot_make_a_refusal_look_like_a_fault_of_the_configuration(
