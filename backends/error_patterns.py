@@ -47,6 +47,7 @@ def _pattern(kind: FailureKind, statuses: Collection[int], names: str, words: st
     return Pattern(kind, frozenset(statuses), frozenset(names.split()), re.compile(words, re.IGNORECASE))
 
 
+KEY_MARK = "[key]"  # in place of the gateway's key, which no caller knows
 _AT_ONCE = 120  # characters of a message; further on, it may quote a caller
 _NEVER = r"(?!)"
 _BEGINS = r"\A(?:{})"
@@ -87,8 +88,9 @@ _BAD_KEY = _BEGINS.format(
     r"(?:this )?organization has been (?:disabled|restricted)|gemini api free tier is not available"
 )
 _DENIED = re.compile(
-    r"\b(?:api[ -]?keys?|tokens?|credentials?|authenticat\w*|(?:un)?authori[sz]\w*|permissions?|not allowed|forbidden|"
-    r"access denied|no access|organi[sz]ation|project|subscription|account|team|ip address|billing|"
+    re.escape(KEY_MARK)
+    + r"|\b(?:api[ -]?keys?|tokens?|credentials?|authenticat\w*|(?:un)?authori[sz]\w*|permissions?|not allowed|"
+    r"forbidden|access denied|no access|organi[sz]ation|project|subscription|account|team|ip address|billing|"
     r"(?:country|region|territory|location).{0,40}not supported)\b",
     re.IGNORECASE,
 )

@@ -29,10 +29,11 @@ from typing import Any
 import msgspec
 
 from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
-from backends.error_patterns import kind_of, opens_with_model
+from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
 from backends.interface import RATE_LIMITS, Failure, FailureKind
 from backends.secrets import is_secret
 
+_SHORTEST_KEY = 16  # characters
 _CAUSE_LIMIT = 160  # characters of a cause
 
 
@@ -227,6 +228,8 @@ def of_body(body: bytes, secret: str = "") -> Failure | None:
 def _failure(
     status: int, headers: Mapping[str, str], said: ErrorBody, secret: str, models: Collection[str] = ()
 ) -> Failure:
+    if len(secret) >= _SHORTEST_KEY:  # a placeholder such as `token` is a word of messages
+        said = replace(said, message=said.message.replace(secret, KEY_MARK))
     kind = kind_of(status, headers, said, models)
     if kind is FailureKind.UNSUPPORTED:
         return NOT_SERVED
@@ -420,7 +423,7 @@ def scrub(text: str, secret: str = "") -> str:
     """Remove URLs, hosts, addresses and keys from `text`; return a single line."""
     text = _CONTROL.sub(" ", text[:MESSAGE_LIMIT])
     if is_secret(secret):
-        text = text.replace(secret, "[key]")
+        text = text.replace(secret, KEY_MARK)
     for pattern, mark in _SCRUBS:
         text = pattern.sub(mark, text)
     return text

@@ -173,6 +173,19 @@ def test_a_refused_key_says_nothing_of_the_key() -> None:
     assert failure == Failure(FailureKind.AUTH, "The backend refused the gateway's credentials.")
 
 
+def test_a_403_that_quotes_our_key_is_about_the_key() -> None:
+    """No caller knows the key."""
+    refused = error(message="No: 0123-4567-89ab-cdef.")
+    assert of_reply(403, {}, refused, "0123-4567-89ab-cdef").kind is FailureKind.AUTH
+    assert of_reply(403, {}, refused).kind is FailureKind.CLIENT
+
+
+def test_a_placeholder_for_a_key_changes_no_meaning() -> None:
+    """Local servers get `token`, `none` or `x` for a key."""
+    said = error(message="Rate limit reached on tokens per min (TPM)")
+    assert of_reply(429, {}, said, "token").kind is FailureKind.TOKEN_RATE
+
+
 def test_messages_about_the_server_are_not_passed_on() -> None:
     """Only messages about the caller's request are."""
     for status in (302, 429, 500, 503, 529):
