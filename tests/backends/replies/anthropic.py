@@ -1,5 +1,7 @@
 """Anthropic: API reference "Errors", "Rate limits", "Files", "Streaming messages" (November 2026), and reports in
-public issues (claude-code 55132, OpenHands 9259, BoltAI 338, bolt.new 2520 and 7422)."""
+public issues (claude-code 55132, OpenHands 9259, BoltAI 338, bolt.new 2520 and 7422).
+Words of the following rows are a guess, in the documented shape: `organization`, `skill`, `container`, `filter`.
+"""
 
 from __future__ import annotations
 

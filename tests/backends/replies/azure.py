@@ -1,5 +1,8 @@
 """Azure OpenAI: REST reference (2024-10-21), "Content filtering", "Quotas and limits", and reports in public issues
-(langchain 12986, sample-app-aoai-chatGPT 131, TinyLLM 17)."""
+(langchain 12986, sample-app-aoai-chatGPT 131, TinyLLM 17).
+Words of the following rows are a guess, in the documented shape: `capacity`, `role`, `network`, `content filter by
+the inner error alone`.
+"""
 
 from __future__ import annotations
 

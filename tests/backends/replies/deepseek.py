@@ -1,4 +1,6 @@
-"""DeepSeek: "Error Codes", "Rate Limit" (2026-11), and reports in public issues (continue 9180)."""
+"""DeepSeek: "Error Codes", "Rate Limit" (2026-11), and reports in public issues (continue 9180).
+Words of the following rows are a guess, in the documented shape: `rate`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fireworks AI: "Inference error codes", and the words of public reports about suspended accounts (2026-11)."""
+"""Fireworks AI: "Inference error codes", and the words of public reports about suspended accounts (2026-11).
+Words of the following rows are a guess, in the documented shape: `permission`, `overloaded`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Gemini: "Troubleshooting", "Rate limits", "OpenAI compatibility", google.rpc.Status, and reports in public issues
-(gemini-cli 8437, continue 9570 and 9645). Errors are a list, or an object."""
+(gemini-cli 8437, continue 9570 and 9645). Errors are a list, or an object.
+Words of the following rows are a guess, in the documented shape: `prohibited`, `permission`.
+"""
 
 from __future__ import annotations
 

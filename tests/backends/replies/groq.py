@@ -1,5 +1,7 @@
 """Groq: "API Error Codes and Responses", "Rate Limits", "Flex processing", and reports in public issues
-(ha-groq-cloud-api 27, continue 10218 and 10920, podscript 20)."""
+(ha-groq-cloud-api 27, continue 10218 and 10920, podscript 20).
+Words of the following rows are a guess, in the documented shape: `spending limit`, `image`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """LiteLLM's proxy: docs "Error Reference" and "Exception Mapping", and reports in public issues (TinyLLM 17,
-agent-zero 711). The words of the provider come after LiteLLM's own."""
+agent-zero 711). The words of the provider come after LiteLLM's own.
+Words of the following rows are a guess, in the documented shape: `capacity`.
+"""
 
 from __future__ import annotations
 

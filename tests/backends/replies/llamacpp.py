@@ -1,4 +1,6 @@
-"""llama.cpp: tools/server, `format_error_response` (2026-11)."""
+"""llama.cpp: tools/server, `format_error_response` (2026-11).
+Words of the following rows are a guess, in the documented shape: `context, older still`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """OpenAI: guides "Error codes" and "Rate limits", API reference (`response.error.code`), and the words that users of
-its SDKs report in public issues (vanna-flask 11, shell_gpt 653, MetaGPT 523, streamlit-openai 18, LibreChat 2632)."""
+its SDKs report in public issues (vanna-flask 11, shell_gpt 653, MetaGPT 523, streamlit-openai 18, LibreChat 2632).
+Words of the following rows are a guess, in the documented shape: `a rate of neither`, `by the headers: requests`, `by
+the headers: tokens`, `model by its name alone`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """OpenRouter: "Errors and Debugging", "Streaming", "Provider Routing", "Rate Limits" (2026-11), and reports in public
-issues (Flow.Launcher.Plugin.AI-Assistant 2, nodejs-api-boilerplate 16)."""
+issues (Flow.Launcher.Plugin.AI-Assistant 2, nodejs-api-boilerplate 16).
+Words of the following rows are a guess, in the documented shape: `weight`, `budget in flight`, `requests, passed on`.
+"""
 
 from __future__ import annotations
 

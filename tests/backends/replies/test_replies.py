@@ -1,4 +1,4 @@
-"""Every documented reply that is no answer has one meaning, and a cause without secrets."""
+"""Every known reply that is no answer has one meaning, and a cause without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Together AI: "Error codes", "Rate limits" (2026-11)."""
+"""Together AI: "Error codes", "Rate limits" (2026-11).
+Words of the following rows are a guess, in the documented shape: `model`, `server`.
+"""
 
 from __future__ import annotations
 

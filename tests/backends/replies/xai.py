@@ -1,5 +1,7 @@
 """xAI: API reference, "Debugging Errors", and reports in public issues (continue 10373 and 10740). Errors are two
-texts."""
+texts.
+Words of the following rows are a guess, in the documented shape: `permission`, `permission by the code`.
+"""
 
 from __future__ import annotations
 
