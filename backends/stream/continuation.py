@@ -14,44 +14,13 @@ from typing import Any
 
 import msgspec
 
-from backends.stream.partial_answer import PartialAnswer as PartialAnswer
-from backends.stream.partial_answer import TextBudget
-from backends.stream.redaction import Rewriter
+from backends.stream.partial_answer import PartialAnswer
 from backends.stream.restart import Opening, RestartDetector, common_length
 from backends.stream.sse import ServerSentEvent, SseDecoder
 from backends.stream.taps import DONE
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-class RelayedEvents(PartialAnswer):
-    """A `PartialAnswer` with a budget of its own, for the gateway until it has one budget."""
-
-    def __init__(self) -> None:
-        super().__init__(TextBudget(4 << 20))
-
-
-def read_partial(relayed: PartialAnswer) -> PartialAnswer:
-    """The answer as relayed so far."""
-    return relayed
-
-
-class RewriterChain:
-    """Two rewriters, one after the other."""
-
-    def __init__(self, first: Rewriter, second: Rewriter) -> None:
-        self._first, self._second = first, second
-
-    def feed(self, data: bytes) -> bytes:
-        return self._second.feed(self._first.feed(data))
-
-    def drop(self) -> bytes:
-        torn = self._first.drop()
-        return self._second.drop() or torn
-
-    def close(self) -> bytes:
-        return self._second.feed(self._first.close()) + self._second.close()
 
 
 class Diverged(ValueError):

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from backends.failures import NOT_SERVED, TOO_LARGE, TransportError
 from backends.http.connection_pool import BufferedReply
 from backends.interface import Failure, FailureKind, HttpCall
-from backends.stream.redaction import CachedCountMasker, mask_secret
+from backends.stream.redaction import CachedCountMasker, mask_error_body
 from backends.translation.answer import ReplyShapeError
 from gateway.api.api_error import ApiError, bad_request, retry_later
 from gateway.api.state_answer import StateAnswer
@@ -109,7 +109,7 @@ class StoredResponses:
 
     def _rewritten(self, body: bytes, endpoint: str, upstream: Upstream) -> bytes:
         try:
-            sealed = StateAnswer(self.ids, endpoint).whole(mask_secret(body, upstream.backend.secret))
+            sealed = StateAnswer(self.ids, endpoint).whole(mask_error_body(body, upstream.backend.secret))
         except ReplyShapeError:
             raise ApiError(502, "The backend sent something that is not JSON.", type="server_error") from None
         return CachedCountMasker().feed(sealed) if endpoint.partition("/")[0] in self.masked_pools else sealed

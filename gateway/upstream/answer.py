@@ -20,7 +20,7 @@ from typing import Protocol
 from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
 from backends.interface import Assembler, Failure
 from backends.stream.continuation import Diverged
-from backends.stream.redaction import CachedCountMasker, Rewriter, mask_secret
+from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
 from backends.translation.answer import ReplyShapeError, StreamTranslator
 from gateway.api.dialects import error_event
@@ -191,7 +191,12 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def streamed_answer(
-    relay: Relay, routed: RoutedRequest, endpoint: Endpoint, tap: JunkCount, remembered: Sequence[Rewriter] = ()
+    relay: Relay,
+    routed: RoutedRequest,
+    upstream: Upstream,
+    endpoint: Endpoint,
+    tap: JunkCount,
+    remembered: Sequence[Rewriter] = (),
 ) -> StreamedAnswer:
     """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue."""
     rewritten = routed.rewritten_answer(endpoint)
@@ -201,6 +206,8 @@ def streamed_answer(
         translator = None if rewritten is None else rewritten.stream()
         filters += [] if translator is None else [translator]
         filters += [UsageStripper() if routed.hides_usage else WholeEvents(), JunkGate(tap)]
+    else:
+        filters.append(SecretMasker(upstream.backend.secret))
     if routed.masks_counts(endpoint):
         filters.append(CachedCountMasker())
     return StreamedAnswer(relay, filters, routed.path, translator if isinstance(translator, StreamTranslator) else None)
@@ -209,7 +216,7 @@ def streamed_answer(
 def whole_reply(routed: RoutedRequest, upstream: Upstream, endpoint: Endpoint, reply: bytes) -> bytes | Failure:
     """A complete reply as the caller gets it."""
     rewritten = routed.rewritten_answer(endpoint)
-    reply = mask_secret(reply, upstream.backend.secret)
+    reply = mask_error_body(reply, upstream.backend.secret)
     if rewritten is not None:
         try:
             reply = rewritten.whole(reply)

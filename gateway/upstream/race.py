@@ -384,7 +384,7 @@ class Race:
             )
         else:
             remembered = () if self.rescue is None else (self.rescue.remembered,)
-            self._answer = streamed_answer(self.relay, routed, endpoint, wire.tap, remembered)
+            self._answer = streamed_answer(self.relay, routed, wire.upstream, endpoint, wire.tap, remembered)
         return self._answer.start(wire.take_buffered())
 
     def _on_whole(self, wire: WireAttempt) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from backends.interface import Failure, FailureKind
+from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from policies.attempts.attempt_events import GiveUp
 
 LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
-LATER = (FailureKind.RATE_LIMITED, FailureKind.REQUEST_RATE, FailureKind.TOKEN_RATE, FailureKind.OVERLOADED)
-OWN = (
-    *(FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT_FILTER),
-    *(FailureKind.CONTENT, FailureKind.REQUEST_SIZE),
-)
 
 
 def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiError:
@@ -20,9 +15,9 @@ def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiEr
         reason = "" if given_up is None else f": {given_up.reason}"
         return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
     headers: dict[str, str] = {"x-should-retry": "false"}
-    if failure.kind in OWN:
+    if failure.kind in OF_REQUEST:
         headers = {}
-    elif failure.kind in LATER:
+    elif failure.kind in RATE_LIMITS or failure.kind is FailureKind.OVERLOADED:
         headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
     return ApiError(
         failure.status,
