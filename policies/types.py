@@ -33,6 +33,7 @@ class Endpoint:
     region: str = ""
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
+    stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from gateway.config import field_types as fields
 from gateway.config.field_types import Positive, Section, written
-from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection
+from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection, SilenceLimits
 from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
@@ -64,15 +64,18 @@ class ServerSection(Section):
     """Certificate of the data port; absent: plain HTTP."""
 
 
+API_FIRST_TOKEN, API_STREAM_IDLE = 300.0, 120.0  # s
+
+
 class Defaults(Section):
     """Default values for all routes."""
 
     connect: Positive = written("2s")
     """Timeout of opening a connection to an endpoint."""
     stream_idle: Positive = written("30s")
-    """Timeout between two chunks of a started answer."""
+    """Timeout between two chunks of a started answer; of APIs 120s, unless set."""
     first_token: Positive = written("60s")
-    """Hard timeout of the first token, where no budget is lower."""
+    """Hard timeout of the first token, where no budget is lower; of APIs 300s, unless set."""
     max_attempts: int = Field(default=3, ge=1, le=10)
     """Maximum of endpoints tried for one request."""
     keepalive: KeepAlive = "off"
@@ -81,6 +84,14 @@ class Defaults(Section):
     """Maximum size of a request body."""
     scrape: Positive = written("500ms")
     """Interval between two scrapes of an engine's metrics."""
+
+    @property
+    def of_apis(self) -> SilenceLimits:
+        """A model behind an API may think unseen, or wait for a tool of its provider; defaults of the file hold."""
+        given = self.model_fields_set
+        return SilenceLimits(
+            None if "first_token" in given else API_FIRST_TOKEN, None if "stream_idle" in given else API_STREAM_IDLE
+        )
 
 
 class StateSection(Section):
@@ -194,7 +205,7 @@ class Config(Section):
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""
-        return tuple(pool.to_pool(name, self._addresses) for name, pool in self.pools.items())
+        return tuple(pool.to_pool(name, self._addresses, self.defaults.of_apis) for name, pool in self.pools.items())
 
     def addresses_of(self, pool: str) -> Mapping[str, EndpointAddress]:
         """Of one pool, by endpoint id."""

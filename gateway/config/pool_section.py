@@ -177,6 +177,14 @@ class KeepWarm(Section):
     """Send a one-token request after this time without requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """Seconds of silence before the first token, and in mid-stream. None: the defaults of all servers."""
+
+    first_token: float | None = None
+    stream_idle: float | None = None
+
+
 class PoolSection(Section):
     """Interchangeable endpoints of one model."""
 
@@ -210,6 +218,8 @@ class PoolSection(Section):
     """Maximum of requests in progress at each endpoint, or key; further requests go elsewhere or wait."""
     first_token: Positive | None = None
     """Hard timeout of the first token from these servers, in place of defaults.first_token."""
+    stream_idle: Positive | None = None
+    """Timeout between two chunks of an answer of these servers, in place of defaults.stream_idle."""
     tokenizer: str = "o200k_base"
     """o200k_base, cl100k_base, o200k_harmony, or the path of a tokenizer.json."""
     context_window: int | None = Field(default=None, gt=0)
@@ -337,13 +347,21 @@ class PoolSection(Section):
     def proxy_address(self) -> ProxyAddress | None:
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
 
-    def to_pool(self, name: str, resolved: Addresses | None) -> facts.Pool:
+    def to_pool(self, name: str, resolved: Addresses | None, of_apis: SilenceLimits) -> facts.Pool:
         """The pool as a value of the policies."""
+        own = SilenceLimits() if self.kind.local else of_apis
         return facts.Pool(
             name=name,
             model=self.model,
             endpoints=tuple(
-                facts.Endpoint(id, name, address.region, self.first_token, address.shared_server(name))
+                facts.Endpoint(
+                    id,
+                    name,
+                    address.region,
+                    self.first_token or own.first_token,
+                    address.shared_server(name),
+                    self.stream_idle or own.stream_idle,
+                )
                 for id, address in self.addresses(name, resolved).items()
             ),
             local=self.kind.local,

@@ -153,7 +153,7 @@ class WireAttempt:
         content_type = headers.get("content-type", "")
         if self.stream and self.is_success and content_type.startswith("text/html"):
             return self.fail(NOT_EVENTS)
-        if self.assembled and self.is_success and content_type.startswith("application/json"):
+        if self.assembled and self.is_success and "event-stream" not in content_type:
             self.stream = self.assembled = False  # the server does not stream this one
             self.tap = self.upstream.backend.tap(replace(self.request, stream=False))
         if headers.get("content-encoding", IDENTITY) == IDENTITY:

@@ -16,7 +16,7 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
+from policies.types import FOREVER, Attempt, AttemptKind, Candidate, Decision, Endpoint, PromptEstimate
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
@@ -42,11 +42,19 @@ class RoutedRequest:
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
 
     def __post_init__(self) -> None:
+        self.assembled = False
         self.assembled = self._may_assemble()
 
     def _may_assemble(self) -> bool:
         """Every endpoint that the request may go to can stream this answer without loss."""
-        return False
+        if self.request.stream or self.route.upstream_stream == "off":
+            return False
+        return all(map(self._is_assembled_by, {each.endpoint.pool: each for each in self.decision.ranked}.values()))
+
+    def _is_assembled_by(self, candidate: Candidate) -> bool:
+        upstream = self.upstreams[candidate.endpoint.id]
+        request = self.backend_request(upstream, Attempt(0, AttemptKind.PRIMARY, candidate))
+        return not upstream.backend.assembly_obstacle(request)
 
     @property
     def hides_usage(self) -> bool:
@@ -109,7 +117,7 @@ class RoutedRequest:
             body=request.sent_to(upstream.backend) if translated is None else translated.body,
             headers=request.dialect_headers,
             model=self.model_at(attempt.candidate.endpoint, upstream),
-            stream=request.stream,
+            stream=request.stream or self.assembled,
             max_tokens=self.route.limits.output_tokens,
             request_id=request_id,
             traceparent=traceparent,

@@ -66,7 +66,7 @@ from policies.attempts.attempt_events import (
 )
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import look, patience
+from policies.attempts.committed_stream import idle_of, look, patience
 from policies.attempts.hedging import patience_until
 from policies.attempts.pending_attempt import PendingAttempt, overtake_in
 from policies.attempts.retry_rules import OWN_FAULTS, is_charged, is_lost, pools_alike, wait_before_retry
@@ -195,7 +195,7 @@ class AttemptMachine:
         """Losers are cancelled before the Commit: by then their cost is known."""
         self._end(AttemptState.COMMITTED)
         self._committed = attempt
-        self._look_at = min(now + patience(self._limits, None, self._peer), self._limits.limit_at)
+        self._look_at = min(now + patience(self._limits, attempt.candidate, None, self._peer), self._limits.limit_at)
         if self._kept is not None and self._kept is not attempt:
             self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
         self._kept = None
@@ -352,12 +352,13 @@ class AttemptMachine:
         """The first that could continue the committed answer."""
         return next(iter(self.peers(())), None) if self._limits.rescue else None
 
-    def _check_stream(self, number: int, now: float) -> None:
+    def _check_stream(self, attempt: Attempt, now: float) -> None:
         """Leave the committed stream, or look again later."""
-        found = look(self._limits, self._facts.progress(number), self._peer, now)
+        progress = self._facts.progress(attempt.number)
+        found = look(self._limits, attempt.candidate, progress, self._peer, now)
         self._look_at = FOREVER
         if isinstance(found, Leaving):
-            self._actions.append(Leave(number, found))
+            self._actions.append(Leave(attempt.number, found))
             if found is Leaving.LATE:
                 self._end(AttemptState.GAVE_UP)
         else:
@@ -368,7 +369,7 @@ class AttemptMachine:
     def _timer_fired(self, now: float) -> None:
         if self.state is AttemptState.COMMITTED and self._committed is not None:
             if now >= self._look_at:
-                self._check_stream(self._committed.number, now)
+                self._check_stream(self._committed, now)
             return
         self._open_retry(now)
         for number, pending in tuple(self.pending.items()):
@@ -416,17 +417,18 @@ class AttemptMachine:
     def _check_unseen(self, pending: PendingAttempt, now: float) -> None:
         """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and
         has had the time for this one since."""
+        idle = idle_of(self._limits, pending.attempt.candidate)
         heard_at = self._facts.progress(pending.attempt.number).heard_at
-        if heard_at >= pending.sent_at and now - heard_at >= self._limits.idle:
+        if heard_at >= pending.sent_at and now - heard_at >= idle:
             self._abandon(pending, now)
         elif now < pending.overtake_at:
-            pending.recheck_in(min(self._limits.idle, pending.overtake_at - now), now)
+            pending.recheck_in(min(idle, pending.overtake_at - now), now)
         elif pending.overtaken and self._advance(now):
             self._abandon(pending, now)
         else:
             pending.overtaken = self._facts.is_overtaken(pending.attempt.number)
             pending.overtake_at = now + pending.overtake_in
-            pending.recheck_in(min(self._limits.idle, pending.overtake_in), now)
+            pending.recheck_in(min(idle, pending.overtake_in), now)
 
     def _abandon(self, pending: PendingAttempt, now: float, leave: bool = True) -> None:
         """Cancel a silent attempt and, with `leave`, go to the next candidate where no other attempt races."""
@@ -458,7 +460,7 @@ class AttemptMachine:
         if not self._limits.stream:
             pending.overtake_in = overtake_in(candidate, self._limits.longest_output)
             pending.overtake_at = now + pending.overtake_in
-            pending.recheck_in(min(self._limits.idle, pending.overtake_in), now)
+            pending.recheck_in(min(idle_of(self._limits, candidate), pending.overtake_in), now)
         self.pending[attempt.number] = pending
         self._actions.append(Open(attempt, charged))
 

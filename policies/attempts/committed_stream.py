@@ -17,20 +17,29 @@ LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; pred
 SOON = 0.05  # s, the least time between two looks
 
 
-def patience(limits: AttemptLimits, tpot: float | None, peer: Candidate | None) -> float:
+def idle_of(limits: AttemptLimits, own: Candidate) -> float:
+    """Seconds without a byte after which a stream of this endpoint is left in any case."""
+    return limits.idle if own.endpoint.stream_idle is None else own.endpoint.stream_idle
+
+
+def patience(limits: AttemptLimits, own: Candidate, tpot: float | None, peer: Candidate | None) -> float:
     """Seconds without a byte after which the stream may be left. `peer`: the first that could continue."""
+    idle = idle_of(limits, own)
     if peer is None or not (limits.rescue and limits.by_pace):
-        return limits.idle
-    return min(limits.idle, max(LEAST_SILENCE, GAPS * (tpot or 0.0), TTFTS * peer.forecast.p50))
+        return idle
+    return min(idle, max(LEAST_SILENCE, GAPS * (tpot or 0.0), TTFTS * peer.forecast.p50))
 
 
-def look(limits: AttemptLimits, progress: Progress, peer: Candidate | None, now: float) -> Leaving | float:
+def look(
+    limits: AttemptLimits, own: Candidate, progress: Progress, peer: Candidate | None, now: float
+) -> Leaving | float:
     """Reason to leave the stream now, or the time of the next look."""
-    quiet, allowed = now - progress.heard_at, patience(limits, progress.tpot, peer)
+    quiet, idle = now - progress.heard_at, idle_of(limits, own)
+    allowed = patience(limits, own, progress.tpot, peer)
     if now >= limits.limit_at and not progress.complete:
         return Leaving.LATE
     if progress.paused or quiet < allowed:
         return min(now + max(allowed - quiet, SOON), limits.limit_at if now < limits.limit_at else now + SOON)
-    if quiet < limits.idle and (progress.obstacle or peer is None):
-        return min(progress.heard_at + limits.idle, limits.limit_at)
+    if quiet < idle and (progress.obstacle or peer is None):
+        return min(progress.heard_at + idle, limits.limit_at)
     return Leaving.COMPLETE if progress.complete else Leaving.SILENT

@@ -252,6 +252,8 @@ class Route(Strict):
 
     Peers are vllm and sglang pools."""
     fallback: Fallback = Fallback()
+    upstream_stream: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = "auto"
+    """Ask for whole answers as streams, and put them together, where no member of the answer can differ; or never."""
     escalate: frozenset[Literal["refusal", "length", "invalid_json"]] = frozenset()
     """Whole answers after which the next tier is asked once, before anything is sent: a refusal, an answer cut at the
     limit, JSON that breaks its schema."""

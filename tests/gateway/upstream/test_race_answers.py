@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from time import monotonic
 
 import pytest
 
@@ -12,6 +12,7 @@ from policies.types import AttemptOutcome
 from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
 from tests.gateway.upstream.relaying import Relaying, error_event
 from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
 from tests.support.upstream import HANG, LAST_CHUNK, Upstream, chunk, reply
 
 pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
@@ -57,9 +58,7 @@ async def test_a_caller_that_does_not_read_is_no_silence_of_the_server() -> None
     talk = Relaying(TOKEN)
     await talk.to(idle=0.1)
     talk.writer.on_write_paused()
-    async with asyncio.timeout(5):
-        while talk.race._machine._look_at < talk.attempt.times.first_in + 0.2:  # type: ignore[operator]
-            await asyncio.sleep(0.01)
+    await eventually(lambda: monotonic() > talk.attempt.times.last_byte + 0.25)
     assert not talk.race.done.done()
     talk.writer.on_write_resumed()
     talk.run.on_body(FINISH + DONE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.interface import Failure, FailureKind
-from gateway.upstream.refusal import OWN, refusal_of
+from backends.interface import OF_REQUEST, Failure, FailureKind
+from gateway.upstream.refusal import refusal_of
 from gateway.upstream.routed_request import header_safe
 from policies.attempts.attempt_events import Ending, GiveUp
 from tests.gateway.upstream.dispatching import failed
@@ -14,7 +14,7 @@ from tests.gateway.upstream.dispatching import failed
 @pytest.mark.parametrize(
     ("failure", "status", "headers"),
     [
-        *((failed(kind, status=422), 422, {}) for kind in OWN),
+        *((failed(kind, status=422), 422, {}) for kind in OF_REQUEST),
         (failed(FailureKind.SERVER), 502, {"x-should-retry": "false"}),
         (failed(FailureKind.TIMEOUT, status=504), 504, {"x-should-retry": "false"}),
         (failed(FailureKind.AUTH), 502, {"x-should-retry": "false"}),

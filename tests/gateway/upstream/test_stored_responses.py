@@ -6,10 +6,10 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from gateway.upstream.stored_responses import LARGE_PLACES, LargeReplies
 
 from gateway.api.api_error import ApiError
-from gateway.upstream import stored_responses
+from gateway.responses import stored_responses
+from gateway.responses.stored_responses import LARGE_PLACES, LargeReplies
 
 
 async def test_a_key_has_one_place_and_all_keys_have_a_few() -> None:

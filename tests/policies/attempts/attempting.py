@@ -192,7 +192,12 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(EndpointDown, NUMBERS),
     st.just(TimerFired()),
     st.just(ClientGone()),
-    st.builds(Broken, BLAMES, st.sampled_from(["", "a tool call"]), st.sets(st.sampled_from("abcd"))),
+    st.builds(
+        Broken,
+        BLAMES,
+        st.sampled_from(["", "a tool call"]),
+        st.dictionaries(st.sampled_from("abcd"), st.just("no peer is up")),
+    ),
 )
 
 
