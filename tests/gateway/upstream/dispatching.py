@@ -118,12 +118,12 @@ class Fleet:
         **on: Any,
     ) -> WireAttempt:
         """Runs a request up to its first bytes for the caller; returns the winning attempt. `on`: settings of the
-        route."""
+        route, which asks for whole answers as such."""
         now, self.won = time.monotonic(), 0
         self.record = Record(arrival=now, wall=time.time())
         job = RoutedRequest(
             request=request(headers, stream=stream, **(body or {})),
-            route=route(**on),
+            route=route(**{"upstream_stream": "off", **on}),
             estimate=PromptEstimate({"small": PoolEstimate(100)}),
             decision=decided(*self.candidates, deadline=now + within, at=now),
             timeline=RequestTimeline(self.record),

@@ -81,13 +81,13 @@ class Relaying:
         **on: Any,
     ) -> None:
         """Begins to relay. The first read with a token is written together with all reads before. `on`: settings of
-        the route."""
+        the route, which asks for whole answers as such."""
         self.writer = ResponseWriter(self.wire, AtOnce())
         self.http = HttpRequest("POST", "/", {}, 0.0, not http10, keep_alive, self.writer)
         usage = {} if strip or not self.stream else {"stream_options": {"include_usage": True}}
         routed = RoutedRequest(
             request=request(stream=self.stream, **usage),
-            route=route(**on),
+            route=route(**{"upstream_stream": "off", **on}),
             estimate=PromptEstimate({"small": PoolEstimate(100)}),
             decision=decided(candidate("small/a"), at=monotonic()),
             timeline=self.life,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from time import monotonic
 
 import pytest
 
-from backends.failures import LATE, STOPPED
+from backends.failures import LATE, NOT_ASSEMBLED, STOPPED
+from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptOutcome
 from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
-from tests.gateway.upstream.relaying import Relaying, error_event
+from tests.gateway.upstream.relaying import RESET, Relaying, error_event
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import HANG, LAST_CHUNK, Upstream, chunk, reply
@@ -105,3 +107,79 @@ async def test_a_hanging_answer_of_a_second_pool_is_not_awaited_for_a_caller_tha
     record = last(gateway)
     assert (record.end, record.escalated) == (RequestOutcome.CLIENT_GONE, "length")
     assert [each.ending for each in record.attempts] == [AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED]
+
+
+# --------------------------------------------------------------------------- put together from a stream
+
+
+CHUNK = b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"served","choices":[%b]%b}\n\n'
+PART = CHUNK % (b'{"index":0,"delta":{"role":"assistant","content":"hi"},"finish_reason":null}', b"")
+STOP = CHUNK % (b'{"index":0,"delta":{},"finish_reason":"stop"}', b"")
+COUNTS = CHUNK % (b"", b',"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}')
+
+
+async def assembling(*reads: bytes) -> Relaying:
+    """A whole answer that is asked for as a stream."""
+    talk = Relaying(*reads, stream=False)
+    await talk.to(upstream_stream="auto")
+    assert talk.attempt.assembled
+    return talk
+
+
+def again(talk: Relaying, *reads: bytes) -> None:
+    """The server's reply to the second attempt."""
+    assert len(talk.race.attempts) == 2
+    talk.connections.sink.on_head(200, talk.headers)
+    for data in reads:
+        talk.connections.sink.on_body(data)
+    talk.connections.sink.on_end()
+
+
+async def test_an_assembled_answer_is_written_whole_at_its_end() -> None:
+    talk = await assembling(PART, PART, STOP, COUNTS, DONE)
+    assert talk.wire.writes == []
+    talk.run.on_end()
+    await talk.written()
+    assert json.loads(talk.wire.body)["choices"][0]["message"]["content"] == "hihi"
+    assert talk.wire.head["content-length"] == str(len(talk.wire.body))
+    assert talk.wire.head["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("how", ["reset", "truncated"])
+async def test_an_unwritten_answer_that_breaks_after_its_first_token_is_hidden(how: str) -> None:
+    """Nothing of it has reached the caller: another attempt answers, and its text alone is written."""
+    talk = await assembling(PART)
+    assert talk.race.winner is talk.attempt
+    if how == "reset":
+        talk.run.on_failure(RESET)
+    else:
+        talk.run.on_end()
+    again(talk, PART, STOP, COUNTS, DONE)
+    await talk.written()
+    assert json.loads(talk.wire.body)["choices"][0]["message"]["content"] == "hi"
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
+    assert [(each.number, each.ending) for each in talk.life.record.attempts] == [
+        (1, AttemptOutcome.BROKEN),
+        (2, AttemptOutcome.COMPLETED),
+    ]
+
+
+async def test_an_unwritten_answer_that_breaks_every_time_is_the_callers_error() -> None:
+    """With a status, for nothing was written."""
+    talk = await assembling(PART)
+    talk.run.on_failure(RESET)
+    talk.connections.sink.on_head(200, talk.headers)
+    talk.connections.sink.on_body(PART)
+    talk.connections.sink.on_failure(RESET)
+    await talk.written()
+    assert isinstance(error := talk.running.exception(), ApiError)
+    assert (error.status, talk.wire.writes) == (502, [])
+
+
+async def test_a_stream_that_cannot_be_put_together_is_an_error() -> None:
+    """Of the gateway: the endpoint is not to blame."""
+    talk = await assembling(TOKEN, FINISH, DONE)
+    talk.run.on_end()
+    await talk.written()
+    assert talk.race._failure is NOT_ASSEMBLED
+    assert talk.wire.writes == []

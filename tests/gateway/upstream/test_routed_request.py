@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from backends.http.connection_pool import ConnectionPool
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.routed_request import WHOLE_ANSWER, RoutedRequest
+from gateway.upstream.upstream import Upstream as Target
 from policies.types import AttemptOutcome, PoolEstimate, Price, PromptEstimate
-from tests.gateway.builders import FINISH, TOKEN, USAGE, decided, record, request, route
+from tests.gateway.builders import FINISH, TOKEN, USAGE, backend, decided, record, request, route
 from tests.gateway.upstream.relaying import Relaying
 
 
@@ -18,11 +20,11 @@ def routed(*, on: dict[str, Any] | None = None, output: int = 10, **body: Any) -
     """`on`: settings of the route."""
     return RoutedRequest(
         request=request(**body),
-        route=route(**(on or {})),
+        route=route(**{"upstream_stream": "off", **(on or {})}),
         estimate=PromptEstimate({"small": PoolEstimate(100)}, output),
         decision=decided(),
         timeline=RequestTimeline(record()),
-        upstreams={},
+        upstreams={"small/a": Target(ConnectionPool("http://127.0.0.1:9", connect_timeout=1.0), backend(), "served")},
         first_token_limit=5.0,
         idle=7.0,
     )
@@ -87,3 +89,20 @@ def test_a_stream_with_tools_is_not_left_by_its_pace() -> None:
 @pytest.mark.parametrize(("rescue", "stream", "may"), [("on", True, True), ("on", False, False), ("off", True, False)])
 def test_only_streams_are_rescued(rescue: str, stream: bool, may: bool) -> None:
     assert routed(stream=stream, on={"rescue": rescue}).limits.rescue is may
+
+
+@pytest.mark.parametrize(
+    ("body", "on", "assembled"),
+    [
+        ({}, {}, False),
+        ({}, {"upstream_stream": "auto"}, True),
+        ({"stream": True}, {"upstream_stream": "auto"}, False),
+    ],
+)
+def test_a_whole_answer_is_asked_for_as_a_stream_where_the_route_allows_it(
+    body: dict[str, Any], on: dict[str, Any], assembled: bool
+) -> None:
+    """So its tokens are seen: the first one has a limit, and silence shows something."""
+    found = routed(on=on, **body)
+    assert found.assembled is assembled
+    assert found.limits.stream is (assembled or "stream" in body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def test_the_patience_with_a_silent_stream(
     tpot: float | None, peer: Candidate | None, more: dict[str, Any], seconds: float
 ) -> None:
     """By its pace and by what a peer would take; `idle` where nobody could continue."""
-    assert patience(limits(**more), tpot, peer) == pytest.approx(seconds)
+    assert patience(limits(**more), A, tpot, peer) == pytest.approx(seconds)
 
 
 # --------------------------------------------------------------------------- the look
@@ -106,7 +107,7 @@ def test_a_look_at_the_stream(
     quiet: float, peer: Candidate | None, progress: dict[str, Any], found: Leaving | float
 ) -> None:
     """After `quiet` seconds without a byte: a reason to leave, or the time of the next look."""
-    seen = look(limits(), Progress(heard_at=NOW - quiet, **progress), peer, NOW)
+    seen = look(limits(), A, Progress(heard_at=NOW - quiet, **progress), peer, NOW)
     assert seen == (found if isinstance(found, Leaving) else pytest.approx(found))
 
 
@@ -114,16 +115,25 @@ def test_a_look_at_the_stream(
 @pytest.mark.parametrize("quiet", [0.0, 60.0])
 def test_a_stream_past_the_limit_of_the_whole_answer_is_late(quiet: float, more: dict[str, Any]) -> None:
     """Though it writes."""
-    assert look(limits(limit_at=NOW), Progress(heard_at=NOW - quiet, **more), B, NOW) is Leaving.LATE
+    assert look(limits(limit_at=NOW), A, Progress(heard_at=NOW - quiet, **more), B, NOW) is Leaving.LATE
 
 
 def test_a_complete_stream_is_never_late() -> None:
-    found = look(limits(limit_at=NOW), Progress(heard_at=NOW - 60, complete=True), B, NOW)
+    found = look(limits(limit_at=NOW), A, Progress(heard_at=NOW - 60, complete=True), B, NOW)
     assert found is Leaving.COMPLETE
 
 
 def test_no_look_is_later_than_the_limit_of_the_whole_answer() -> None:
-    assert look(limits(limit_at=NOW + 0.5), Progress(heard_at=NOW), B, NOW) == NOW + 0.5
+    assert look(limits(limit_at=NOW + 0.5), A, Progress(heard_at=NOW), B, NOW) == NOW + 0.5
+
+
+@pytest.mark.parametrize(("own", "idle"), [(None, 30.0), (120.0, 120.0), (5.0, 5.0)])
+def test_an_endpoint_may_have_an_idle_time_of_its_own(own: float | None, idle: float) -> None:
+    """An API may think unseen for longer than an engine."""
+    endpoint = replace(A, endpoint=replace(A.endpoint, stream_idle=own))
+    assert patience(limits(), endpoint, None, None) == idle
+    assert look(limits(), endpoint, Progress(heard_at=NOW - idle + 1), None, NOW) == pytest.approx(NOW + 1)
+    assert look(limits(), endpoint, Progress(heard_at=NOW - idle), None, NOW) is Leaving.SILENT
 
 
 # --------------------------------------------------------------------------- the machine
