@@ -55,7 +55,7 @@ class Milestone(Enum):
     """Progress of an attempt that the request has to know."""
 
     FIRST_TOKEN = "first token"
-    WHOLE = "whole"  # the whole answer is buffered
+    WHOLE = "whole"  # the whole answer is buffered: to be rewritten, and stopped as completed or failed
     ENDED = "ended"  # the committed answer is complete
 
 
@@ -195,10 +195,12 @@ class WireAttempt:
             return self._complete()
         if (failure := self._judge()) is not None:
             return self.fail(failure)
-        self.times.first_in = self.times.last_token = monotonic()
-        self._note_kind(self.times.first_in)
+        self._exchange = None
+        self._first_token(monotonic())
+        if not self.stream:
+            return Milestone.WHOLE
         self._close(AttemptOutcome.COMPLETED)
-        return Milestone.FIRST_TOKEN if self.stream else Milestone.WHOLE
+        return Milestone.FIRST_TOKEN
 
     def on_failure(self, failure: Failure) -> WireEvent:
         """The connection is lost."""

@@ -52,6 +52,8 @@ class _LoneSink:
         if event is Milestone.FIRST_TOKEN:
             self._wire.take_buffered()
             self._wire.join(_Dropped())
+        if event is Milestone.WHOLE:
+            self._wire.stop(AttemptOutcome.COMPLETED)
         if self._wire.state is WireState.OVER:
             self.over.set()
 

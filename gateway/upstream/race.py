@@ -391,8 +391,9 @@ class Race:
         """Rewrite a whole answer before it counts: what cannot be rewritten is a failure."""
         reply = whole_reply(self.routed, wire.upstream, wire.attempt.candidate.endpoint, wire.take_buffered())
         if isinstance(reply, Failure):
-            self._on_failed(wire, reply)
+            self._on_failed(wire, wire.fail(reply))
             return
+        wire.stop(AttemptOutcome.COMPLETED)
         self._whole[wire.attempt.number] = reply
         self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
 

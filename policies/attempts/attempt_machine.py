@@ -135,6 +135,7 @@ class AttemptMachine:
         self._began_at = now
         self._active = False  # counted by the retry budget
         self._retrying = 0  # retries taken from the budget
+        self._denied = False  # a retry was wanted that the budget did not allow
         self._opened = 0  # attempts
         self._deaths = 0
         self._lost: set[str] = set()  # endpoints with a failure
@@ -274,6 +275,7 @@ class AttemptMachine:
     def _take_retry(self) -> bool:
         taken = self._retries.try_take()
         self._retrying += taken
+        self._denied = not taken
         return taken
 
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
@@ -519,6 +521,8 @@ class AttemptMachine:
         return self._opened < self._limits.max_attempts and self._deaths < MAX_DEATHS
 
     def _exhausted(self) -> tuple[Ending, str]:
+        if self._denied:
+            return Ending.BUDGET, "the retry budget is spent"
         if self._deaths >= MAX_DEATHS:
             return Ending.DEATHS, f"{self._deaths} endpoints died while they worked on it"
         if self._opened >= self._limits.max_attempts:

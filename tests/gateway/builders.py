@@ -163,6 +163,8 @@ class RecordingSink:
         if event is None:
             return
         self.events.append(event)
+        if event is Milestone.WHOLE:
+            self.wire.stop(AttemptOutcome.COMPLETED)
         if event is Milestone.FIRST_TOKEN:
             self.answer.start(self.wire.take_buffered())
             self._follow(self.wire.join(self.answer))

@@ -110,7 +110,11 @@ def walk_of(*ranked: Candidate) -> CandidateWalk:
 def test_the_pools_alike_are_none_one_or_all(kind: str) -> None:
     """None of the pools, the pool of the endpoint, or every one (None)."""
     alike = pools_alike(fails(1, kind), A, walk_of(A, B), AttemptLimits(max_attempts=3), GivenFacts())
-    wanted = {Elsewhere.NEXT: set(), Elsewhere.NOWHERE: None, Elsewhere.OTHER_FILTER: None}
+    wanted: dict[Elsewhere, set[str] | None] = {
+        Elsewhere.NEXT: set(),
+        Elsewhere.NOWHERE: None,
+        Elsewhere.OTHER_FILTER: None,
+    }
     assert (alike if alike is None else set(alike)) == wanted.get(BLAME[kind].elsewhere, {"small"})
 
 
