@@ -110,7 +110,7 @@ class Load:
 
     at: float = NEVER
     health: Health = Health.UP
-    failing: bool = False  # down for failed replies alone: there, and a last resort
+    failing: bool = False  # down, but not known to be unreachable: a last resort
     in_flight: int = 0  # our attempts not ended
     prefilling: int = 0  # of these, without a first token
     queued_tokens: float = 0.0
@@ -119,12 +119,14 @@ class Load:
     kv_usage: float = 0.0
     scraped_at: float = NEVER
     blocked_until: float = NEVER  # a provider's refusal
+    refused_until: float = NEVER  # the same, of requests of the deciding caller alone
     limits: tuple[RateLimit, ...] = ()  # a provider's rate limits
     unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
     full: bool = False  # as many requests as the configuration allows
     held_requests: int = 0  # in the gateway's own queue for the endpoint, before a request
     held_tokens: float = 0.0  # of their prompts
     send_at: float = NEVER  # when the rate limits let a request pass; set for candidates
+    forced: bool = False  # the last resort, in spite of `refused_until`; set for candidates
     backlog_s: float = 0.0  # s of prefill of `queued_tokens`
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
     expected_tpot_misses: tuple[float, ...] = ()  # answers missing TPOT by stall (policies.latency.tpot)
@@ -139,7 +141,7 @@ class Load:
 
     def send_wait(self, tokens: float, now: float) -> float:
         """Seconds until the provider accepts a request of this many tokens; 0: at once."""
-        wait = max(self.blocked_until - now, 0.0)
+        wait = max(self.blocked_until - now, self.refused_until - now, 0.0)
         for limit in self.limits:
             wait = max(wait, limit.wait(tokens, now, self.held_requests, self.held_tokens))
         return wait
@@ -166,6 +168,7 @@ class RequestView:
     max_tokens: int | None = None  # the caller's own, for each choice
     choices: int = 1  # answers to generate: `n` or `best_of`, for each prompt
     user_turns: int = 1
+    caller: str = ""  # whose request it is: a key's name, or an address; empty: the gateway's own
     tools: bool = False
     images: bool = False
     json_schema: bool = False

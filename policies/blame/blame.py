@@ -52,7 +52,8 @@ class Elsewhere(Enum):
 
 
 class Evidence(Enum):
-    """What an attempt shows about the endpoint."""
+    """What an attempt shows about the endpoint. Of one caller alone it counts for this caller; of a second caller, or
+    of the gateway's own request, for all."""
 
     NONE = "none"
     ANSWERED = "alive"  # a refusal of the request is an answer
@@ -67,6 +68,11 @@ class Evidence(Enum):
     def needs_witness(self) -> bool:
         """The request itself may have provoked the reply."""
         return self not in (Evidence.NONE, Evidence.ANSWERED, Evidence.UNREACHABLE)
+
+    @property
+    def is_failure(self) -> bool:
+        """An endpoint with some of it in a row is ejected. A busy one says itself until when to wait."""
+        return self not in (Evidence.NONE, Evidence.ANSWERED, Evidence.BUSY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +113,43 @@ _ROWS = (
     Blame("gateway", Fault.GATEWAY, True, Elsewhere.NEXT, Evidence.NONE, AttemptOutcome.CANCELLED),
 )
 BLAME: Mapping[str, Blame] = {row.kind: row for row in _ROWS}  # by kind of failure
+
+
+_BY_OUTCOME = {
+    AttemptOutcome.FAILED: BLAME["server"],
+    AttemptOutcome.BROKEN: BLAME["protocol"],
+    AttemptOutcome.SILENT: BLAME["timeout"],
+    AttemptOutcome.RATE_LIMITED: BLAME["rate_limited"],
+    AttemptOutcome.MISCONFIGURED: BLAME["misconfigured"],
+    AttemptOutcome.QUOTA: BLAME["quota"],
+    AttemptOutcome.REFUSED: BLAME["client"],
+    AttemptOutcome.CANCELLED: BLAME["gateway"],
+}
+
+
+def blame_of(outcome: AttemptOutcome, connected: bool = True) -> Blame | None:
+    """Blame for an attempt of which only the outcome is known; None: it was answered."""
+    if outcome is AttemptOutcome.FAILED and not connected:
+        return BLAME["reset"]
+    return _BY_OUTCOME.get(outcome)
+
+
+_REASONS = {
+    Fault.CREDENTIAL: "the provider refuses the gateway's key",
+    Fault.MODEL: "the server does not know the configured model or path",
+    Fault.MONEY: "the gateway's account with the provider is used up",
+    Fault.REQUEST_RATE: "rate limit of requests reached",
+    Fault.TOKEN_RATE: "rate limit of tokens reached",
+    Fault.RATE: "rate limit reached",
+    Fault.LOAD: "overloaded",
+}
+
+
+def reason(blame: Blame, cause: str) -> str:
+    """Reason of an ejection or a limit, for the operator. `cause`: status, code and message of the reply, or the
+    socket's error. The message may hold content of the caller: what stands before the first colon is kept."""
+    said = cause.partition(":")[0].strip()
+    known = _REASONS.get(blame.fault)
+    if known is None:
+        return said
+    return f"{known} ({said})" if said else known

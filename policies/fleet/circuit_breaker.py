@@ -1,36 +1,32 @@
-"""Availability of an endpoint: a circuit breaker, and a rate limit learned from an API's rejections.
+"""Availability of an endpoint: a circuit breaker.
 
-Rules of the breaker (transitions are the table below):
+Rules (transitions are the table below):
 - CLOSED opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
   when an attempt gets no token for longer than the forecast can explain and no other attempt was answered since.
-- CLOSED opens at once when the server refuses our key, our name of its model, the path, or our account: such a fault
-  does not heal within seconds. Where it has answered within PROVEN seconds it opens after FAILURES in a row, because a
-  caller may have provoked the refusal; an empty account is no caller's doing.
+- CLOSED opens at once when the server refuses the gateway's key, its model name, the path, or the account: such a fault
+  does not heal within seconds. Where it has answered within PROVEN seconds it opens after FAILURES in a row; an empty
+  account opens it in any case.
+- A failure that is not `confirmed` (`policies.fleet.caller_evidence`) counts, and opens nothing: the breaker is
+  `unconfirmed` once it would have opened, until a confirmed failure opens it or an answer clears it. As the trial it
+  decides nothing, and the next attempt is the trial.
 - OPEN rejects all attempts for a time that doubles with each opening in a row (EJECTIONS: the first and the longest,
   by cause). Then HALF_OPEN admits one trial attempt, and the trial alone decides.
 - OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which
   is answered while attempts fail proves nothing.)
-- An endpoint ejected for failed replies stays the last resort of requests that no other endpoint can take (Envoy's
-  panic mode): some answers are better than none.
+- An ejected endpoint stays the last resort of requests that no other endpoint can take (Envoy's panic mode), unless
+  nobody answers there, or a probe has found another model: some answers are better than none.
 - A rate limit is no failure: the provider says until when to wait.
 - A peer process which reports the endpoint down since our own last answer from there opens the breaker too, until our
   next answer or answered probe, until the peer withdraws the report or disappears, and for EJECTION seconds at most.
   After a wrong report, reports are ignored for PEER_REPORTS_IGNORED seconds. Reports are never passed on.
-
-Rules of the learned limit:
-- The limit is the number of requests accepted in the minute before a rejection. Below MIN_REQUESTS the API was
-  overloaded, or limits something other than requests.
-- At the limit, the API is full until the oldest request of the minute is a minute old.
-- The limit grows by LIMIT_GROWTH a minute: without new attempts, a raised limit would go unnoticed.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable
 from enum import Enum
 
-from policies.types import FOREVER, NEVER, AttemptOutcome, Health
+from policies.types import NEVER, AttemptOutcome, Health
 
 FAILURES = 5  # in a row, of any kind
 REFUSALS = 2  # in a row: not connected, or reset before a byte
@@ -41,11 +37,6 @@ MAX_DOUBLINGS = 10  # of an ejection: more exceed any limit, and after hours any
 EJECTION_RESET = 60.0  # s closed, after which an opening counts as the first again
 PEER_REPORTS_IGNORED = 30.0  # s
 MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
-
-RATE_LIMIT_WINDOW = 60.0  # s
-MIN_REQUESTS = 20
-MAX_REQUESTS = 10_000  # a minute: beyond, no limit is learned
-LIMIT_GROWTH = 0.01  # of the limit, per minute
 
 
 class BreakerState(Enum):
@@ -89,8 +80,8 @@ TRANSITIONS: dict[tuple[BreakerState, BreakerEvent], BreakerState] = {
 
 _REPLIED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED, AttemptOutcome.RATE_LIMITED)
 _REJECTED = {
-    AttemptOutcome.MISCONFIGURED: (EjectionCause.MISCONFIGURED, "it refuses our key, model name or path"),
-    AttemptOutcome.QUOTA: (EjectionCause.QUOTA, "our account with the provider is used up"),
+    AttemptOutcome.MISCONFIGURED: EjectionCause.MISCONFIGURED,
+    AttemptOutcome.QUOTA: EjectionCause.QUOTA,
 }
 
 
@@ -103,14 +94,19 @@ class CircuitBreaker:
         self.blocked_until = NEVER  # by a rate limit
         self.openings = 0  # in a row
         self.why = ""  # reason for not being closed
+        self.limit_why = ""  # reason of `blocked_until`
         self.cause = EjectionCause.FAILURES  # of the latest opening
         self.down_since = NEVER  # by observations of this process; NEVER: up, or down by peer reports alone
         self.peer_reported_down = False  # open by reports of peers alone
+        self.unconfirmed = False  # closed or half-open only because no failure in the row is confirmed
         self._max_ejection = max_ejection
         self._failures = self._refusals = 0
+        self._gone = False  # a refusal in the row is confirmed
         self._probe_failures = 0  # in a row
+        self._wrong_model = False  # by the latest probe
         self._trial: Hashable = None
-        self._answered_at = self._closed_at = NEVER
+        self.closed_at = NEVER  # latest closing
+        self._answered_at = NEVER
         self._served_at = NEVER  # latest first token or complete answer
         self._alive_at = NEVER  # latest answer, of an attempt or a probe
         self._failed_at = NEVER  # latest failure, of an attempt or a probe
@@ -119,13 +115,19 @@ class CircuitBreaker:
     @property
     def server_gone(self) -> bool:
         """The process of the server has ended, and the cache with the process."""
-        return self._refusals >= REFUSALS
+        return self._gone and self._refusals >= REFUSALS
 
     @property
     def failing(self) -> bool:
-        """The server is there: failed replies alone have opened the breaker."""
-        closed = self.state is BreakerState.CLOSED
-        return not closed and self.cause is EjectionCause.FAILURES and not self.server_gone
+        """Open, and yet a last resort: the server may be there."""
+        certain = self.cause is EjectionCause.UNREACHABLE or self.server_gone or self._wrong_model
+        return self.state is not BreakerState.CLOSED and not certain
+
+    @property
+    def limited_until(self) -> float:
+        """End of the provider's refusal, by a rate limit or for lack of money."""
+        unpaid = self.cause is EjectionCause.QUOTA and self.state is BreakerState.OPEN
+        return max(self.blocked_until, self.until) if unpaid else self.blocked_until
 
     def health(self, now: float) -> Health:
         if self.state is BreakerState.CLOSED:
@@ -147,7 +149,7 @@ class CircuitBreaker:
 
     def _on_reply(self, key: Hashable, now: float) -> None:
         self._answered_at = self._alive_at = now
-        self._refusals = 0
+        self._clear_refusals()
         if self.peer_reported_down:
             self._disprove_peers(now)
         if self.state is BreakerState.OPEN:
@@ -156,29 +158,41 @@ class CircuitBreaker:
         elif self.state is BreakerState.HALF_OPEN and key == self._trial:
             self._on(BreakerEvent.TRIAL_ANSWERED, now)
 
-    def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, connected: bool = True) -> None:
-        """`connected` False: refused, or reset before a byte came."""
+    def on_ended(
+        self,
+        key: Hashable,
+        outcome: AttemptOutcome,
+        now: float,
+        connected: bool = True,
+        *,
+        confirmed: bool = True,
+        why: str = "",
+    ) -> None:
+        """`connected` False: refused, or reset before a byte came. `confirmed`: more than one caller's request shows
+        it. `why`: of a failure, for the operator."""
         if outcome in _REPLIED:
-            self._failures = 0
+            self._clear_failures()
             if outcome is AttemptOutcome.COMPLETED:
                 self._served_at = now
             self._on_reply(key, now)
         elif outcome in _REJECTED:
-            self._on_rejected(key, *_REJECTED[outcome], now)
+            self._on_rejected(key, _REJECTED[outcome], why, now, confirmed)
         elif outcome is not AttemptOutcome.CANCELLED:
-            self._on_failure(key, now, connected)
+            self._on_failure(key, now, connected, confirmed, why)
         if self._trial == key:
             self._trial = None
 
-    def on_silent(self, key: Hashable, sent_at: float, now: float, overdue: bool) -> None:
-        """`key` was cancelled without a token. `overdue`: after longer than the forecast can explain."""
+    def on_silent(self, key: Hashable, sent_at: float, now: float, overdue: bool, confirmed: bool = True) -> None:
+        """`key` was cancelled without a token. `overdue`: after longer than the forecast can explain. Silence towards
+        all callers needs no confirmation."""
         if overdue and self._answered_at < sent_at:
-            self._failures = FAILURES
+            self._failures, confirmed = FAILURES, True
             if self.state is BreakerState.CLOSED:
                 self._trip(EjectionCause.SILENT, "a request got no token for longer than its forecast can explain", now)
-        self.on_ended(key, AttemptOutcome.SILENT, now)
+        self.on_ended(key, AttemptOutcome.SILENT, now, confirmed=confirmed, why="no first token in time")
 
-    def on_rate_limited(self, now: float, retry_after: float | None) -> None:
+    def on_rate_limited(self, now: float, retry_after: float | None, why: str = "") -> None:
+        self.limit_why = why
         wait = DEFAULT_RETRY_AFTER
         if retry_after is not None:
             wait = min(max(retry_after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
@@ -189,6 +203,7 @@ class CircuitBreaker:
         self._probe_failures += 1
         self._failed_at = now
         self._refusals += 1
+        self._gone = True
         if self.state is BreakerState.OPEN:
             self._confirm_peers(now)
             self.until = max(self.until, now + EJECTION)
@@ -198,7 +213,7 @@ class CircuitBreaker:
 
     def on_wrong_model(self, now: float) -> None:
         """The server does not know the configured model: down until a probe finds that it does."""
-        self._probe_failures = max(self._probe_failures, 1)
+        self._probe_failures, self._wrong_model = max(self._probe_failures, 1), True
         self._failed_at = now
         self._trip(EjectionCause.MISCONFIGURED, "it serves another model than configured", now)
         self.until = max(self.until, now + EJECTION)
@@ -207,8 +222,8 @@ class CircuitBreaker:
         if now < self._failed_at:
             return  # another process asked before that failure: the answer proves nothing
         recovered = self._probe_failures > 0 or self.peer_reported_down
-        self._probe_failures = 0
-        self._refusals = 0
+        self._probe_failures, self._wrong_model = 0, False
+        self._clear_refusals()
         self._alive_at = max(self._alive_at, now)
         if self.peer_reported_down:
             self._disprove_peers(now)
@@ -241,31 +256,51 @@ class CircuitBreaker:
             self.why = "a peer process reported it down, and it does not answer here"
             self.openings += 1
 
-    def _on_failure(self, key: Hashable, now: float, connected: bool) -> None:
+    def _on_failure(self, key: Hashable, now: float, connected: bool, confirmed: bool, why: str) -> None:
         self._failures += 1
         self._failed_at = now
-        self._refusals = 0 if connected else self._refusals + 1
+        if connected:
+            self._clear_refusals()
+        else:
+            self._refusals += 1
+            self._gone |= confirmed
+        why = f": {why}" if why else ""
         if self.state is BreakerState.OPEN:
-            self._confirm_peers(now)
+            if confirmed:
+                self._confirm_peers(now)
         elif self.state is BreakerState.HALF_OPEN:
             if key == self._trial:
-                self._trip(EjectionCause.FAILURES, "the trial request failed", now)
+                self._trip_if(confirmed, EjectionCause.FAILURES, f"the trial request failed{why}", now)
         elif self._refusals >= REFUSALS:
-            why = f"{self._refusals} connections in a row were refused or reset"
-            self._trip(EjectionCause.UNREACHABLE, why, now)
+            why = f"{self._refusals} connections in a row were refused or reset{why}"
+            self._trip_if(confirmed or self._gone, EjectionCause.UNREACHABLE, why, now)
         elif self._failures >= FAILURES:
-            self._trip(EjectionCause.FAILURES, f"{self._failures} requests in a row failed", now)
+            self._trip_if(confirmed, EjectionCause.FAILURES, f"{self._failures} requests in a row failed{why}", now)
 
-    def _on_rejected(self, key: Hashable, cause: EjectionCause, why: str, now: float) -> None:
+    def _on_rejected(self, key: Hashable, cause: EjectionCause, why: str, now: float, confirmed: bool) -> None:
         self._failures += 1
-        self._refusals = 0
+        self._clear_refusals()
         if self.state is BreakerState.HALF_OPEN:
             rejected = key == self._trial
         else:
             unproven = now - self._served_at > PROVEN or cause is EjectionCause.QUOTA
             rejected = self.state is BreakerState.CLOSED and (unproven or self._failures >= FAILURES)
         if rejected:
+            self._trip_if(confirmed, cause, why, now)
+
+    def _clear_failures(self) -> None:
+        self._failures = 0
+        self.unconfirmed = False
+
+    def _clear_refusals(self) -> None:
+        self._refusals = 0
+        self._gone = False
+
+    def _trip_if(self, confirmed: bool, cause: EjectionCause, why: str, now: float) -> None:
+        if confirmed:
             self._trip(cause, why, now)
+        else:
+            self.unconfirmed = True
 
     def _trip(self, cause: EjectionCause, why: str, now: float) -> None:
         self.cause = cause
@@ -279,16 +314,17 @@ class CircuitBreaker:
         if after is BreakerState.OPEN:
             self._open(event is BreakerEvent.PEER_REPORTED, now)
             self.why = why
+            self.unconfirmed = False
         elif after is BreakerState.CLOSED:
-            self._closed_at = now
+            self.closed_at = now
             self.down_since = NEVER
-            self._failures = 0
+            self._clear_failures()
             self.why = ""
         self._trial = None
         self.state = after
 
     def _open(self, peer_reported: bool, now: float) -> None:
-        if self.state is BreakerState.CLOSED and now - self._closed_at >= EJECTION_RESET:
+        if self.state is BreakerState.CLOSED and now - self.closed_at >= EJECTION_RESET:
             self.openings = 0
         self.peer_reported_down = peer_reported
         if peer_reported:
@@ -299,37 +335,3 @@ class CircuitBreaker:
         self.until = now + min(first * 2 ** min(self.openings - 1, MAX_DOUBLINGS), longest)
         if self.down_since == NEVER:
             self.down_since = now
-
-
-class LearnedRateLimit:
-    """Requests per minute accepted by an API."""
-
-    def __init__(self) -> None:
-        self._sent: deque[float] = deque(maxlen=MAX_REQUESTS)
-        self._limit = FOREVER
-        self._learned_at = NEVER
-
-    def on_sent(self, now: float) -> None:
-        self._sent.append(now)
-        self._expire(now)
-
-    def on_rejected(self, now: float) -> None:
-        """The API rejected the latest request."""
-        self._expire(now)
-        if self._sent:
-            self._sent.pop()
-        if MIN_REQUESTS <= len(self._sent) < MAX_REQUESTS - 1:
-            self._limit = float(len(self._sent))
-            self._learned_at = now
-
-    def full_until(self, now: float) -> float:
-        """Time of the next accepted request; NEVER: now."""
-        if self._limit == FOREVER:
-            return NEVER
-        self._expire(now)
-        limit = int(self._limit * (1 + LIMIT_GROWTH * (now - self._learned_at) / RATE_LIMIT_WINDOW))
-        return NEVER if len(self._sent) < limit else self._sent[-limit] + RATE_LIMIT_WINDOW
-
-    def _expire(self, now: float) -> None:
-        while self._sent and self._sent[0] <= now - RATE_LIMIT_WINDOW:
-            self._sent.popleft()

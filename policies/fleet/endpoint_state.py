@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.fleet.adapter_slots import AdapterSlots
-from policies.fleet.circuit_breaker import (
-    MAX_EJECTION,
-    BreakerState,
-    CircuitBreaker,
-    EjectionCause,
-    LearnedRateLimit,
-)
+from policies.fleet.beliefs import Belief, beliefs
+from policies.fleet.caller_evidence import CallerEvidence
+from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.learned_rate_limit import LearnedRateLimit
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.fleet.rate_limits import ReportedLimits
-from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (
-    MAX_SHARE,
-    MIN_SHARE,
     DecodeInterference,
     TpotPredictor,
     reopens_in,
@@ -35,7 +29,7 @@ from policies.latency.ttft_predictor import (
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import MAX_BLOCKS, ResidencyStatistics
-from policies.types import FOREVER, NEVER, Endpoint, Load, Pool
+from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health, Load, Pool
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 DEFAULT_PROMPT = 1_000.0  # uncached tokens, before any prompt
@@ -46,6 +40,9 @@ MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many pr
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
 RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
+
+_WORST = (Health.UP, Health.PROBING, Health.DOWN)
+_DOWN = Health.DOWN  # a member is slow to look up in an enumeration
 
 LearnedTimes = tuple[TtftPredictor, TpotPredictor, Calibration]
 
@@ -70,6 +67,7 @@ class EndpointStatistics:
     prefix_capacity: int  # of the index, in the estimator's blocks
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
     adapters: tuple[str, ...]  # LoRA adapters believed loaded, least recently used first
+    believed: tuple[Belief, ...]  # what keeps requests away, or fewer than its share, and why
 
 
 class EndpointState:
@@ -80,6 +78,7 @@ class EndpointState:
         self.pool = pool
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
+        self.callers = CallerEvidence(self.breaker)
         self.shown = self.breaker.state  # as reported to the operator
         self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()
@@ -88,7 +87,7 @@ class EndpointState:
         self.model = ""  # as named by the engine; empty: not yet
         self._times: dict[str, LearnedTimes] = {}  # of models served before
         self.interference = DecodeInterference()
-        self.rate_limit = None if pool.local else LearnedRateLimit()
+        self.rate_limit = self._new_rate_limit()
         self.limits = ReportedLimits()
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
@@ -110,7 +109,12 @@ class EndpointState:
         if pool.adapters != self.pool.adapters:
             self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
         self.endpoint, self.pool = endpoint, pool
+        self.rate_limit = self._new_rate_limit()
         self.breaker.on_reload()
+        self.callers.on_reload()
+
+    def _new_rate_limit(self) -> LearnedRateLimit | None:
+        return None if self.pool.local else LearnedRateLimit()
 
     @property
     def blocks(self) -> int:
@@ -169,12 +173,11 @@ class EndpointState:
         self.peer_load = load
 
     def load(self, now: float) -> Load:
+        """The load, for all callers, with the drain rate as of the latest `advance`."""
         queued_tokens, waiting, running = self._queue_at(now)
         inflight, interference, peers = self.inflight, self.interference, self.peer_load
         context = interference.context + peers.decoding_context
-        blocked_until = max(self.breaker.blocked_until, peers.blocked_until)
-        if self.breaker.cause is EjectionCause.QUOTA and self.breaker.state is BreakerState.OPEN:
-            blocked_until = max(blocked_until, self.breaker.until)
+        blocked_until = max(self.breaker.limited_until, peers.blocked_until)
         if self.rate_limit is not None:
             blocked_until = max(blocked_until, self.rate_limit.full_until(now))
         rest = self.tpot_predictor.at_rest(running, context)
@@ -212,6 +215,29 @@ class EndpointState:
             warming=self.warming or peers.warming > 0,
         )
 
+    def load_for(self, caller: str, load: Load, now: float) -> Load:
+        """The load as this caller has met with the endpoint. `load`: for all callers."""
+        own = self.callers.get(caller)
+        if own is None or own.is_over(now):
+            return load
+        health = own.breaker.health(now)
+        down = [
+            failing for seen, failing in ((health, own.breaker.failing), (load.health, load.failing)) if seen is _DOWN
+        ]
+        unknown = own.unknown_adapters
+        return replace(
+            load,
+            health=max(health, load.health, key=_WORST.index),
+            failing=bool(down) and all(down),
+            refused_until=own.breaker.limited_until,
+            unknown_adapters={**(load.unknown_adapters or {}), **unknown} if unknown else load.unknown_adapters,
+        )
+
+    def count_answer(self, outcome: AttemptOutcome) -> None:
+        """Counts an answer among those that an outlier is judged by."""
+        if outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED):
+            self.refusals.append(outcome is AttemptOutcome.REFUSED)
+
     def on_progress(self, now: float) -> None:
         """The tokens of the answers in progress have been counted."""
         interference, predictor, since = self.interference, self.tpot_predictor, self.interference.updated_at
@@ -222,20 +248,24 @@ class EndpointState:
         if not prefilling and self.last_token_at < since:
             predictor.observe_at_rest(running, context, decode_s, tokens, now - since)
 
-    def _queue_at(self, now: float) -> tuple[float, int, int]:
-        """Tokens ahead of a new prompt, and waiting and decoding requests. Updates the drain rate."""
-        inflight, peers, predictor = self.inflight, self.peer_load, self.predictor
+    def advance(self, now: float) -> None:
+        """Drops prefills that have ended unnoticed, and sets the drain rate of the queue."""
+        inflight, predictor = self.inflight, self.predictor
         if inflight.prefilling:
             inflight.expire(now, predictor.drain_rate)
-        waiting, tokens = len(inflight.prefilling) + peers.prefilling, 0.0
-        running = len(inflight.decoding) + peers.in_flight - peers.prefilling
-        if waiting:
-            queue = self.queue
-            predictor.context_per_token = queue.context_per_token
-            predictor.drain_rate = predictor.prefill_rate(queue.context_per_token)
-            tokens = queue.tokens_left(now, predictor.drain_rate)
+        if inflight.prefilling or self.peer_load.prefilling:
+            context_per_token = self.queue.context_per_token
+            predictor.context_per_token = context_per_token
+            predictor.drain_rate = predictor.prefill_rate(context_per_token)
         else:
             predictor.context_per_token, predictor.drain_rate = 0.0, predictor.max_prefill_rate
+
+    def _queue_at(self, now: float) -> tuple[float, int, int]:
+        """Tokens ahead of a new prompt, and waiting and decoding requests."""
+        inflight, peers, predictor = self.inflight, self.peer_load, self.predictor
+        waiting = len(inflight.prefilling) + peers.prefilling
+        running = len(inflight.decoding) + peers.in_flight - peers.prefilling
+        tokens = self.queue.tokens_left(now, predictor.drain_rate) if waiting else 0.0
         age = now - self.scraped_at
         if (self._other_waiting or self._other_running) and age <= STALE:
             tokens += max(self._other_waiting * self.typical_prompt - predictor.drain_rate * age, 0.0)
@@ -275,7 +305,12 @@ class EndpointState:
             prefix_capacity=self.cache.index.capacity,
             resident=None if residency is None else residency.statistics(),
             adapters=() if self.adapters is None else self.adapters.loaded,
+            believed=self.believed(load, now),
         )
+
+    def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
+        """What keeps requests away from the endpoint. `load`: for all callers."""
+        return tuple(beliefs(load, self.breaker, self.callers, self.rate_limit, now))
 
     def observe_block_size(self, tokens: float) -> None:
         """`tokens`: the engine's, in one of the estimator's blocks."""
@@ -298,40 +333,6 @@ class EndpointState:
             del self._times[next(iter(self._times))]
         self.teacher_samples = 0
         return before
-
-    def learned(self, now: float) -> LearnedEndpoint:
-        """The state that survives a restart."""
-        predictor = self.predictor
-        return LearnedEndpoint(
-            tpot=self.tpot_predictor.learned(),
-            tpot_share=self.interference.tpot_share,
-            tokens_per_event=self.interference.tokens_per_event,
-            served=self.model,
-            engine=predictor.learned(now) if isinstance(predictor, EnginePredictor) else None,
-            api=predictor.learned(now) if isinstance(predictor, ApiPredictor) else None,
-            adapter_load_s=None if self.adapters is None else self.adapters.load_s,
-        )
-
-    def restore(self, saved: LearnedEndpoint, age: float, now: float) -> None:
-        """Brings back what was saved `age` seconds ago. Raises ValueError, with no change, where it does not fit."""
-        predictor: TtftPredictor
-        if self.pool.local and saved.engine is not None:
-            predictor = EnginePredictor()
-            predictor.restore(saved.engine, age, now)
-        elif not self.pool.local and saved.api is not None:
-            predictor = ApiPredictor()
-            predictor.restore(saved.api, age, now)
-        else:
-            raise ValueError("an engine that was an API, or the reverse")
-        tpot = TpotPredictor()
-        tpot.restore(saved.tpot, age)
-        self.predictor = predictor
-        self.tpot_predictor = tpot
-        self.interference.tpot_share = min(max(saved.tpot_share, MIN_SHARE), MAX_SHARE)
-        self.interference.tokens_per_event = saved.tokens_per_event
-        self.model = self.model or saved.served
-        if self.adapters is not None and saved.adapter_load_s is not None:
-            self.adapters.load_s = saved.adapter_load_s
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has restarted since the last scrape."""

@@ -6,6 +6,8 @@ Rules:
 - An attempt counts from the moment of sending: otherwise bursts would herd onto one engine.
 - An event may come twice, late, or for a removed key or endpoint: nothing changes then.
 - Scrapes reveal other traffic and restarts; of our own attempts the fleet knows more, and sooner.
+- A decision reads the fleet as the request's caller has met with it (`snapshot_for`): evidence that one caller alone
+  has brought back counts for no other.
 - A change of an endpoint's state is marked by `_touch`: the next snapshot shows the change, and the peers are told.
   Peer loads are shown and never passed on.
 - A reload keeps what was learned of every endpoint which serves the same model as before.
@@ -21,12 +23,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from policies.fleet.adapter_slots import LOADED
+from policies.fleet.beliefs import Belief
 from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
+from policies.fleet.saved_state import learned, restore
 from policies.latency.learned_state import LearnedEndpoint, kept_share
 from policies.latency.token_counts import AnswerLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
@@ -41,15 +46,12 @@ from policies.types import (
     Endpoint,
     FleetSnapshot,
     Forecast,
-    Health,
     Load,
     Pool,
     PoolEstimate,
 )
 
 __all__ = ["AttemptReport", "Fleet"]
-
-REFRESH = 0.1  # s after which a snapshot is computed anew without an event: time drains queues
 
 
 class Fleet:
@@ -62,6 +64,7 @@ class Fleet:
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
         self.on_breaker: Callable[[str, CircuitBreaker], None] = lambda endpoint, breaker: None  # the state changed
+        self.on_unconfirmed: Callable[[str], None] = lambda endpoint: None  # one caller alone has found it failing
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
@@ -69,8 +72,7 @@ class Fleet:
         self._attempts: dict[Hashable, InFlightAttempt] = {}
         self._external_use = defaultdict[str, ExternalUse](ExternalUse)  # by route with a limit
         self._unpublished: dict[EndpointState, None] = {}
-        self._changed: dict[EndpointState, None] = {}  # since the last snapshot, in order
-        self._recheck_at = NEVER
+        self._views = FleetViews()
         self.reload(pools)
 
     def reload(self, pools: Iterable[Pool]) -> None:
@@ -90,8 +92,7 @@ class Fleet:
             self.cache_lost |= self._states.keys() - known_states.keys()
         self.cache_lost &= self._states.keys()
         self.closes = any(not state.pool.local or state.pool.concurrent_requests for state in self._states.values())
-        self._changed = dict.fromkeys(self._states.values())
-        self._snapshot = FleetSnapshot(NEVER, {name: state.pool for name, state in self._pools.items()}, {})
+        self._views.reload(self._states, {name: state.pool for name, state in self._pools.items()})
 
     def _keep_or_create(self, known: EndpointState | None, endpoint: Endpoint, pool: Pool) -> EndpointState:
         if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
@@ -102,22 +103,27 @@ class Fleet:
     # ----------------------------------------------------------------- read by decisions
 
     def snapshot(self, now: float) -> FleetSnapshot:
-        """The fleet as of `now`; the same value until something changes."""
+        """The fleet as of `now`, for all callers; the same value until something changes."""
         if self.peers is not None:
             self.peers.merge(self, now)
-        if now >= self._recheck_at:
-            self._recheck_at = now + REFRESH
-            for name, load in self._snapshot.loads.items():
-                if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:
-                    self._changed[self._states[name]] = None
-        if self._changed:
-            loads = dict(self._snapshot.loads)
-            for state in self._changed:
-                if self._is_member(state):
-                    loads[state.endpoint.id] = state.load(now)
-            self._changed.clear()
-            self._snapshot = FleetSnapshot(now, self._snapshot.pools, loads)
-        return self._snapshot
+        return self._views.at(now)
+
+    def snapshot_for(self, caller: str, now: float) -> FleetSnapshot:
+        """The same, as this caller has met with it."""
+        if self.peers is not None:
+            self.peers.merge(self, now)
+        return self._views.for_caller(caller, now)
+
+    def load_for(self, caller: str, endpoint_id: str, now: float) -> Load:
+        """The load in `snapshot_for`. Raises KeyError where the endpoint is not in the fleet."""
+        if self.peers is not None:
+            self.peers.merge(self, now)
+        return self._views.load_for(caller, endpoint_id, now)
+
+    def beliefs(self, now: float) -> Mapping[str, tuple[Belief, ...]]:
+        """What keeps requests away from endpoints, by endpoint; those without any are left out."""
+        found = {name: self._states[name].believed(load, now) for name, load in self.snapshot(now).loads.items()}
+        return {name: believed for name, believed in found.items() if believed}
 
     def candidates(
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
@@ -215,7 +221,7 @@ class Fleet:
     def learned(self, endpoint_id: str, now: float) -> LearnedEndpoint | None:
         """The state that survives a restart; None: none yet. Raises ValueError for values that must not be kept."""
         state = self._states.get(endpoint_id)
-        return None if state is None or not state.predictor.samples else state.learned(now)
+        return None if state is None or not state.predictor.samples else learned(state, now)
 
     def restore(self, endpoints: Mapping[str, LearnedEndpoint], age: float, now: float) -> list[str]:
         """Brings back what was learned, up to a time `age` seconds ago, of endpoints of which less is known now.
@@ -226,7 +232,7 @@ class Fleet:
             if state is None or saved.samples * kept_share(age) < state.predictor.samples + 1:
                 continue
             with suppress(ValueError):  # a pool that became another kind
-                state.restore(saved, age, now)
+                restore(state, saved, age, now)
                 restored.append(name)
                 self._touch(state)
         for pool in self._pools.values():
@@ -255,6 +261,7 @@ class Fleet:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
+        state.advance(now)
         work = state.work(candidate.prompt_tokens, candidate.hit, now)
         adapters = state.adapters if prompt.adapter else None
         adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
@@ -297,10 +304,13 @@ class Fleet:
             attempt.state.limits.on_reported(limits, attempt.sent_at)
             self._touch(attempt.state)
 
-    def is_closed(self, candidate: Candidate, now: float) -> bool:
-        """A request sent there now would exceed the cap or a rate limit."""
-        load = self.snapshot(now).loads.get(candidate.endpoint.id)
-        return load is not None and (load.full or load.send_wait(candidate.prompt_tokens, now) > 0)
+    def is_closed(self, candidate: Candidate, now: float, caller: str = "") -> bool:
+        """A request of the caller sent there now would exceed the cap or a rate limit. Of a last resort, limits that
+        its caller alone has met with do not count."""
+        if not self.knows(candidate.endpoint.id):
+            return False
+        load = self.load_for("" if candidate.load.forced else caller, candidate.endpoint.id, now)
+        return load.full or load.send_wait(candidate.prompt_tokens, now) > 0
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
         if self.on_news is not None:
@@ -311,10 +321,13 @@ class Fleet:
         state, report = attempt.state, report or AttemptReport()
         attempt.on_ended(key, outcome, now, report)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
-            state.adapters.on_unknown(attempt.prompt.adapter, now)
-            state.breaker.on_ended(key, AttemptOutcome.CANCELLED, now)  # the engine's other models are served
+            attempt.on_unknown_adapter(key, state.adapters, now)
         else:
-            attempt.update_breaker(key, outcome, now, report, outlier=self._is_outlier(state, outcome))
+            state.count_answer(outcome)
+            outlier = outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
+            attempt.update_breaker(key, outcome, now, report, outlier)
+            if state.breaker.unconfirmed:
+                self.on_unconfirmed(state.endpoint.id)
         if state.breaker.server_gone:
             self._lose_cache(state)
         if attempt.first_at is None:
@@ -427,7 +440,7 @@ class Fleet:
                 state.breaker.on_peer_report(load.down_since if believed else NEVER, now)
                 if state.breaker.state is not state.shown:
                     self._show(state)
-            self._changed[state] = None
+            self._views.mark(state)
 
     def on_peer_prompt(self, endpoint_id: str, hashes: Sequence[int]) -> None:
         if (state := self._states.get(endpoint_id)) is not None and state.pool.local:
@@ -446,7 +459,7 @@ class Fleet:
     # ----------------------------------------------------------------- consequences
 
     def _touch(self, state: EndpointState) -> None:
-        self._changed[state] = None
+        self._views.mark(state)
         if state.breaker.state is not state.shown:
             self._show(state)
         if self.peers is not None:
@@ -458,12 +471,6 @@ class Fleet:
     def _show(self, state: EndpointState) -> None:
         state.shown = state.breaker.state
         self.on_breaker(state.endpoint.id, state.breaker)
-
-    def _is_outlier(self, state: EndpointState, outcome: AttemptOutcome) -> bool:
-        """Counts an answer, and judges a refusal among those of the pool."""
-        if outcome in (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED):
-            state.refusals.append(outcome is AttemptOutcome.REFUSED)
-        return outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
 
     def _is_member(self, state: EndpointState) -> bool:
         """False once a reload has removed or replaced the endpoint; attempts there may still end."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from policies.blame.blame import Blame
-from policies.fleet.adapter_slots import LOADED, AdapterWait
+from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
+from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.token_counts import PrefillQueue, TokenScale
 from policies.latency.tpot import DecodingAnswer
@@ -24,6 +24,7 @@ from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstim
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
+OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
 
 @dataclass(slots=True)
@@ -38,7 +39,8 @@ class AttemptReport:
     retry_after: float | None = None  # s
     connected: bool = True  # False: refused, or reset before a byte came
     unknown_model: bool = False  # the server does not know the name of the model or adapter
-    blame: Blame | None = None  # of a failed attempt
+    blame: Blame | None = None  # of a failed attempt; None: by its outcome
+    cause: str = ""  # of a failure: "401 invalid_api_key: Incorrect API key provided", "connection refused"
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class InFlightAttempt:
             state.limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
             self.external_use.on_sent(self.candidate.price, now)
-        state.breaker.on_sent(key, now)
+        state.callers.on_sent(key, self.caller, now)
         state.typical_prompt += (work.uncached - state.typical_prompt) * EWMA_WEIGHT
 
     def on_first_token(self, key: Hashable, now: float) -> None:
@@ -87,7 +89,7 @@ class InFlightAttempt:
         self.prefill_s = state.interference.prefill_s
         state.interference.on_first_token(key, self.answer, now)
         state.inflight.on_first_token(key, now)
-        state.breaker.on_answer(key, now)
+        state.callers.on_answer(key, self.caller, now)
         self._on_answer()
 
     def _on_answer(self) -> None:
@@ -153,19 +155,39 @@ class InFlightAttempt:
         self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport, outlier: bool
     ) -> None:
         """`outlier`: a refusal that says more of the endpoint than of the request."""
-        breaker, rate_limit = self.state.breaker, self.state.rate_limit
+        callers = self.state.callers
+        blame = OUTLIER if outlier else report.blame or blame_of(outcome, report.connected)
         if outcome is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
-            breaker.on_silent(key, self.sent_at, now, self.stream and now - self.sent_at > patience)
-            return
-        if outcome is AttemptOutcome.RATE_LIMITED:
-            wait = report.retry_after
-            breaker.on_rate_limited(now, self.state.limits.exhausted_for(now) if wait is None else wait)
-            if rate_limit is not None:
-                rate_limit.on_rejected(now)
-        if outlier:
-            outcome = AttemptOutcome.FAILED
-        breaker.on_ended(key, outcome, now, report.connected)
+            overdue = self.stream and now - self.sent_at > patience
+            callers.on_silent(key, self.caller, self.sent_at, now, overdue)
+        elif blame is None or not blame.evidence.is_failure:
+            if blame is not None and blame.evidence is Evidence.BUSY:
+                self._on_busy(blame, report, now)
+            outcome = outcome if blame is None else blame.outcome
+            callers.on_replied(key, self.caller, outcome, now)
+        else:
+            connected = report.connected and blame.evidence is not Evidence.UNREACHABLE
+            why = reason(blame, report.cause)
+            callers.on_failed(key, self.caller, blame.outcome, blame.evidence, now, connected=connected, why=why)
+
+    def on_unknown_adapter(self, key: Hashable, adapters: AdapterSlots, now: float) -> None:
+        """The engine does not know the adapter; its other models are served."""
+        callers, adapter = self.state.callers, self.prompt.adapter
+        if callers.on_unknown_adapter(adapter, self.caller, now, now + UNKNOWN):
+            adapters.on_unknown(adapter, now)
+        callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
+
+    def _on_busy(self, blame: Blame, report: AttemptReport, now: float) -> None:
+        """A rate limit: the provider's own figures are believed first, then what several callers have met with."""
+        state = self.state
+        spent = state.limits.exhausted_for(now)
+        wait = spent if report.retry_after is None else report.retry_after
+        why = reason(blame, report.cause)
+        confirmed = state.callers.on_rate_limited(self.caller, now, wait, spent is not None, why)
+        unreported = all(limit.counts_tokens for limit in state.limits.current)
+        if confirmed and unreported and blame.fault is Fault.REQUEST_RATE and state.rate_limit is not None:
+            state.rate_limit.on_rejected(now)
 
     def learn_from_report(
         self, key: Hashable, outcome: AttemptOutcome, report: AttemptReport, scale: TokenScale | None, now: float

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from policies.fleet.circuit_breaker import RATE_LIMIT_WINDOW
 from policies.fleet.fleet import Fleet
+from policies.fleet.learned_rate_limit import RATE_LIMIT_WINDOW
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare

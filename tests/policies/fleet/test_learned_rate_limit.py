@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from policies.fleet.circuit_breaker import LearnedRateLimit
+from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport
+from policies.fleet.learned_rate_limit import LearnedRateLimit
 from policies.types import NEVER, AttemptOutcome
 from tests.policies.fleets import API, answer, fleet, load, send
+
+REQUESTS_SPENT = AttemptReport(retry_after=1.0, blame=BLAME["request_rate"])
 
 
 def refused_after(requests: int) -> LearnedRateLimit:
@@ -39,21 +42,19 @@ def test_without_a_rejection_there_is_no_limit() -> None:
     assert limit.full_until(5.0) == NEVER
 
 
-def test_a_learned_limit_grows_by_time() -> None:
-    """Doubled after 100 minutes: otherwise a raised limit would go unnoticed."""
+def test_a_learned_limit_is_forgotten_after_a_minute_without_a_rejection() -> None:
+    """Otherwise a raised limit, or one that was none, would go unnoticed for hours."""
     limit = refused_after(100)
+    assert (limit.limit(69.9), limit.limit(70.0)) == (100, None)
     for i in range(150):
-        limit.on_sent(6000.0 + 0.1 * i)
-    assert limit.full_until(6015.0) == NEVER
+        limit.on_sent(70.0 + 0.1 * i)
+    assert limit.full_until(85.0) == NEVER
 
 
 def test_an_api_at_its_limit_is_blocked_before_it_rejects() -> None:
-    """The second minute costs no rejection."""
+    """The rest of the minute costs no rejection."""
     to = fleet()
     for i in range(50):
         answer(to, endpoint=API, now=0.2 * i)
-    to.on_ended(send(to, endpoint=API, now=10.0), AttemptOutcome.RATE_LIMITED, 10.0, AttemptReport(retry_after=1.0))
+    to.on_ended(send(to, endpoint=API, now=10.0), AttemptOutcome.RATE_LIMITED, 10.0, REQUESTS_SPENT)
     assert 59.0 < load(to, 12.0, API).blocked_until <= 61.0
-    for i in range(50):
-        answer(to, endpoint=API, now=61.0 + 0.2 * i)
-    assert load(to, 72.0, API).blocked_until > 119.0

@@ -1,0 +1,72 @@
+"""What the fleet believes of an endpoint beyond its load, and why: for the operator.
+
+One value for GET /fleet, POST /explain and the dashboard. Callers are counted, never named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from policies.fleet.caller_evidence import CallerState
+from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
+from policies.fleet.learned_rate_limit import LearnedRateLimit
+from policies.types import Load
+
+ALL = 0  # callers: every caller
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """`until`: time at which it is given up, or tried again. `callers`: number of callers for whom it counts, as only
+    their requests have shown it; ALL: for everyone."""
+
+    what: str
+    why: str
+    until: float
+    callers: int = ALL
+
+
+def beliefs(
+    load: Load,
+    shared: CircuitBreaker,
+    callers: Iterable[CallerState],
+    rate_limit: LearnedRateLimit | None,
+    now: float,
+) -> Iterator[Belief]:
+    """`load`: for all callers."""
+    yield from _of_breaker(shared, now)
+    learned = None if rate_limit is None else rate_limit.limit(now)
+    if rate_limit is not None and learned is not None:
+        what = f"limit of {learned} requests a minute"
+        yield Belief(what, "more than one caller was refused after so many", rate_limit.forgotten_at)
+    if load.blocked_until > now and load.blocked_until > shared.limited_until and learned is None:
+        yield Belief("limited by its provider", "a peer process reports it", load.blocked_until)
+    yield from _of_callers(callers, now)
+
+
+def _of_breaker(breaker: CircuitBreaker, now: float) -> Iterator[Belief]:
+    if breaker.state is BreakerState.OPEN and breaker.until > now:
+        yield Belief("down", breaker.why, breaker.until)
+    elif breaker.state is not BreakerState.CLOSED:
+        yield Belief("on trial", breaker.why, now)
+    if breaker.blocked_until > now:
+        yield Belief("limited by its provider", breaker.limit_why, breaker.blocked_until)
+
+
+def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
+    """Equal beliefs of several callers are one, until the latest end."""
+    found: dict[tuple[str, str], Belief] = {}
+    for state in callers:
+        if state.is_over(now):
+            continue
+        adapters = [
+            Belief("adapter not served", f"it does not know the adapter {name}", until)
+            for name, until in state.unknown_adapters.items()
+            if until > now
+        ]
+        for belief in (*_of_breaker(state.breaker, now), *adapters):
+            same = found.get((belief.what, belief.why), replace(belief, callers=0))
+            until = max(same.until, belief.until)
+            found[belief.what, belief.why] = replace(same, callers=same.callers + 1, until=until)
+    yield from found.values()

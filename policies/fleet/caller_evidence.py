@@ -1,0 +1,174 @@
+"""Evidence against an endpoint: of one caller's requests, or of several callers'.
+
+Rules:
+- A failure that a request may have provoked counts for its own caller at once, by a breaker of its own, which begins as
+  a copy of the endpoint's. Its thresholds and times are those of the endpoint's breaker.
+- It counts for all callers once a second caller has brought back the same kind of evidence within RECENT seconds, or
+  the gateway itself (caller "") has: a probe with its own credential and model needs no second witness.
+- An answer to any caller clears the list of witnesses, but no breaker of a caller: its requests may be the cause. It
+  lifts no limit of a provider.
+- At most MAX_CALLERS callers are remembered for each endpoint, the latest; what is over, or was not tried again for
+  FORGOTTEN seconds, is dropped.
+- Evidence of one caller is never published to peers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+
+from policies.blame.blame import Evidence
+from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
+from policies.types import NEVER, AttemptOutcome
+
+RECENT = 60.0  # s between the same evidence of two callers
+MAX_CALLERS = 64  # of an endpoint
+FORGOTTEN = MAX_EJECTION  # s after the end of an ejection
+
+_FAILURES = frozenset({Evidence.FAILED, Evidence.BROKE_OFF, Evidence.UNREACHABLE})  # one kind: the server fails
+_LIFTED = ("failure", Evidence.DENIED, Evidence.UNPAID)  # kinds of evidence that an answer disproves
+
+
+class Witnesses:
+    """The latest two callers with the same kind of evidence, by kind."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, dict[str, float]] = {}  # time by caller, by kind
+
+    def add(self, kind: Hashable, caller: str, now: float) -> bool:
+        """Adds what a request of the caller has shown. Returns whether it counts for all callers."""
+        seen = self._seen.setdefault("failure" if kind in _FAILURES else kind, {})
+        seen.pop(caller, None)
+        seen[caller] = now
+        if len(seen) > 2:
+            del seen[next(one for one in seen if one)]
+        return any(not one or one != caller for one, at in seen.items() if now - at <= RECENT)
+
+    def on_answer(self) -> None:
+        for kind in _LIFTED:
+            self._seen.pop(kind, None)
+
+
+@dataclass(slots=True)
+class CallerState:
+    """The endpoint, as one caller has met with it. `since`: latest evidence."""
+
+    breaker: CircuitBreaker
+    since: float
+    unknown_adapters: dict[str, float] = field(default_factory=dict)  # refused: until when
+
+    def is_over(self, now: float) -> bool:
+        """Nothing is held against the endpoint any more."""
+        breaker = self.breaker
+        if max(breaker.blocked_until, *self.unknown_adapters.values(), NEVER) > now:
+            return False
+        if breaker.state is BreakerState.CLOSED:
+            return now - max(self.since, breaker.closed_at) >= EJECTION_RESET
+        return now - breaker.until >= FORGOTTEN
+
+
+class CallerEvidence:
+    """Feeds the breaker of an endpoint, and those of its callers with evidence of their own. Without any failure there
+    are none."""
+
+    def __init__(self, shared: CircuitBreaker) -> None:
+        self._shared = shared
+        self._witnesses = Witnesses()
+        self._callers: OrderedDict[str, CallerState] = OrderedDict()  # latest evidence last
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def __iter__(self) -> Iterator[CallerState]:
+        return iter(self._callers.values())
+
+    def get(self, caller: str) -> CallerState | None:
+        return self._callers.get(caller)
+
+    def on_sent(self, key: Hashable, caller: str, now: float) -> None:
+        for breaker in self._breakers(caller):
+            breaker.on_sent(key, now)
+
+    def on_answer(self, key: Hashable, caller: str, now: float) -> None:
+        """First token of `key`."""
+        self._witnesses.on_answer()
+        for breaker in self._breakers(caller):
+            breaker.on_answer(key, now)
+
+    def on_replied(self, key: Hashable, caller: str, outcome: AttemptOutcome, now: float) -> None:
+        """An end that is no failure of the endpoint: answered, refused for the request's own fault, or cancelled."""
+        if outcome is not AttemptOutcome.CANCELLED:
+            self._witnesses.on_answer()
+        for breaker in self._breakers(caller):
+            breaker.on_ended(key, outcome, now)
+
+    def on_failed(
+        self,
+        key: Hashable,
+        caller: str,
+        outcome: AttemptOutcome,
+        evidence: Evidence,
+        now: float,
+        *,
+        connected: bool = True,
+        why: str = "",
+    ) -> None:
+        """`connected` False: refused, or reset before a byte came. `why`: for the operator."""
+        confirmed = self._count(evidence, caller, now)
+        for breaker in self._breakers(caller):
+            mine = confirmed or breaker is not self._shared
+            breaker.on_ended(key, outcome, now, connected, confirmed=mine, why=why)
+
+    def on_silent(self, key: Hashable, caller: str, sent_at: float, now: float, overdue: bool) -> None:
+        """`key` was abandoned without a token. `overdue`: after longer than the forecast can explain."""
+        confirmed = self._count(Evidence.FAILED, caller, now)
+        for breaker in self._breakers(caller):
+            breaker.on_silent(key, sent_at, now, overdue, confirmed or breaker is not self._shared)
+
+    def on_rate_limited(self, caller: str, now: float, retry_after: float | None, spent: bool, why: str) -> bool:
+        """`spent`: the provider's own figures say so. Returns whether the refusal counts for all callers."""
+        confirmed = self._witnesses.add(Evidence.BUSY, caller, now) or spent
+        for breaker in (self._shared,) if confirmed else (self._begin(caller, now).breaker,):
+            breaker.on_rate_limited(now, retry_after, why)
+        return confirmed
+
+    def on_unknown_adapter(self, adapter: str, caller: str, now: float, until: float) -> bool:
+        """The server does not know the adapter. Returns whether that counts for all callers."""
+        if self._witnesses.add(("adapter", adapter), caller, now):
+            return True
+        self._begin(caller, now).unknown_adapters[adapter] = until
+        return False
+
+    def expire(self, now: float) -> None:
+        for caller in [caller for caller, state in self._callers.items() if state.is_over(now)]:
+            del self._callers[caller]
+
+    def on_reload(self) -> None:
+        """The configuration may have been mended: what it may have caused gets another try at once."""
+        for state in self:
+            state.breaker.on_reload()
+            state.breaker.blocked_until = NEVER
+            state.unknown_adapters.clear()
+
+    def _breakers(self, caller: str) -> tuple[CircuitBreaker, ...]:
+        own = self._callers.get(caller)
+        return (self._shared,) if own is None else (self._shared, own.breaker)
+
+    def _count(self, evidence: Evidence, caller: str, now: float) -> bool:
+        confirmed = self._witnesses.add(evidence, caller if evidence.needs_witness else "", now)
+        if not confirmed:
+            self._begin(caller, now)
+        return confirmed
+
+    def _begin(self, caller: str, now: float) -> CallerState:
+        """The state of a caller with new evidence; the first begins like the shared breaker."""
+        state = self._callers.get(caller)
+        if state is None:
+            state = self._callers[caller] = CallerState(copy(self._shared), now)
+            if len(self._callers) > MAX_CALLERS:
+                self._callers.popitem(last=False)
+        state.since = now
+        self._callers.move_to_end(caller)
+        return state

@@ -1,0 +1,81 @@
+"""Snapshots of the fleet for decisions: one for all callers, and one for each caller with evidence of its own.
+
+Rules:
+- A snapshot is the same value until the load of an endpoint is marked as changed, or REFRESH seconds have passed where
+  time alone changes a load.
+- A caller without evidence of its own (`policies.fleet.caller_evidence`) gets the snapshot of all. While no caller has
+  any, that costs one comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from policies.fleet.endpoint_state import EndpointState
+from policies.types import NEVER, FleetSnapshot, Health, Load, Pool
+
+REFRESH = 0.1  # s after which a snapshot is computed anew without an event: time drains queues
+
+
+class FleetViews:
+    """The loads as of the latest snapshot, and what has changed since."""
+
+    def __init__(self) -> None:
+        self._states: Mapping[str, EndpointState] = {}
+        self._changed: dict[EndpointState, None] = {}  # since the snapshot, in order
+        self._disputed: dict[EndpointState, None] = {}  # with evidence of single callers
+        self._recheck_at = NEVER
+        self._shared = FleetSnapshot(NEVER, {}, {})
+
+    def reload(self, states: Mapping[str, EndpointState], pools: Mapping[str, Pool]) -> None:
+        self._states = states
+        self._changed = dict.fromkeys(states.values())
+        self._disputed = dict.fromkeys(state for state in states.values() if len(state.callers))
+        self._shared = FleetSnapshot(NEVER, pools, {})
+
+    def mark(self, state: EndpointState) -> None:
+        """The load of the endpoint has changed."""
+        self._changed[state] = None
+        if len(state.callers):
+            self._disputed[state] = None
+
+    def at(self, now: float) -> FleetSnapshot:
+        """For all callers."""
+        if now >= self._recheck_at:
+            self._recheck(now)
+        if self._changed:
+            loads = dict(self._shared.loads)
+            for state in self._changed:
+                if self._states.get(state.endpoint.id) is state:
+                    state.advance(now)
+                    loads[state.endpoint.id] = state.load(now)
+            self._changed.clear()
+            self._shared = FleetSnapshot(now, self._shared.pools, loads)
+        return self._shared
+
+    def _recheck(self, now: float) -> None:
+        """Marks what changes by time alone, and drops evidence of callers that is over."""
+        self._recheck_at = now + REFRESH
+        for name, load in self._shared.loads.items():
+            if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:
+                self._changed[self._states[name]] = None
+        for state in [*self._disputed]:
+            state.callers.expire(now)
+            if not len(state.callers) or self._states.get(state.endpoint.id) is not state:
+                del self._disputed[state]
+
+    def for_caller(self, caller: str, now: float) -> FleetSnapshot:
+        shared = self.at(now)
+        if not self._disputed:
+            return shared
+        own = {
+            name: load
+            for state in self._disputed
+            if (load := self.load_for(caller, name := state.endpoint.id, now)) is not shared.loads.get(name)
+        }
+        return FleetSnapshot(shared.at, shared.pools, {**shared.loads, **own}) if own else shared
+
+    def load_for(self, caller: str, endpoint_id: str, now: float) -> Load:
+        """Raises KeyError where the endpoint is not in the fleet."""
+        load, state = self.at(now).loads[endpoint_id], self._states[endpoint_id]
+        return state.load_for(caller, load, now) if state in self._disputed else load

@@ -1,0 +1,44 @@
+"""What an endpoint has learned, over a restart of the gateway."""
+
+from __future__ import annotations
+
+from policies.fleet.endpoint_state import EndpointState
+from policies.latency.learned_state import LearnedEndpoint
+from policies.latency.tpot import MAX_SHARE, MIN_SHARE, TpotPredictor
+from policies.latency.ttft_predictor import ApiPredictor, EnginePredictor, TtftPredictor
+
+
+def learned(state: EndpointState, now: float) -> LearnedEndpoint:
+    """The state that survives a restart."""
+    predictor = state.predictor
+    return LearnedEndpoint(
+        tpot=state.tpot_predictor.learned(),
+        tpot_share=state.interference.tpot_share,
+        tokens_per_event=state.interference.tokens_per_event,
+        served=state.model,
+        engine=predictor.learned(now) if isinstance(predictor, EnginePredictor) else None,
+        api=predictor.learned(now) if isinstance(predictor, ApiPredictor) else None,
+        adapter_load_s=None if state.adapters is None else state.adapters.load_s,
+    )
+
+
+def restore(state: EndpointState, saved: LearnedEndpoint, age: float, now: float) -> None:
+    """Brings back what was saved `age` seconds ago. Raises ValueError, with no change, where it does not fit."""
+    predictor: TtftPredictor
+    if state.pool.local and saved.engine is not None:
+        predictor = EnginePredictor()
+        predictor.restore(saved.engine, age, now)
+    elif not state.pool.local and saved.api is not None:
+        predictor = ApiPredictor()
+        predictor.restore(saved.api, age, now)
+    else:
+        raise ValueError("an engine that was an API, or the reverse")
+    tpot = TpotPredictor()
+    tpot.restore(saved.tpot, age)
+    state.predictor = predictor
+    state.tpot_predictor = tpot
+    state.interference.tpot_share = min(max(saved.tpot_share, MIN_SHARE), MAX_SHARE)
+    state.interference.tokens_per_event = saved.tokens_per_event
+    state.model = state.model or saved.served
+    if state.adapters is not None and saved.adapter_load_s is not None:
+        state.adapters.load_s = saved.adapter_load_s
