@@ -33,6 +33,7 @@ from gateway.downstream.intake import Intake
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
 from gateway.fleet.monitor import Monitor, PollTarget
+from gateway.fleet.witness import WitnessProbes
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import (
     EndpointCollector,
@@ -173,6 +174,7 @@ class Gateway:
     def _build_servers(self, config: Config) -> None:
         quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)
         self.cache_warming = CacheWarming(self.fleet, self.estimator, self.runtime)
+        self.witness_probes = WitnessProbes(self.fleet, self.estimator, self.runtime)
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
@@ -376,7 +378,7 @@ class Gateway:
             await self._admin_runner.cleanup()
         if self._following_names is not None:
             self._following_names.cancel()
-        for component in (self.dns, self.cache_warming, self.monitor):
+        for component in (self.dns, self.cache_warming, self.witness_probes, self.monitor):
             await component.close()
         for optional_component in (
             self.learned_keeper,

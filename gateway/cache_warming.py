@@ -7,8 +7,6 @@ Rules:
 - Saved prompts are the bytes of requests, in memory only, never shown or logged, parsed again only if needed.
 - A prefix ends with the first message that fills the wanted blocks, and includes the other fields rendered into the
   prompt. Chat templates want a user's or a tool's message last: a message is added if need be.
-- To the fleet a synthetic request is an attempt as any other: charged, and a source for learning. Synthetic requests
-  have no Record and are not retried.
 """
 
 from __future__ import annotations
@@ -22,14 +20,13 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Operation
-from gateway.api.inference_request import new_request_id
 from gateway.runtime import RuntimeHolder
 from gateway.strict_json import decode
+from gateway.synthetic_request import PING, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prefix_breakers import without_breakers
 from gateway.tokenize.prompt import prompt_of
 from gateway.upstream.attempt import WireAttempt
-from gateway.upstream.lone_attempt import run_alone
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.fleet.fleet import Fleet
@@ -44,10 +41,7 @@ from policies.prefix_cache.warm_up import (
 )
 from policies.types import (
     NEVER,
-    Attempt,
-    AttemptKind,
     AttemptOutcome,
-    Candidate,
     Endpoint,
     Health,
     Load,
@@ -61,7 +55,6 @@ TICK = 0.05  # s
 KEPT = 16_000_000  # bytes of prompts, of all pools together
 SIBLINGS = 8  # siblings with compared caches
 WARMED_UP = "endpoint %s was warmed up: %d prefixes of %d, %d tokens, %.0f ms"
-PING = {"messages": [{"role": "user", "content": "hi"}]}
 RENDERED = ("tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort")
 ANSWERABLE = ("user", "tool")
 LAST_WORD = {"role": "user", "content": "hi"}
@@ -123,23 +116,6 @@ def _first_part(prompt: Any, share: float) -> Any:
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return prompt[: ceil(len(prompt) * share)]
     return prompt
-
-
-def synthetic(
-    upstream: Upstream, operation: Operation, body: Mapping[str, Any], model: str, cache_group: str = ""
-) -> BackendRequest:
-    """A request for a single token of output. `cache_group`: tenant that owns the caches of the prompt."""
-    request_id = new_request_id()
-    return BackendRequest(
-        operation,
-        body,
-        model,
-        stream=True,
-        max_tokens=1,
-        request_id=request_id,
-        cache_salt=cache_group,
-        session_id=request_id if upstream.kv_events else "",
-    )
 
 
 Prefixes = Sequence[HotPrefix[SavedPrompt]]
@@ -294,16 +270,8 @@ class CacheWarming:
     async def _run(
         self, endpoint: Endpoint, upstream: Upstream, request: BackendRequest, estimate: PoolEstimate
     ) -> WireAttempt:
-        """Send a synthetic request. Returns the attempt at its end."""
-        now, tokens = monotonic(), estimate.tokens
-        load, hit = self.fleet.snapshot(now).loads[endpoint.id], self.fleet.hit(endpoint, estimate)
-        forecast = self.fleet.forecast(endpoint, load, tokens, hit, now)
-        candidate = Candidate(endpoint, 0, tokens, hit, forecast, probability=1.0, price=0.0)
-        attempt = Attempt(1, AttemptKind.PRIMARY, candidate)
-        run = WireAttempt(attempt, upstream, request, self.fleet)
-        self.fleet.on_sent(run, candidate, estimate, run.times.opened, stream=True, session=request.session_id)
-        await run_alone(run, self.runtime.current.config.defaults.first_token)
-        return run
+        timeout = self.runtime.current.config.defaults.first_token
+        return await send_synthetic(self.fleet, endpoint, upstream, request, estimate, timeout)
 
 
 def _serves(load: Load) -> bool:

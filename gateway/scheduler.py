@@ -97,7 +97,7 @@ class Decider:
         )
         if not route.budget_grows:
             return estimate
-        fleet = self.fleet.snapshot(monotonic())
+        fleet = self.fleet.snapshot_for(request.caller, monotonic())
         return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.hit))
 
     def decide(
@@ -106,7 +106,7 @@ class Decider:
         """The decision at this moment without the queue. Changes nothing."""
         now = monotonic()
         queued = queued_request(self.answer_lengths, request, route, estimate, tenant, sequence, now)
-        return decide(queued, self.fleet.snapshot(now), self.fleet, now)
+        return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
@@ -117,6 +117,7 @@ class Decider:
             self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
 
     def any_usable(self, now: float) -> bool:
+        """An endpoint is up for all callers."""
         return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
 
 
@@ -342,7 +343,8 @@ class RequestQueue:
         decisions: dict[Hashable, Decision] = {}
         for key, waiter in tuple(self._waiters.items()):
             try:
-                decisions[key] = decide(waiter.queued, self.fleet.snapshot(now), self.fleet, now)
+                fleet = self.fleet.snapshot_for(waiter.queued.request.caller, now)
+                decisions[key] = decide(waiter.queued, fleet, self.fleet, now)
             except Exception as error:
                 self._finish(key, error)
         return decisions

@@ -111,6 +111,7 @@ class Load:
     at: float = NEVER
     health: Health = Health.UP
     failing: bool = False  # down, but not known to be unreachable: a last resort
+    on_trial: bool = False  # down until the end of a trial request
     in_flight: int = 0  # our attempts not ended
     prefilling: int = 0  # of these, without a first token
     queued_tokens: float = 0.0
@@ -302,14 +303,35 @@ class Candidate:
         return self.prompt_tokens - self.hit
 
 
+class RejectionKind(Enum):
+    """Why an endpoint or a pool cannot take a request. The first few are for ever, or for this request."""
+
+    WHEN = "when"  # the tier's `when` is false
+    CONTEXT_WINDOW = "context_window"
+    CAPABILITY = "capability"  # lacks tools, images or schemas
+    UNTRANSLATABLE = "untranslatable"  # the pool cannot serve what the request holds
+    NOT_ESTIMATED = "not_estimated"  # the pool is new, or gone
+    POOL_TAKEN = "pool_taken"  # by an earlier tier
+    PINNED_ELSEWHERE = "pinned_elsewhere"  # another endpoint holds the state of the request
+    UNKNOWN_ADAPTER = "unknown_adapter"
+    DOWN = "down"
+    ON_TRIAL = "on_trial"  # half-open, with its trial request in progress
+    AT_CAP = "at_cap"
+    RATE_LIMITED = "rate_limited"
+    EXTERNAL_LIMIT = "external_limit"  # the route has used up `limits.external`
+    WARMING = "warming"  # its cache is being refilled, and a sibling is ready
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An endpoint (or a whole pool: endpoint "") unable to take the request, and the reason."""
+    """An endpoint (or a whole pool: endpoint "") unable to take the request, and the reason. Code reads `kind`,
+    people read `reason`."""
 
     pool: str
     endpoint: str
     tier: int
     reason: str
+    kind: RejectionKind
 
 
 class Placement(Enum):
@@ -336,6 +358,7 @@ class Decision:
     scorer: str = ""
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
+    cause: RejectionKind | None = None  # of a refusal
     rate_limited: float = 0.0  # s queued because of a provider's rate limit
     chosen: Candidate | None = field(init=False)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
@@ -20,12 +20,13 @@ from gateway.api.api_error import bad_request
 from gateway.config.config_errors import did_you_mean
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import RECENT
+from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-OF_CANDIDATES = ("held_requests", "held_tokens", "send_at")  # parts of a Load that only a decision sets
-TOLD_BY_WHY = ("unknown_adapters",)
+OF_DECISIONS = ("held_requests", "held_tokens", "send_at", "forced", "refused_until")  # only a decision sets these
+TOLD_BY_WHY = ("unknown_adapters", "on_trial")
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",
@@ -38,10 +39,14 @@ LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
 
 
 def explain(
-    decision: Decision, estimate: PromptEstimate, held: Mapping[str, int], pools: Mapping[str, Pool]
+    decision: Decision,
+    estimate: PromptEstimate,
+    held: Mapping[str, int],
+    pools: Mapping[str, Pool],
+    beliefs: Mapping[str, Sequence[Belief]],
 ) -> dict[str, Any]:
-    """All inputs and results of a decision. `held`: requests queued now, by route; `uncached_tokens`: only where the
-    TTFT budget grows with these.
+    """All inputs and results of a decision. `held`: requests queued now, by route; `beliefs`: by endpoint;
+    `uncached_tokens`: only where the TTFT budget grows with these.
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
@@ -61,11 +66,35 @@ def explain(
             for rank, candidate in enumerate(decision.ranked, 1)
         ],
         "rejected": [
-            {"pool": each.pool, "endpoint": endpoint, "tier": each.tier + 1, "reason": each.reason}
+            {
+                "pool": each.pool,
+                "endpoint": endpoint,
+                "tier": each.tier + 1,
+                "kind": each.kind.value,
+                "reason": each.reason,
+            }
             for each in decision.rejected
             for endpoint in _rejected(each, pools)
         ],
+        "believed": {
+            endpoint: believed_view(found, decision.at)
+            for endpoint, found in beliefs.items()
+            if endpoint.partition("/")[0] in estimate.pools
+        },
     }
+
+
+def believed_view(beliefs: Iterable[Belief], now: float) -> list[dict[str, Any]]:
+    """What keeps requests away from an endpoint, why, for how long, and of how many callers ("all": of everyone)."""
+    return [
+        {
+            "what": each.what,
+            "why": each.why,
+            "for_s": _seconds_until(each.until, now),
+            "callers": "all" if each.callers == ALL else each.callers,
+        }
+        for each in beliefs
+    ]
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
@@ -107,9 +136,10 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
         "load": {
             LOAD_NAMES.get(name, name): value
             for name, value in view["load"].items()
-            if name not in (*OF_CANDIDATES, *TOLD_BY_WHY)
+            if name not in (*OF_DECISIONS, *TOLD_BY_WHY)
         },
         "why": _why(endpoint, now),
+        "believed": believed_view(endpoint.believed, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
         "limited_for_s": _seconds_until(load.blocked_until, now),
         "scraped_s_ago": _seconds_since(load.scraped_at, now),

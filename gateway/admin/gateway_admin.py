@@ -91,7 +91,8 @@ class GatewayAdmin:
         route = runtime.routes.match(request.model)
         estimate = await self.decider.estimate(request, route, tenant)
         decision = self.decider.decide(request, route, estimate, tenant, self.queue.sequence + 1)
-        return json_response(200, encode(explain(decision, estimate, self.queue.depth(), runtime.pools)))
+        beliefs = self.decider.fleet.beliefs(decision.at)
+        return json_response(200, encode(explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs)))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

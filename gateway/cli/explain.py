@@ -82,9 +82,8 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
         request = ingress.parse(operation, raw, {}, monotonic(), "explain", routes.wanted_headers())
         route = routes.match(request.model)
         estimate = await decider.estimate(request, route, ANYONE)
-        return in_words(
-            decider.decide(request, route, estimate, ANYONE, 1), estimate, {}, {pool.name: pool for pool in pools}
-        )
+        decision = decider.decide(request, route, estimate, ANYONE, 1)
+        return in_words(decision, estimate, {}, {pool.name: pool for pool in pools}, fleet.beliefs(decision.at))
     finally:
         estimator.close()
 
@@ -127,7 +126,20 @@ def decision_table(reply: Mapping[str, Any]) -> str:
         lines += ["", "rejected"]
     for found in reply["rejected"]:
         lines += _wrapped(f"{found['endpoint'] or found['pool']} (tier {found['tier']}): {found['reason']}", "   ")
+    if believed := reply.get("believed"):
+        lines += ["", "believed", *_believed(believed)]
     return "\n".join(lines)
+
+
+def _believed(by_endpoint: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What keeps requests away from endpoints."""
+    lines: list[str] = []
+    for endpoint, beliefs in by_endpoint.items():
+        for found in beliefs:
+            lasts = "" if found["for_s"] is None else f", for {found['for_s']:.0f} s"
+            whom = "all callers" if found["callers"] == "all" else f"{found['callers']} of the callers"
+            lines += _wrapped(f"{endpoint}: {found['what']}{lasts}, to {whom}: {found['why']}", "   ")
+    return lines
 
 
 def _known(reply: Mapping[str, Any]) -> list[str]:

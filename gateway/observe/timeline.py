@@ -39,8 +39,15 @@ from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
-from policies.routing.candidates import EXTERNAL_LIMIT
-from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, PrefixBlocks, PromptEstimate
+from policies.types import (
+    FOREVER,
+    AttemptOutcome,
+    Candidate,
+    Decision,
+    PrefixBlocks,
+    PromptEstimate,
+    RejectionKind,
+)
 
 log = logging.getLogger("firsttoken")
 
@@ -128,7 +135,7 @@ class RequestTimeline:
         record = self.record
         record.decision = decision
         record.scorer = decision.scorer
-        record.external_refused = any(each.reason is EXTERNAL_LIMIT for each in decision.rejected)
+        record.external_refused = any(each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected)
         if record.ttft_budget is None and decision.deadline != FOREVER:
             record.ttft_budget = decision.deadline - record.arrival
         if (chosen := decision.chosen) is not None:

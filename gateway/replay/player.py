@@ -248,7 +248,7 @@ def _described(rank: int, regretted: RegrettedDecision) -> dict[str, Any]:
         "upstream_ms": round((result.upstream or 0.0) * 1e3, 1),
         "regret_ms": round(result.regret * 1e3, 1),
         "cached_tokens": result.cached,
-        **explain(regretted.decision, regretted.estimate, {}, {}),
+        **explain(regretted.decision, regretted.estimate, {}, {}, {}),
     }
 
 

@@ -124,6 +124,10 @@ class CircuitBreaker:
         return self.state is not BreakerState.CLOSED and not certain
 
     @property
+    def on_trial(self) -> bool:
+        return self.state is BreakerState.HALF_OPEN and self._trial is not None
+
+    @property
     def limited_until(self) -> float:
         """End of the provider's refusal, by a rate limit or for lack of money."""
         unpaid = self.cause is EjectionCause.QUOTA and self.state is BreakerState.OPEN

@@ -192,6 +192,7 @@ class EndpointState:
             at=now,
             health=self.breaker.health(now),
             failing=self.breaker.failing,
+            on_trial=self.breaker.on_trial,
             in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
             queued_tokens=queued_tokens,
@@ -229,6 +230,7 @@ class EndpointState:
             load,
             health=max(health, load.health, key=_WORST.index),
             failing=bool(down) and all(down),
+            on_trial=load.on_trial or own.breaker.on_trial,
             refused_until=own.breaker.limited_until,
             unknown_adapters={**(load.unknown_adapters or {}), **unknown} if unknown else load.unknown_adapters,
         )

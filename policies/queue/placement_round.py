@@ -67,7 +67,7 @@ class PlacementRound:
     def decide(self, queued: QueuedRequest, ignore_interference: bool = False, behind: float = 0.0) -> Decision:
         """A decision with the queues ahead. `ignore_interference`: as if no engine's answers had to catch up. `behind`:
         more seconds to wait for any engine."""
-        snapshot, queues = self.fleet.snapshot(self.now), self.queues
+        snapshot, queues = self.fleet.snapshot_for(queued.request.caller, self.now), self.queues
         if queued.route.scorer == "predicted":
             occupied = queues.in_dispatch or queues.assigned
             ahead = queues.prefill_ahead(queued) if occupied else {}
@@ -116,7 +116,7 @@ class PlacementRound:
         if (
             free
             and not self._holds(endpoint, (queued,))
-            and not (self._may_close(chosen) and self.is_closed(queued, endpoint))
+            and not (self._may_close(chosen) and self.is_closed(queued, endpoint, chosen.load.forced))
         ):
             return True
         self._assign(queued, decision, chosen)
@@ -161,7 +161,7 @@ class PlacementRound:
             return False
         endpoint = chosen.endpoint.id
         queue = self.queues.assigned.get(endpoint)
-        return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint)
+        return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint, chosen.load.forced)
 
     def _spill_at(self, queued: QueuedRequest, decision: Decision, pool: str) -> float:
         """The last moment at which a tier other than `pool` makes the deadline."""
@@ -180,6 +180,7 @@ class PlacementRound:
     def _place_best_effort(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end, or refuses
         where the route sheds and those ahead leave no time."""
+        self.note_rate_limits()
         preferred = self.best_effort_order(queued, decision)
         queued.prefill_s = min(candidate.forecast.prefill for candidate in preferred)
         if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
@@ -250,7 +251,7 @@ class PlacementRound:
         long. None: stays."""
         assert queued.assigned is not None
         endpoint = queued.assigned.id
-        if not self.is_closed(queued, endpoint) or not (self._another_is_open(queued) or self._is_due(queued)):
+        if not self.is_closed(queued, endpoint) or not (self._another_is_open(queued) or self._begin_check(queued)):
             return None
         decision = self.decide(queued)
         chosen = decision.chosen
@@ -262,7 +263,7 @@ class PlacementRound:
         return decision
 
     def _another_is_open(self, queued: QueuedRequest) -> bool:
-        snapshot = self.fleet.snapshot(self.now)
+        snapshot = self.fleet.snapshot_for(queued.request.caller, self.now)
         pools = [snapshot.pools[name] for name in queued.route.pools if name in snapshot.pools]
         return any(
             snapshot.loads[each.id].health is Health.UP and not self.is_closed(queued, each.id)
@@ -271,16 +272,16 @@ class PlacementRound:
             if each.id in snapshot.loads
         )
 
-    def _is_due(self, queued: QueuedRequest) -> bool:
-        """The last decision is RECHECK_TIERS old."""
+    def _begin_check(self, queued: QueuedRequest) -> bool:
+        """Notes a decision of the request as of now; False: the last one is younger than RECHECK_TIERS."""
         if self.now - queued.checked_at < RECHECK_TIERS:
             return False
         queued.checked_at = self.now
         return True
 
-    def should_compare_tiers(self, queued: QueuedRequest) -> bool:
-        """Another tier exists, and the last comparison is RECHECK_TIERS old."""
-        return queued.spill_at < FOREVER and self._is_due(queued)
+    def begin_tier_comparison(self, queued: QueuedRequest) -> bool:
+        """Notes a comparison as of now; False: no other tier exists, or the last one is younger than RECHECK_TIERS."""
+        return queued.spill_at < FOREVER and self._begin_check(queued)
 
     # ---------------------------------------------------------------- best-effort requests
 
@@ -302,7 +303,7 @@ class PlacementRound:
         """The first candidate that is idle once the engine has prefilled for `within` seconds."""
         harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
         idle = (c for c in candidates if self._may_take(queued, c.endpoint, c.forecast.prefill, harmless, within))
-        return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
+        return next((c for c in idle if not self.is_closed(queued, c.endpoint.id, c.load.forced)), None)
 
     def _starts_within(self, queued: QueuedRequest, candidates: list[Candidate], seconds: float) -> bool:
         """A prefill in progress is all that the request waits for."""
@@ -371,9 +372,11 @@ class PlacementRound:
             and not self._holds(endpoint, queue)
         )
 
-    def is_closed(self, queued: QueuedRequest, endpoint: str) -> bool:
-        """The request would exceed the cap, or a rate limit of the provider."""
-        load, cap = self.fleet.snapshot(self.now).loads[endpoint], self.fleet.cap(endpoint)
+    def is_closed(self, queued: QueuedRequest, endpoint: str, forced: bool = False) -> bool:
+        """The request would exceed the cap, or a rate limit of the provider. `forced`: limits that its caller alone has
+        met with do not count."""
+        caller, cap = "" if forced else queued.request.caller, self.fleet.cap(endpoint)
+        load = self.fleet.load_for(caller, endpoint, self.now)
         dispatched = [c for c in self.queues.in_dispatch.values() if c.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return True
@@ -386,14 +389,12 @@ class PlacementRound:
 
     def note_rate_limits(self) -> None:
         """The end of each rate limit is remembered."""
-        for endpoint in self.fleet.snapshot(self.now).loads:
-            self.is_rate_limited(endpoint)
+        for endpoint, load in self.fleet.snapshot(self.now).loads.items():
+            if load.blocked_until > self.now:
+                self.rate_limited_until[endpoint] = load.blocked_until
 
     def is_rate_limited(self, endpoint: str) -> bool:
-        """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds."""
-        blocked_until = self.fleet.snapshot(self.now).loads[endpoint].blocked_until
-        if blocked_until > self.now:
-            self.rate_limited_until[endpoint] = blocked_until
+        """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds, as of the latest note."""
         return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
 
     def is_idle(self, endpoint: str, prefill_s: float, harmless: float, within: float) -> bool:

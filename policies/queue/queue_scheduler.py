@@ -118,7 +118,7 @@ class QueueScheduler:
                 if (decision := turn.leave_closed(queued)) is None:
                     break
                 yield from self._released(queued, decision)
-            if queue and turn.should_compare_tiers(queue[0]):
+            if queue and turn.begin_tier_comparison(queue[0]):
                 yield from self._released(queue[0], turn.spill(queue[0]))
         for queued in _least(queues.due_to_spill(turn.now), "spill_at"):
             yield from self._released(queued, turn.spill(queued))

@@ -8,7 +8,8 @@ Rules:
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
   request unfit.
-- Where no endpoint of any tier is left, those that are down for failed replies alone are candidates after all.
+- Where no endpoint of any tier is left, the last resort is asked, whatever is believed of it: endpoints that are down,
+  unless nobody answers there, and those that a provider's refusal of this caller's requests alone keeps closed.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
 - A request with state at an endpoint (an earlier response) has no other candidate.
@@ -39,6 +40,7 @@ from policies.types import (
     PoolEstimate,
     PromptEstimate,
     Rejection,
+    RejectionKind,
     RequestView,
 )
 
@@ -46,6 +48,7 @@ TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
 
 _UNKNOWN = Load()
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
+_IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 EXTERNAL_LIMIT = "the route has used what limits.external allows"
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
@@ -159,17 +162,18 @@ class CandidateSet:
             self.add_tier(number, tier, last_resort)
 
     def add_tier(self, number: int, tier: Tier, last_resort: bool = False) -> None:
-        """`last_resort`: endpoints that are down for failed replies are candidates too."""
+        """`last_resort`: endpoints that are believed closed, and may be open, are candidates too."""
         pool, prompt = self.fleet.pools.get(tier.pool), self.queued.estimate.pools.get(tier.pool)
         if pool is None or prompt is None:
-            self._reject(tier.pool, number, "the prompt was not estimated for it")
-        elif reason := misfit(self.queued.request, tier, pool, prompt.tokens, self.queued.output_cap, self.max_output):
-            self._reject(tier.pool, number, reason)
+            self._reject(tier.pool, number, RejectionKind.NOT_ESTIMATED, "the prompt was not estimated for it")
+        elif unfit := misfit(self.queued.request, tier, pool, prompt.tokens, self.queued.output_cap, self.max_output):
+            self._reject(tier.pool, number, *unfit)
             self.unfit += 1
         elif pool.name in self.taken:  # of two tiers with the same pool, the first with a true `when` counts
-            self._reject(tier.pool, number, f"its pool is looked at in tier {self.taken[pool.name] + 1}")
+            reason = f"its pool is looked at in tier {self.taken[pool.name] + 1}"
+            self._reject(tier.pool, number, RejectionKind.POOL_TAKEN, reason)
         elif not (pool.local or self._may_use_api(pool.price.of(prompt.tokens, self.expected_output))):
-            self._reject(tier.pool, number, EXTERNAL_LIMIT)
+            self._reject(tier.pool, number, RejectionKind.EXTERNAL_LIMIT, EXTERNAL_LIMIT)
         elif usable := self._usable(number, pool, prompt, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
@@ -180,8 +184,8 @@ class CandidateSet:
         route = self.queued.route
         return route.limits.external is None or self.view.may_use_api(route, usd, self.now)
 
-    def _reject(self, pool: str, tier: int, reason: str, endpoint: str = "") -> None:
-        self.rejected.append(Rejection(pool, endpoint, tier, reason))
+    def _reject(self, pool: str, tier: int, kind: RejectionKind, reason: str, endpoint: str = "") -> None:
+        self.rejected.append(Rejection(pool, endpoint, tier, reason, kind))
 
     def _usable(self, number: int, pool: Pool, prompt: PoolEstimate, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
@@ -189,21 +193,16 @@ class CandidateSet:
         pinned = self.queued.request.pinned
         for endpoint in pool.endpoints:
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
-            if pinned and endpoint.id != pinned:
-                self._reject(pool.name, number, "the state of the request is at another endpoint", endpoint.id)
-            elif load.health is _DOWN and not (last_resort and load.failing):
-                self._reject(pool.name, number, "down", endpoint.id)
-            elif load.unknown_adapters and load.unknown_adapters.get(prompt.adapter, NEVER) > self.now:
-                self._reject(pool.name, number, f"it does not know the adapter {prompt.adapter}", endpoint.id)
-            elif load.full and not self.waiting:
-                self.waited_for = True
-                self._reject(pool.name, number, f"at its cap of {pool.concurrent_requests} requests", endpoint.id)
-            elif load.blocked_until > self.now or load.limits:
-                if (limited := self._with_wait(load, tokens)) is not None:
+            if (load.health is _DOWN or load.full or load.unknown_adapters or pinned) and (
+                closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
+            ):
+                self._reject(pool.name, number, *closed, endpoint.id)
+            elif load.blocked_until > self.now or load.limits or load.refused_until > self.now:
+                if (limited := self._with_wait(load, tokens, last_resort)) is not None:
                     ready[endpoint.id] = limited
                 else:
                     reason = f"rate limited for {load.send_wait(tokens, self.now):.1f} s more"
-                    self._reject(pool.name, number, reason, endpoint.id)
+                    self._reject(pool.name, number, RejectionKind.RATE_LIMITED, reason, endpoint.id)
             elif load.warming:
                 warming[endpoint.id] = load
             else:
@@ -211,11 +210,30 @@ class CandidateSet:
         if not ready:
             return warming
         for name in warming:
-            self._reject(pool.name, number, "being warmed up: it is given its cache back", name)
+            self._reject(pool.name, number, RejectionKind.WARMING, "being warmed up: it is given its cache back", name)
         return ready
 
-    def _with_wait(self, load: Load, tokens: int) -> Load | None:
-        """The load with the wait for the provider's rate limits; None: too long."""
+    def _closed(
+        self, endpoint: str, load: Load, pool: Pool, prompt: PoolEstimate, last_resort: bool
+    ) -> tuple[RejectionKind, str] | None:
+        """Why the endpoint takes no request now, be its rate limit what it may; None: it may take this one."""
+        pinned = self.queued.request.pinned
+        if pinned and endpoint != pinned:
+            return RejectionKind.PINNED_ELSEWHERE, "the state of the request is at another endpoint"
+        if load.health is _DOWN and not (last_resort and load.failing):
+            return _ON_TRIAL if load.on_trial else _IS_DOWN
+        if load.unknown_adapters and load.unknown_adapters.get(prompt.adapter, NEVER) > self.now:
+            return RejectionKind.UNKNOWN_ADAPTER, f"it does not know the adapter {prompt.adapter}"
+        if load.full and not self.waiting:
+            self.waited_for = True
+            return RejectionKind.AT_CAP, f"at its cap of {pool.concurrent_requests} requests"
+        return None
+
+    def _with_wait(self, load: Load, tokens: int, last_resort: bool) -> Load | None:
+        """The load with the wait for the provider's rate limits; None: too long. Of the last resort, without what this
+        caller alone was refused for."""
+        if last_resort and load.refused_until > self.now:
+            load = replace(load, refused_until=NEVER, forced=True)
         wait = load.send_wait(tokens, self.now)
         if not wait:
             return load
@@ -229,19 +247,20 @@ class CandidateSet:
 
 def misfit(
     request: RequestView, tier: Tier, pool: Pool, tokens: int, output_cap: int | None, max_output: int
-) -> str | None:
-    """Reason why the tier can never take the request. `tokens`: of the prompt there; `output_cap`: None without one."""
+) -> tuple[RejectionKind, str] | None:
+    """Why the tier can never take the request. `tokens`: of the prompt there; `output_cap`: None without one."""
     window = pool.context_window
     if request.unfit and (reason := request.unfit.get(pool.name)):
-        return reason
+        return RejectionKind.UNTRANSLATABLE, reason
     if tier.when is not None and (reason := tier.when.refuses(request, tokens, output_cap)):
-        return reason
+        return RejectionKind.WHEN, reason
     if window is not None and tokens + max_output > window:
-        return f"{tokens} tokens + {max_output} output exceed its context window of {window}"
+        reason = f"{tokens} tokens + {max_output} output exceed its context window of {window}"
+        return RejectionKind.CONTEXT_WINDOW, reason
     if pool.capabilities is not None:
         for feature in _FEATURES:
             if getattr(request, feature) and feature not in pool.capabilities:
-                return f"it lacks {feature}"
+                return RejectionKind.CAPABILITY, f"it lacks {feature}"
     return None
 
 
@@ -293,7 +312,7 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
     if not found.tiers and found.unfit and queued.output_cap is None:
         found.max_output = 1
         found.add_tiers()
-    if not found.tiers and any(load.failing for load in fleet.loads.values()):
+    if not found.tiers and any(load.failing or load.refused_until > now for load in fleet.loads.values()):
         found.add_tiers(last_resort=True)
     return found
 

@@ -55,6 +55,7 @@ from policies.types import (
     Load,
     Placement,
     Rejection,
+    RejectionKind,
 )
 
 SHORTEST_WAIT, LONGEST_WAIT = 0.1, 30.0  # s, bounds of Retry-After: shorter invites a storm, longer is a guess
@@ -220,7 +221,12 @@ def _by_probability(found: CandidateSet, others: TierCandidates) -> list[Candida
 
 
 def _decision(
-    found: CandidateSet, outcome: Placement, ranked: Sequence[Candidate], reason: str, retry_after: float = 0.0
+    found: CandidateSet,
+    outcome: Placement,
+    ranked: Sequence[Candidate],
+    reason: str,
+    retry_after: float = 0.0,
+    cause: RejectionKind | None = None,
 ) -> Decision:
     deadline = found.queued.deadline
     if found.queued.reasoning and ranked:
@@ -234,6 +240,7 @@ def _decision(
         scorer=found.queued.route.scorer,
         retry_after=retry_after,
         reason=reason,
+        cause=cause,
     )
 
 
@@ -290,17 +297,28 @@ _OUT = "is down, on trial or rate limited"
 def _nowhere(found: CandidateSet) -> Decision:
     """No tier can ever take the request, or every able endpoint is out."""
     if found.unfit == len(found.queued.route.tiers):
-        return _decision(found, Placement.UNFIT, (), _misfit(found))
+        return _decision(found, Placement.UNFIT, (), _misfit(found), cause=_cause_of_misfit(found.rejected))
     pinned = found.queued.request.pinned
     out = [one for one in found.rejected if one.endpoint and pinned in ("", one.endpoint)]
     if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
-        reason = "the rate limit of every provider that could take it is reached"
-        return _decision(found, Placement.RATE_LIMITED, (), reason, max(min(limited), SHORTEST_WAIT))
-    if any(rejection.reason == EXTERNAL_LIMIT for rejection in found.rejected) and not out:
-        return _decision(found, Placement.RATE_LIMITED, (), EXTERNAL_LIMIT, LONGEST_WAIT)
+        reason, wait = (
+            "the rate limit of every provider that could take it is reached",
+            max(min(limited), SHORTEST_WAIT),
+        )
+        return _decision(found, Placement.RATE_LIMITED, (), reason, wait, RejectionKind.RATE_LIMITED)
+    if not out and any(rejection.kind is RejectionKind.EXTERNAL_LIMIT for rejection in found.rejected):
+        kind = RejectionKind.EXTERNAL_LIMIT
+        return _decision(found, Placement.RATE_LIMITED, (), EXTERNAL_LIMIT, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
     reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
-    return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)))
+    kind = out[0].kind if out else RejectionKind.NOT_ESTIMATED
+    return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)), kind)
+
+
+def _cause_of_misfit(rejected: Sequence[Rejection]) -> RejectionKind:
+    """A prompt that is too long for one pool is the cause: the caller can shorten it."""
+    kinds = [rejection.kind for rejection in rejected]
+    return RejectionKind.CONTEXT_WINDOW if RejectionKind.CONTEXT_WINDOW in kinds else kinds[0]
 
 
 def _is_rate_limited(found: CandidateSet, rejected: Rejection) -> bool:

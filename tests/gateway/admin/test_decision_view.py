@@ -16,6 +16,7 @@ from policies.types import (
     PoolEstimate,
     PromptEstimate,
     Rejection,
+    RejectionKind,
 )
 from tests.gateway.builders import candidate, decided
 
@@ -41,7 +42,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         ),
         candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
     )
-    said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {}, POOLS)
+    said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {}, POOLS, {})
     assert (said["outcome"], said["scorer"], said["budget_left_ms"]) == ("place", "predicted", 750.0)
     assert said["candidates"][0] == {
         "rank": 1,
@@ -69,7 +70,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
 
 def test_the_estimate_is_part_of_the_explanation() -> None:
     """Most surprises are long prompts and queued requests."""
-    said = explain(decided(), ESTIMATE, {"chat": 3}, POOLS)
+    said = explain(decided(), ESTIMATE, {"chat": 3}, POOLS, {})
     assert (said["prompt_tokens"], said["expected_output_tokens"]) == ({"small": 100, "large": 110}, 200)
     assert said["held_now"] == {"chat": 3}
 
@@ -77,33 +78,34 @@ def test_the_estimate_is_part_of_the_explanation() -> None:
 def test_every_rejection_has_its_reason() -> None:
     """Of one endpoint, of every endpoint of a rejected pool, or the name of a pool that is gone."""
     rejected = (
-        Rejection("small", "small/a", 0, "is down"),
-        Rejection("large", "", 1, "when: prompt_tokens <= 10"),
-        Rejection("gone", "", 2, "was removed"),
+        Rejection("small", "small/a", 0, "is down", RejectionKind.DOWN),
+        Rejection("large", "", 1, "when: prompt_tokens <= 10", RejectionKind.WHEN),
+        Rejection("gone", "", 2, "was removed", RejectionKind.NOT_ESTIMATED),
     )
     said = explain(
         Decision(Placement.UNAVAILABLE, 0.0, 1.0, (), rejected, retry_after=1.5, reason="none is up"),
         ESTIMATE,
         {},
         POOLS,
+        {},
     )
     assert said["rejected"] == [
-        {"pool": "small", "endpoint": "small/a", "tier": 1, "reason": "is down"},
-        {"pool": "large", "endpoint": "large/a", "tier": 2, "reason": "when: prompt_tokens <= 10"},
-        {"pool": "large", "endpoint": "large/b", "tier": 2, "reason": "when: prompt_tokens <= 10"},
-        {"pool": "gone", "endpoint": None, "tier": 3, "reason": "was removed"},
+        {"pool": "small", "endpoint": "small/a", "tier": 1, "kind": "down", "reason": "is down"},
+        {"pool": "large", "endpoint": "large/a", "tier": 2, "kind": "when", "reason": "when: prompt_tokens <= 10"},
+        {"pool": "large", "endpoint": "large/b", "tier": 2, "kind": "when", "reason": "when: prompt_tokens <= 10"},
+        {"pool": "gone", "endpoint": None, "tier": 3, "kind": "not_estimated", "reason": "was removed"},
     ]
     assert (said["outcome"], said["reason"], said["retry_after_s"]) == ("unavailable", "none is up", 1.5)
 
 
 def test_a_request_that_is_not_placed_has_no_chosen_candidate() -> None:
     """The best of the candidates that would be late is named."""
-    said = explain(Decision(Placement.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS)
+    said = explain(Decision(Placement.SHED, 0.0, 1.0, (candidate(),), retry_after=1.5), ESTIMATE, {}, POOLS, {})
     assert [c["chosen"] for c in said["candidates"]] == [False]
 
 
 def test_missing_values_are_null_and_the_view_is_json() -> None:
     """No deadline is null: JSON has no infinity."""
-    said = explain(decided(deadline=FOREVER), ESTIMATE, {}, POOLS)
+    said = explain(decided(deadline=FOREVER), ESTIMATE, {}, POOLS, {})
     assert (said["budget_left_ms"], said["retry_after_s"]) == (None, None)
     assert json.loads(encode(said)) == said

@@ -1,0 +1,74 @@
+"""Asks an endpoint for one token, with the gateway's own credential and model, where one caller alone has met failures.
+
+Rules:
+- `policies.fleet.witness_schedule` decides when. The result reaches the fleet as any attempt's does, of no caller: what
+  it shows counts for all.
+- A pool that answers to the callers' own model names has no model to ask for, and one without chat or Messages no
+  question to ask: neither is probed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+
+from backends.interface import Operation
+from gateway.runtime import RuntimeHolder
+from gateway.synthetic_request import PING, send_synthetic, synthetic
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt import prompt_of
+from gateway.upstream.upstream import Upstream
+from policies.fleet.fleet import Fleet
+from policies.fleet.witness_schedule import WitnessSchedule
+from policies.types import AttemptOutcome, Endpoint
+
+log = logging.getLogger("firsttoken")
+
+QUESTIONS = (Operation.CHAT, Operation.MESSAGES)  # that PING is a body of
+TIMEOUT = 30.0  # s
+ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED)
+
+
+class WitnessProbes:
+    """Runs between the construction and `close`."""
+
+    def __init__(self, fleet: Fleet, estimator: Estimator, runtime: RuntimeHolder) -> None:
+        self._fleet = fleet
+        self._estimator = estimator
+        self._runtime = runtime
+        self._schedule = WitnessSchedule()
+        self._running: set[asyncio.Task[None]] = set()
+        fleet.on_unconfirmed = self.ask
+
+    def ask(self, endpoint_id: str) -> None:
+        """One caller alone has found the endpoint failing: probes it, unless that is too early."""
+        runtime, pool = self._runtime.current, endpoint_id.partition("/")[0]
+        upstream = runtime.upstreams.get(endpoint_id)
+        if upstream is None or not upstream.model or pool == runtime.config.passthrough:
+            return
+        endpoint = next((each for each in runtime.pools[pool].endpoints if each.id == endpoint_id), None)
+        operation = next((each for each in QUESTIONS if each in runtime.operations[pool]), None)
+        if endpoint is None or operation is None or not self._schedule.begin(endpoint_id, monotonic()):
+            return
+        task = asyncio.get_running_loop().create_task(self._probe(endpoint, upstream, operation))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _probe(self, endpoint: Endpoint, upstream: Upstream, operation: Operation) -> None:
+        well = False
+        try:
+            found = await self._estimator.estimate(prompt_of(operation, PING), [endpoint.pool], "", 1)
+            request, estimate = synthetic(upstream, operation, PING, upstream.model), found.pools[endpoint.pool]
+            run = await send_synthetic(self._fleet, endpoint, upstream, request, estimate, TIMEOUT)
+            well = run.outcome in ANSWERED
+            log.info("endpoint %s failed for one caller; asked by the gateway: %s", endpoint.id, run.outcome)
+        except Exception:
+            log.exception("the probe of endpoint %s failed", endpoint.id)
+        finally:
+            self._schedule.on_ended(endpoint.id, well)
