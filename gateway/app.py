@@ -33,7 +33,6 @@ from gateway.downstream.intake import Intake
 from gateway.fleet.dns_discovery import DnsDiscovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
 from gateway.fleet.monitor import Monitor, PollTarget
-from gateway.fleet.witness import WitnessProbes
 from gateway.observe.logs import AccessLog
 from gateway.observe.metrics.scrape_collectors import (
     EndpointCollector,
@@ -54,6 +53,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.upstream import Upstream
+from gateway.witness_probes import WitnessProbes
 from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet

@@ -304,7 +304,7 @@ class Candidate:
 
 
 class RejectionKind(Enum):
-    """Why an endpoint or a pool cannot take a request. The first few are for ever, or for this request."""
+    """Reason why an endpoint or a pool cannot take a request. The first few are for ever, or for this request."""
 
     WHEN = "when"  # the tier's `when` is false
     CONTEXT_WINDOW = "context_window"

@@ -85,7 +85,7 @@ def explain(
 
 
 def believed_view(beliefs: Iterable[Belief], now: float) -> list[dict[str, Any]]:
-    """What keeps requests away from an endpoint, why, for how long, and of how many callers ("all": of everyone)."""
+    """Beliefs that keep requests away from an endpoint, by reason; `callers`: whose requests, a number or "all"."""
     return [
         {
             "what": each.what,

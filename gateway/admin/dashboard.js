@@ -172,6 +172,13 @@
     return el("td", {}, bar, `${(value * 100).toFixed(0)}%`);
   };
 
+  const beliefText = (found) => {
+    const lasts = found.for_s === null ? "" : `, for ${found.for_s.toFixed(0)} s`;
+    const whom = found.callers === "all" ? "all callers" : `${found.callers} of the callers`;
+    return `${found.what}${lasts}, to ${whom}: ${found.why}`;
+  };
+  const beliefRow = (found) => el("tr", {}, el("td", { class: "why", colspan: 11 }, beliefText(found)));
+
   const endpointRows = (entry) => {
     const { load, calibration } = entry;
     const [low, middle, high] = entry.error.map((ratio) => ratio.toFixed(2));
@@ -179,7 +186,7 @@
     const dissent = Object.entries(entry.health_by_worker ?? {}).filter(([, health]) => health !== load.health);
     const otherwise = dissent.length ? ` (not to worker ${dissent.map(([worker]) => worker).join(", ")})` : "";
     const row = el(
-      "tr", { class: entry.why ? "told" : null },
+      "tr", { class: entry.believed.length ? "told" : null },
       cell(entry.endpoint.id, "mono"), cell(`${load.health}${again}${otherwise}`, `state ${load.health}`),
       cell(`${load.in_flight}`), cell(load.ahead.toFixed(0)), cell(`${load.running}`), cell(`${load.waiting}`),
       entry.scraped_s_ago === null ? cell("–", "soft") : meter(load.kv_usage),
@@ -187,7 +194,7 @@
       cell(share(calibration ? calibration.under_p90 : null)),
       cell(entry.prefix_capacity ? `${entry.prefix_blocks}` : "–", "n", `of ${entry.prefix_capacity}`), cell(`${entry.samples}`),
     );
-    return entry.why ? [row, el("tr", {}, el("td", { class: "why", colspan: 11 }, entry.why))] : [row];
+    return [row, ...entry.believed.map(beliefRow)];
   };
 
   const showFleet = (fleet) => byId("fleet").tBodies[0].replaceChildren(...fleet.flatMap(endpointRows));
@@ -267,6 +274,11 @@
       "tr", {}, cell("–"), cell(found.endpoint ?? found.pool, "mono"), cell(`${found.tier}`),
       el("td", { class: "words", colspan: 8 }, `rejected: ${found.reason}`),
     );
+  const believedRow = ([endpoint, found]) =>
+    el(
+      "tr", {}, cell("–"), cell(endpoint, "mono"), cell(""),
+      el("td", { class: "words", colspan: 8 }, `believed: ${beliefText(found)}`),
+    );
   const HEADING = [
     ["", "n"], ["endpoint", ""], ["tier", "n"], ["p50", "n"], ["p90", "n"], ["chance", "n"], ["hit / prompt", "n"],
     ["ahead", "n"], ["run + wait", "n"], ["price", "n"], ["why", ""],
@@ -275,7 +287,10 @@
   const decisionOf = (said) => {
     const left = said.budget_left_ms === null ? "no TTFT budget" : `${ms(said.budget_left_ms)} left for the first token`;
     const heading = el("tr", {}, ...HEADING.map(([name, kind]) => el("th", { scope: "col", class: kind }, name)));
-    const rows = [...said.candidates.map(candidateRow), ...said.rejected.map(rejectedRow)];
+    const beliefs = Object.entries(said.believed).flatMap(([endpoint, found]) => found.map((each) => [endpoint, each]));
+    const rows = [
+      ...said.candidates.map(candidateRow), ...said.rejected.map(rejectedRow), ...beliefs.map(believedRow),
+    ];
     return [
       el("p", {}, el("span", { class: "name" }, said.outcome), `: ${said.reason}. ${left}; `,
         `${said.expected_output_tokens} tokens of answer expected.`),

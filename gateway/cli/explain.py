@@ -132,7 +132,7 @@ def decision_table(reply: Mapping[str, Any]) -> str:
 
 
 def _believed(by_endpoint: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """What keeps requests away from endpoints."""
+    """Lines of the beliefs that keep requests away from endpoints."""
     lines: list[str] = []
     for endpoint, beliefs in by_endpoint.items():
         for found in beliefs:

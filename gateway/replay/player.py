@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from gateway.admin.admin_views import explain
 from gateway.replay.results import CalibrationResult, RegrettedDecision, ResultRow, Results
 from gateway.replay.session_results import SessionRow, session_row
-from gateway.replay.sim_fleet import Clock, Fault, Node, Scenario, SimFleet
+from gateway.replay.sim_fleet import Clock, Node, Scenario, ScheduledFault, SimFleet
 from gateway.replay.sim_gateway import ATTEMPTS, SimGateway
 from gateway.replay.traces import Arrival
 from gateway.replay.traffic import Traffic
@@ -152,7 +152,7 @@ class Player:
         gateway.fleet.on_progress(self.servers.progress(endpoint), self.clock.now)
         self.clock.at(self.clock.now + PROGRESS, self._progress, gateway, endpoint)
 
-    def _apply_fault(self, fault: Fault) -> None:
+    def _apply_fault(self, fault: ScheduledFault) -> None:
         for key in self.servers.apply_fault(fault, self.clock.now):
             self._gateway_of[int(key) // ATTEMPTS].on_engine_death(int(key))
 

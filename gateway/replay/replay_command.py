@@ -20,8 +20,8 @@ from gateway.replay.sim_fleet import (
     OURS,
     REFERENCE,
     SCORERS,
-    Fault,
     Scenario,
+    ScheduledFault,
     assumed_profiles,
     scenario_from,
 )
@@ -119,7 +119,7 @@ def _error(message: str) -> ConfigError:
     return ConfigError([f"firsttoken: {message}"])
 
 
-def _fault(text: str, scenario: Scenario) -> Fault:
+def _fault(text: str, scenario: Scenario) -> ScheduledFault:
     found = FAULT.fullmatch(text)
     if found is None:
         raise _error(f"--fault {text}: write ENDPOINT@TIME=WHAT, such as main/h1:8000@90s=slow:5, =kill or =restart")
@@ -130,7 +130,7 @@ def _fault(text: str, scenario: Scenario) -> Fault:
         at = seconds(found["at"])
     except ValueError as error:
         raise _error(f"--fault {text}: {error}") from None
-    return Fault(at, endpoint, found["kind"], float(found["factor"] or 1.0))
+    return ScheduledFault(at, endpoint, found["kind"], float(found["factor"] or 1.0))
 
 
 def _loads(text: str) -> list[float]:

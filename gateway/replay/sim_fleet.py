@@ -58,7 +58,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScheduledFault:
     """At `at` seconds: `slow` (steps take `factor` times as long; 1 restores), `kill` or `restart` of an endpoint."""
 
     at: float
@@ -108,7 +108,7 @@ class SimFleet:
         streams = [events for server in self.servers.values() if (events := server.run_until(until))]
         return streams[0] if len(streams) == 1 else merge(*streams, key=lambda event: event.at)
 
-    def apply_fault(self, fault: Fault, now: float) -> tuple[RequestId, ...]:
+    def apply_fault(self, fault: ScheduledFault, now: float) -> tuple[RequestId, ...]:
         """Returns the requests lost."""
         server = self.servers[fault.endpoint]
         if fault.kind == "slow":
@@ -222,7 +222,7 @@ class Scenario:
     pools: tuple[Pool, ...]
     routes: Mapping[str, Route]
     profiles: Mapping[str, Profile]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ScheduledFault, ...] = ()
     hung: float = 0.0  # share of requests that an engine accepts and never answers
     first_token: float = 120.0  # s: limit of a silent attempt, and of the time in the queue
     scorer: str = OURS

@@ -298,13 +298,20 @@ def keep_maxima(before: Iterable[Metric], now: Iterable[Metric]) -> list[Metric]
 
 
 def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Each endpoint from the worker with the most samples, and its health from each: breakers differ."""
+    """Each endpoint from the worker with the most samples, and health and beliefs from each: breakers differ."""
     best: dict[str, dict[str, Any]] = {}
     health: dict[str, dict[str, str]] = {}
+    believed: dict[str, dict[tuple[str, str], Any]] = {}
     for worker, entries in by_worker.items():
         for entry in entries:
             name = entry["endpoint"]["id"]
             health.setdefault(name, {})[str(worker)] = entry["load"]["health"]
+            found = believed.setdefault(name, {})
+            for belief in entry["believed"]:
+                found.setdefault((belief["what"], belief["why"]), belief)
             if name not in best or entry["samples"] > best[name]["samples"]:
                 best[name] = {**entry, "worker": worker}
-    return [{**entry, "health_by_worker": health[name]} for name, entry in best.items()]
+    return [
+        {**entry, "health_by_worker": health[name], "believed": [*believed[name].values()]}
+        for name, entry in best.items()
+    ]

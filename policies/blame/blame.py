@@ -20,7 +20,7 @@ from policies.types import AttemptOutcome
 
 
 class Fault(Enum):
-    """Whose fault a failed attempt is."""
+    """Party at fault for a failed attempt."""
 
     REQUEST = "the request itself"
     OWN_CONTENT = "an id or the content of this caller"
@@ -40,7 +40,7 @@ class Fault(Enum):
 
 
 class Elsewhere(Enum):
-    """Where the request goes next."""
+    """Next destination of the request."""
 
     NOWHERE = "to nobody: the caller gets the error"
     NEXT = "to the next candidate"
@@ -52,8 +52,8 @@ class Elsewhere(Enum):
 
 
 class Evidence(Enum):
-    """What an attempt shows about the endpoint. Of one caller alone it counts for this caller; of a second caller, or
-    of the gateway's own request, for all."""
+    """Finding of an attempt about the endpoint. It counts for its caller; for all, once a second caller or a request of
+    the gateway's own has found the same."""
 
     NONE = "none"
     ANSWERED = "alive"  # a refusal of the request is an answer

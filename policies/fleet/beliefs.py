@@ -1,11 +1,11 @@
-"""What the fleet believes of an endpoint beyond its load, and why: for the operator.
+"""Beliefs about an endpoint beyond its load, and why they are held: for the operator.
 
 One value for GET /fleet, POST /explain and the dashboard. Callers are counted, never named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from policies.fleet.caller_evidence import CallerState
@@ -36,6 +36,9 @@ def beliefs(
 ) -> Iterator[Belief]:
     """`load`: for all callers."""
     yield from _of_breaker(shared, now)
+    yield from _of_adapters(load.unknown_adapters or {}, now)
+    if load.warming:
+        yield Belief("warming up", "its cache is being refilled: the last choice of its pool", now)
     learned = None if rate_limit is None else rate_limit.limit(now)
     if rate_limit is not None and learned is not None:
         what = f"limit of {learned} requests a minute"
@@ -54,18 +57,19 @@ def _of_breaker(breaker: CircuitBreaker, now: float) -> Iterator[Belief]:
         yield Belief("limited by its provider", breaker.limit_why, breaker.blocked_until)
 
 
+def _of_adapters(unknown: Mapping[str, float], now: float) -> Iterator[Belief]:
+    for name, until in unknown.items():
+        if until > now:
+            yield Belief("adapter not served", f"it does not know the adapter {name}", until)
+
+
 def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
     """Equal beliefs of several callers are one, until the latest end."""
     found: dict[tuple[str, str], Belief] = {}
     for state in callers:
         if state.is_over(now):
             continue
-        adapters = [
-            Belief("adapter not served", f"it does not know the adapter {name}", until)
-            for name, until in state.unknown_adapters.items()
-            if until > now
-        ]
-        for belief in (*_of_breaker(state.breaker, now), *adapters):
+        for belief in (*_of_breaker(state.breaker, now), *_of_adapters(state.unknown_adapters, now)):
             same = found.get((belief.what, belief.why), replace(belief, callers=0))
             until = max(same.until, belief.until)
             found[belief.what, belief.why] = replace(same, callers=same.callers + 1, until=until)

@@ -311,7 +311,7 @@ class EndpointState:
         )
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
-        """What keeps requests away from the endpoint. `load`: for all callers."""
+        """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
         return tuple(beliefs(load, self.breaker, self.callers, self.rate_limit, now))
 
     def observe_block_size(self, tokens: float) -> None:

@@ -121,7 +121,7 @@ class Fleet:
         return self._views.load_for(caller, endpoint_id, now)
 
     def beliefs(self, now: float) -> Mapping[str, tuple[Belief, ...]]:
-        """What keeps requests away from endpoints, by endpoint; those without any are left out."""
+        """Beliefs that keep requests away, by endpoint; endpoints without any are left out."""
         found = {name: self._states[name].believed(load, now) for name, load in self.snapshot(now).loads.items()}
         return {name: believed for name, believed in found.items() if believed}
 

@@ -1,4 +1,4 @@
-"""What an endpoint has learned, over a restart of the gateway."""
+"""Learned state of an endpoint, over a restart of the gateway."""
 
 from __future__ import annotations
 

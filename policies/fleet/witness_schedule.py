@@ -1,4 +1,4 @@
-"""When the gateway asks an endpoint itself, as a witness to failures that one caller alone has met with.
+"""Schedule of probes: the gateway asks an endpoint itself, as a witness to failures that one caller alone has met.
 
 Rules:
 - A probe is wanted once the evidence of a single caller would have ejected the endpoint. The first is sent at once.

@@ -32,13 +32,19 @@ def prompt(tokens: int = 1000, blocks: int = 0, scale: float = 1.0, first: int =
 
 
 def send(
-    to: Fleet, estimate: PoolEstimate | None = None, endpoint: Endpoint = ONE, now: float = 0.0, stream: bool = True
+    to: Fleet,
+    estimate: PoolEstimate | None = None,
+    endpoint: Endpoint = ONE,
+    now: float = 0.0,
+    stream: bool = True,
+    caller: str = "",
 ) -> int:
     """Sends an attempt as a decision would; returns the key."""
     estimate, key = estimate or prompt(), next(KEYS)
     hit = to.hit(endpoint, estimate)
     forecast = to.forecast(endpoint, to.snapshot(now).loads[endpoint.id], estimate.tokens, hit, now)
-    to.on_sent(key, Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0), estimate, now, stream)
+    candidate = Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0)
+    to.on_sent(key, candidate, estimate, now, stream, caller=caller)
     return key
 
 

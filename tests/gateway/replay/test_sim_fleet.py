@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.simulated.profiles import PROFILES, ApiProfile, EngineRequest, Event, Refused
-from gateway.replay.sim_fleet import API_OVERHEAD, Fault, SimFleet
+from gateway.replay.sim_fleet import API_OVERHEAD, ScheduledFault, SimFleet
 from tests.gateway.replay.builders import arrivals
 
 ENGINES = {"main/0": PROFILES["8b-h100"], "main/1": PROFILES["8b-a100"]}
@@ -54,11 +54,11 @@ def test_a_dead_engine_takes_its_requests_along() -> None:
     """A killed engine refuses requests until a restart, and restarts empty."""
     servers = SimFleet(ENGINES)
     servers.submit("main/0", ask(1), 0.0)
-    assert servers.apply_fault(Fault(0.1, "main/0", "kill"), 0.1) == (1,)
+    assert servers.apply_fault(ScheduledFault(0.1, "main/0", "kill"), 0.1) == (1,)
     assert servers.load_of("main/0") is None
     with pytest.raises(Refused):
         servers.submit("main/0", ask(2), 0.2)
-    servers.apply_fault(Fault(1.0, "main/0", "restart"), 1.0)
+    servers.apply_fault(ScheduledFault(1.0, "main/0", "restart"), 1.0)
     servers.submit("main/0", ask(3), 1.0)
     assert [event.id for event in servers.run_until(60.0)] == [3, 3]
 
@@ -68,7 +68,7 @@ def test_a_slow_engine_takes_as_many_times_longer() -> None:
     took = []
     for factor in (1.0, 5.0):
         servers = SimFleet(ENGINES)
-        servers.apply_fault(Fault(0.0, "main/0", "slow", factor), 0.0)
+        servers.apply_fault(ScheduledFault(0.0, "main/0", "slow", factor), 0.0)
         servers.submit("main/0", ask(1), 0.0)
         took.append(list(servers.run_until(60.0))[-1].at - 0.015)
     assert took[1] / took[0] == pytest.approx(5.0)
@@ -79,8 +79,8 @@ def test_a_hung_request_is_never_answered() -> None:
     servers = SimFleet(ENGINES, hung=1.0)
     servers.submit("main/0", ask(1), 0.0)
     assert list(servers.run_until(100.0)) == []
-    assert servers.apply_fault(Fault(100.0, "main/1", "kill"), 100.0) == ()
-    assert servers.apply_fault(Fault(100.0, "main/0", "kill"), 100.0) == (1,)
+    assert servers.apply_fault(ScheduledFault(100.0, "main/1", "kill"), 100.0) == ()
+    assert servers.apply_fault(ScheduledFault(100.0, "main/0", "kill"), 100.0) == (1,)
 
 
 def test_a_hung_request_can_be_left() -> None:
@@ -88,7 +88,7 @@ def test_a_hung_request_can_be_left() -> None:
     servers = SimFleet(ENGINES, hung=1.0)
     servers.submit("main/0", ask(1), 0.0)
     servers.abort("main/0", 1)
-    assert servers.apply_fault(Fault(1.0, "main/0", "kill"), 1.0) == ()
+    assert servers.apply_fault(ScheduledFault(1.0, "main/0", "kill"), 1.0) == ()
 
 
 def test_simulated_servers_run_ahead_by_less_than_the_shortest_ttft() -> None:

@@ -10,13 +10,13 @@ import pytest
 from backends.simulated.profiles import PROFILES, EngineProfile
 from gateway.replay.player import play
 from gateway.replay.results import ReplayOutcome, RequestResult
-from gateway.replay.sim_fleet import Fault, Scenario
+from gateway.replay.sim_fleet import Scenario, ScheduledFault
 from tests.gateway.replay.builders import arrivals, route, scenario
 
 PROMISE = 0.05  # s per token
 LOADS = {"idle": 0.1, "busy": 0.8, "saturated": 6.0}  # requests per second; the engine prefills about 3
 RATIOS = (0.8, 0.9, 0.95, 1.0, 1.1, 2.0)  # TPOT of an answer alone / promised TPOT
-BUSY_HOST = (Fault(20.0, "main/0", "slow", 3.0),)
+BUSY_HOST = (ScheduledFault(20.0, "main/0", "slow", 3.0),)
 GPU = PROFILES["8b-l4"]
 
 
@@ -30,7 +30,7 @@ def fleet(ratio: float, promise: float | None) -> Scenario:
 
 
 @cache
-def played(ratio: float, load: str, promise: float | None, faults: tuple[Fault, ...] = ()) -> list[RequestResult]:
+def played(ratio: float, load: str, promise: float | None, faults: tuple[ScheduledFault, ...] = ()) -> list[RequestResult]:
     """Prompts of about 1,000 tokens, answers of about 200."""
     rate, scene = LOADS[load], replace(fleet(ratio, promise), faults=faults)
     return play(scene, arrivals(max(int(60 * rate), 30), rate, 1_000, 200), seed=1).requests

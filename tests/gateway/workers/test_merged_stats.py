@@ -141,11 +141,15 @@ def test_retired_counters_outlive_the_aggregator() -> None:
         assert kept.get() == dead
 
 
+DOWN = {"what": "down", "why": "nobody answered 2 times in a row", "for_s": 3.0, "callers": "all"}
+BELIEVED: dict[str, list[dict[str, object]]] = {"up": [], "down": [DOWN]}
+
+
 def test_an_endpoint_is_shown_by_the_worker_with_most_samples() -> None:
     """Load is common to all workers; learned statistics are not."""
     reports = {
         number: [
-            {"endpoint": {"id": name}, "samples": samples, "load": {"health": health}}
+            {"endpoint": {"id": name}, "samples": samples, "load": {"health": health}, "believed": BELIEVED[health]}
             for name, (samples, health) in known.items()
         ]
         for number, known in {1: {"a": (5, "up"), "b": (1, "up")}, 2: {"a": (4, "down"), "b": (2, "up")}}.items()
@@ -155,3 +159,5 @@ def test_an_endpoint_is_shown_by_the_worker_with_most_samples() -> None:
         "a": {"1": "up", "2": "down"},
         "b": {"1": "up", "2": "up"},
     }
+    believed = {entry["endpoint"]["id"]: entry["believed"] for entry in merge_endpoints(reports)}
+    assert believed == {"a": [DOWN], "b": []}

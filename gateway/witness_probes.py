@@ -38,8 +38,13 @@ class WitnessProbes:
         self._estimator = estimator
         self._runtime = runtime
         self._schedule = WitnessSchedule()
-        self._running: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         fleet.on_unconfirmed = self.ask
+
+    @property
+    def running(self) -> int:
+        """Probes in progress."""
+        return len(self._tasks)
 
     def ask(self, endpoint_id: str) -> None:
         """One caller alone has found the endpoint failing: probes it, unless that is too early."""
@@ -52,13 +57,13 @@ class WitnessProbes:
         if endpoint is None or operation is None or not self._schedule.begin(endpoint_id, monotonic()):
             return
         task = asyncio.get_running_loop().create_task(self._probe(endpoint, upstream, operation))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for task in self._running:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _probe(self, endpoint: Endpoint, upstream: Upstream, operation: Operation) -> None:
         well = False

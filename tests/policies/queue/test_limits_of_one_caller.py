@@ -1,0 +1,161 @@
+"""A provider's refusal of one caller's request leaves the traffic of the others as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from policies.blame.blame import BLAME
+from policies.fleet.fleet import AttemptReport, Fleet
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.rate_limit import RateLimit
+from policies.routes.route import Route
+from policies.routing.candidates import QueuedRequest
+from policies.types import (
+    AttemptOutcome,
+    Decision,
+    Endpoint,
+    Placement,
+    Pool,
+    PoolEstimate,
+    PromptEstimate,
+    RequestView,
+)
+
+API = Endpoint("api/1", "api")
+PROMPT = PoolEstimate(1000)
+RATE = 0.1  # s between two requests of caller b
+ANSWER = 0.3  # s
+
+
+@dataclass
+class Provider:
+    """A gateway with one API, in virtual time."""
+
+    ttft: str = "1s"
+    fleet: Fleet = field(default_factory=lambda: Fleet([Pool("api", "g", (API,), local=False)]))
+    keys: count[int] = field(default_factory=count)
+    key: int = 0  # of the latest request
+
+    def __post_init__(self) -> None:
+        self.scheduler = QueueScheduler()
+        budget = {"ttft": {"budget": self.ttft}} if self.ttft else {}
+        self.route = Route.model_validate({"name": "chat", "tiers": ["api"], **budget})
+
+    def decide(self, caller: str, now: float) -> Decision | None:
+        """None: held."""
+        self.key = key = next(self.keys)
+        request, estimate = RequestView(now, stream=True, caller=caller), PromptEstimate({"api": PROMPT})
+        queued = QueuedRequest(key, request, estimate, self.route, key, caller)
+        decision = self.scheduler.pass_through(queued, self.fleet, now)
+        self.scheduler.on_dispatched(key)
+        if decision is not None and decision.chosen is not None:
+            self.fleet.on_sent(key, decision.chosen, PROMPT, now, True, caller=caller)
+        else:
+            self.scheduler.leave(key, now)
+        return decision
+
+    def answered(self, caller: str, now: float) -> bool:
+        decision = self.decide(caller, now)
+        self.fleet.on_first_token(self.key, now + ANSWER)
+        self.fleet.on_ended(self.key, AttemptOutcome.COMPLETED, now + ANSWER)
+        return decision is not None and decision.outcome is Placement.PLACE
+
+    def refused(self, kind: str, caller: str, now: float, retry_after: float | None = 30.0) -> Decision | None:
+        """A request of the caller goes to the provider, and is refused so."""
+        decision = self.decide(caller, now)
+        report = AttemptReport(blame=BLAME[kind], retry_after=retry_after, cause=f"429 {kind}")
+        self.fleet.on_ended(self.key, BLAME[kind].outcome, now + 0.05, report)
+        return decision
+
+    def share(self, caller: str, begin: float, seconds: float) -> float:
+        """Of requests every RATE seconds, those answered."""
+        sent = round(seconds / RATE)
+        return sum(self.answered(caller, begin + number * RATE) for number in range(sent)) / sent
+
+
+LIMITS = ["request_size", "request_rate", "token_rate", "rate_limited", "overloaded"]
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_one_refusal_of_one_caller_costs_the_others_nothing(kind: str) -> None:
+    """10 s of traffic at 10 a second, one 429 to a second caller, and 130 s more: every request is answered. (Before,
+    the API counted as full for 50 s, and as an API of 100 requests a minute for hours.)"""
+    provider = Provider()
+    assert provider.share("b", 1000.0, 10.0) == 1.0
+    provider.refused(kind, "a", 1010.0)
+    assert provider.share("b", 1010.1, 130.0) == 1.0
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_a_request_refused_again_and_again_costs_the_others_nothing(kind: str) -> None:
+    """An agent that repeats its request every half second."""
+    provider = Provider()
+    provider.share("b", 1000.0, 10.0)
+    answered = []
+    for step in range(40):
+        provider.refused(kind, "a", 1010.0 + 0.5 * step, retry_after=None)
+        answered += [provider.answered("b", 1010.1 + 0.5 * step + part * RATE) for part in range(4)]
+    assert all(answered)
+
+
+def test_a_limit_that_two_callers_meet_is_learned_and_forgotten_within_a_minute() -> None:
+    """The rest of the minute is kept free of refusals; then the API is asked as before."""
+    provider = Provider()
+    provider.share("b", 1000.0, 10.0)
+    for caller in "ab":
+        provider.refused("request_rate", caller, 1010.0, retry_after=1.0)
+    assert not provider.answered("c", 1030.0)
+    assert provider.share("c", 1071.0, 60.0) == 1.0
+
+
+def test_nothing_is_learned_of_an_api_that_reports_its_limits() -> None:
+    """9,990 requests remain by its own word: the refusal was of something else."""
+    provider = Provider()
+    provider.share("b", 1000.0, 10.0)
+    provider.decide("b", 1010.0)
+    limit = RateLimit.reported(counts_tokens=False, limit=10_000, remaining=9_990, reset=0.06, now=1010.0)
+    provider.fleet.on_rate_limits(provider.key, [limit])
+    for caller in "ab":
+        provider.refused("request_rate", caller, 1010.5, retry_after=0.1)
+    assert provider.share("c", 1011.0, 40.0) == 1.0
+
+
+def test_a_reload_forgets_a_learned_limit() -> None:
+    provider = Provider()
+    provider.share("b", 1000.0, 10.0)
+    for caller in "ab":
+        provider.refused("request_rate", caller, 1010.0, retry_after=1.0)
+    provider.fleet.reload([Pool("api", "g", (API,), local=False)])
+    assert provider.answered("c", 1015.0)
+
+
+def test_the_refused_caller_itself_still_reaches_the_last_resort() -> None:
+    """Where no other endpoint is left, what one request met with is no reason to refuse the next."""
+    provider = Provider()
+    provider.refused("request_rate", "a", 1000.0)
+    provider.refused("auth", "a", 1000.1)
+    decision = provider.decide("a", 1000.5)
+    assert decision is not None
+    assert (decision.outcome, decision.ranked[0].load.forced) == (Placement.PLACE, True)
+    assert not provider.fleet.is_closed(decision.ranked[0], 1000.5, "a")
+
+
+def test_without_a_deadline_the_refused_caller_waits_as_the_provider_asks() -> None:
+    provider = Provider(ttft="")
+    provider.refused("request_rate", "a", 1000.0)
+    assert provider.decide("a", 1001.0) is None
+    assert provider.answered("b", 1001.0)
+    assert provider.answered("a", 1030.1)
+
+
+def test_a_limit_that_counts_for_all_is_answered_with_its_retry_time() -> None:
+    """It is known, and longer than the deadline: asking again would only be refused again."""
+    provider = Provider()
+    for caller in "ab":
+        provider.refused("token_rate", caller, 1000.0)
+    decision = provider.decide("c", 1001.0)
+    assert decision is not None
+    assert (decision.outcome, round(decision.retry_after)) == (Placement.RATE_LIMITED, 29)
