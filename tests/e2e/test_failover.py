@@ -306,6 +306,6 @@ async def test_an_exhausted_quota_is_logged_and_counted(caplog: pytest.LogCaptur
         await ask_all(gateway, False, 3)
         (line,) = [entry.message for entry in caplog.records if "down" in entry.message]
         assert line.startswith("endpoint first/127.0.0.1:")
-        assert line.endswith("is down for 300 s: our account with the provider is used up")
+        assert line.endswith("is down for 300 s: the gateway's account with the provider is used up")
         (labels,) = gateway.monitor.ejections.of
         assert (labels[0], labels[2]) == ("first", "quota")

@@ -85,7 +85,9 @@ def test_pooled_yardsticks_know_no_tiers() -> None:
 
 def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
     """Requests without a first token continue on another engine; begun answers break."""
-    kill = replace(scenario(3), faults=(ScheduledFault(3.0, "main/0", "kill"), ScheduledFault(6.0, "main/0", "restart")))
+    kill = replace(
+        scenario(3), faults=(ScheduledFault(3.0, "main/0", "kill"), ScheduledFault(6.0, "main/0", "restart"))
+    )
     for scorer in ("ours", "least_request", "reference"):
         results = play(kill.with_scorer(scorer), BUSY)
         ends = Counter(result.end for result in results.requests)

@@ -30,7 +30,9 @@ def fleet(ratio: float, promise: float | None) -> Scenario:
 
 
 @cache
-def played(ratio: float, load: str, promise: float | None, faults: tuple[ScheduledFault, ...] = ()) -> list[RequestResult]:
+def played(
+    ratio: float, load: str, promise: float | None, faults: tuple[ScheduledFault, ...] = ()
+) -> list[RequestResult]:
     """Prompts of about 1,000 tokens, answers of about 200."""
     rate, scene = LOADS[load], replace(fleet(ratio, promise), faults=faults)
     return play(scene, arrivals(max(int(60 * rate), 30), rate, 1_000, 200), seed=1).requests
