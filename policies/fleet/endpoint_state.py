@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from policies.fleet.adapter_slots import AdapterSlots
@@ -27,9 +28,9 @@ from policies.latency.ttft_predictor import (
     PrefillWork,
     TtftPredictor,
 )
-from policies.prefix_cache.endpoint_cache import EndpointCache
+from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.prefix_cache.residency import MAX_BLOCKS, ResidencyStatistics
-from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health, Load, Pool
+from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
 DEFAULT_PROMPT = 1_000.0  # uncached tokens, before any prompt
@@ -313,6 +314,14 @@ class EndpointState:
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
         return tuple(beliefs(load, self.breaker, self.callers, self.rate_limit, now))
+
+    def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
+        """Assumes that the endpoint will have cached this prompt; None: nothing is known of its cache."""
+        blocks = prompt.blocks
+        if not self.pool.local or not blocks.hashes:
+            return None
+        self.observe_block_size(blocks.size * blocks.scale)
+        return self.cache.on_sent(key, prompt, session)
 
     def observe_block_size(self, tokens: float) -> None:
         """`tokens`: the engine's, in one of the estimator's blocks."""

@@ -17,12 +17,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from policies.fleet.adapter_slots import LOADED
 from policies.fleet.beliefs import Belief
 from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
@@ -30,13 +27,13 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
-from policies.fleet.pool_state import PoolState, share_predictors
-from policies.fleet.saved_state import learned, restore
-from policies.latency.learned_state import LearnedEndpoint, kept_share
+from policies.fleet.pool_state import PoolState, share_predictors, without_larger_window
+from policies.fleet.saved_state import learned, restore_all
+from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import AnswerLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
-from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
-from policies.quota.external_use import ExternalUse
+from policies.prefix_cache.endpoint_cache import EndpointCache
+from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit import RateLimit
 from policies.routes.route import Route
 from policies.types import (
@@ -70,7 +67,7 @@ class Fleet:
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
         self._attempts: dict[Hashable, InFlightAttempt] = {}
-        self._external_use = defaultdict[str, ExternalUse](ExternalUse)  # by route with a limit
+        self._external_use = ExternalUseByRoute()
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
         self.reload(pools)
@@ -163,13 +160,11 @@ class Fleet:
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         """An attempt of this cost keeps within `limits.external` of the route."""
-        limit = route.limits.external
-        return limit is None or self._external_use[route.name].allows(limit, usd, now)
+        return self._external_use.allows(route, usd, now)
 
     def on_arrived(self, route: Route, now: float) -> None:
         """A request of the route, of which the share for APIs is taken."""
-        if route.limits.external is not None:
-            self._external_use[route.name].on_arrived(now)
+        self._external_use.on_arrived(route, now)
 
     def knows(self, endpoint_id: str) -> bool:
         return endpoint_id in self._states
@@ -226,18 +221,12 @@ class Fleet:
     def restore(self, endpoints: Mapping[str, LearnedEndpoint], age: float, now: float) -> list[str]:
         """Brings back what was learned, up to a time `age` seconds ago, of endpoints of which less is known now.
         Returns their ids."""
-        restored = []
-        for name, saved in endpoints.items():
-            state = self._states.get(name)
-            if state is None or saved.samples * kept_share(age) < state.predictor.samples + 1:
-                continue
-            with suppress(ValueError):  # a pool that became another kind
-                restore(state, saved, age, now)
-                restored.append(name)
-                self._touch(state)
+        restored = restore_all(self._states, endpoints, age, now)
+        for state in restored:
+            self._touch(state)
         for pool in self._pools.values():
             share_predictors(pool.members)
-        return restored
+        return [state.endpoint.id for state in restored]
 
     # ----------------------------------------------------------------- events of attempts
 
@@ -261,27 +250,20 @@ class Fleet:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
-        state.advance(now)
-        work = state.work(candidate.prompt_tokens, candidate.hit, now)
-        adapters = state.adapters if prompt.adapter else None
-        adapter_wait = LOADED if adapters is None else adapters.on_sent(prompt.adapter, now)
-        self._attempts[key] = attempt = InFlightAttempt(
-            state=state,
-            candidate=candidate,
-            prompt=prompt,
-            work=work,
-            predicted_ttft=state.predictor.point_estimate(work, now),
-            sent_at=now,
+        if self.peers is not None and state.pool.local and prompt.blocks.hashes:
+            self.peers.publish_prompt(state.endpoint.id, prompt.blocks.hashes)
+        answer = DecodingAnswer(tpot_budget, output, candidate.prompt_tokens)
+        attempt = self._attempts[key] = InFlightAttempt.sent(
+            state,
+            candidate,
+            prompt,
+            now,
             stream=stream,
-            pending_prompt=self._record_prompt(key, state, prompt, session),
-            queue=state.queue,
-            prefill_rate=state.predictor.drain_rate,
-            answer=DecodingAnswer(tpot_budget, output, candidate.prompt_tokens),
-            adapter_wait=adapter_wait,
+            answer=answer,
+            pending_prompt=state.record_prompt(key, prompt, session),
+            external_use=self._external_use.of(route, state.pool.local),
             caller=caller,
         )
-        if route is not None and route.limits.external is not None and not state.pool.local:
-            attempt.external_use = self._external_use[route.name]
         attempt.on_sent(key)
         self._touch(state)
 
@@ -352,9 +334,7 @@ class Fleet:
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         """Pools with no room for what exceeds the context window of `pool`. An unknown window may have room."""
-        window = self._pools[pool].pool.context_window if pool in self._pools else None
-        windows = {name: other.pool.context_window for name, other in self._pools.items()}
-        return frozenset(name for name, own in windows.items() if own and window and own <= window) | {pool}
+        return without_larger_window({name: state.pool for name, state in self._pools.items()}, pool)
 
     def overtaken(self, key: Hashable) -> bool:
         """The endpoint has answered an attempt that was sent later. Engines start prompts in the order of arrival."""
@@ -483,18 +463,6 @@ class Fleet:
             if state.adapters is not None:
                 state.adapters.clear()
             self.cache_lost.add(state.endpoint.id)
-
-    def _record_prompt(
-        self, key: Hashable, state: EndpointState, prompt: PoolEstimate, session: str
-    ) -> PendingPrompt | None:
-        """Assumes that the endpoint will have cached this prompt."""
-        blocks = prompt.blocks
-        if not state.pool.local or not blocks.hashes:
-            return None
-        state.observe_block_size(blocks.size * blocks.scale)
-        if self.peers is not None:
-            self.peers.publish_prompt(state.endpoint.id, blocks.hashes)
-        return state.cache.on_sent(key, prompt, session)
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
         pool = self._pools.get(attempt.state.pool.name)

@@ -66,6 +66,41 @@ class InFlightAttempt:
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # whose request it is: a key's name, or an address; empty: the gateway's own
 
+    @classmethod
+    def sent(
+        cls,
+        state: EndpointState,
+        candidate: Candidate,
+        prompt: PoolEstimate,
+        now: float,
+        *,
+        stream: bool,
+        answer: DecodingAnswer,
+        pending_prompt: PendingPrompt | None,
+        external_use: ExternalUse | None,
+        caller: str,
+    ) -> InFlightAttempt:
+        """An attempt sent now, with the work ahead of its prompt."""
+        state.advance(now)
+        work = state.work(candidate.prompt_tokens, candidate.hit, now)
+        adapters = state.adapters if prompt.adapter else None
+        return cls(
+            state=state,
+            candidate=candidate,
+            prompt=prompt,
+            work=work,
+            predicted_ttft=state.predictor.point_estimate(work, now),
+            sent_at=now,
+            stream=stream,
+            pending_prompt=pending_prompt,
+            queue=state.queue,
+            prefill_rate=state.predictor.drain_rate,
+            answer=answer,
+            adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
+            external_use=external_use,
+            caller=caller,
+        )
+
     def on_sent(self, key: Hashable) -> None:
         """Takes the attempt into the counts of the endpoint."""
         state, work, hit, now = self.state, self.work, self.candidate.hit, self.sent_at

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.endpoint_state import EndpointState
 from policies.latency.token_counts import TokenScale
 from policies.latency.ttft_predictor import MATURE_SAMPLES
-from policies.types import NEVER, Pool
+from policies.types import FOREVER, NEVER, Pool
 
 TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
 TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
@@ -71,3 +71,10 @@ def share_predictors(members: Iterable[EndpointState]) -> None:
         if server := member.endpoint.server:
             other = first.setdefault(server, member)
             member.predictor, member.tpot_predictor = other.predictor, other.tpot_predictor
+
+
+def without_larger_window(pools: Mapping[str, Pool], pool: str) -> frozenset[str]:
+    """Pools with no room for what exceeds the context window of `pool`. An unknown window may have room."""
+    window = pools[pool].context_window if pool in pools else None
+    smaller = {name for name, other in pools.items() if window and (other.context_window or FOREVER) <= window}
+    return frozenset(smaller | {pool})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+
 from policies.fleet.endpoint_state import EndpointState
-from policies.latency.learned_state import LearnedEndpoint
+from policies.latency.learned_state import LearnedEndpoint, kept_share
 from policies.latency.tpot import MAX_SHARE, MIN_SHARE, TpotPredictor
 from policies.latency.ttft_predictor import ApiPredictor, EnginePredictor, TtftPredictor
 
@@ -42,3 +45,18 @@ def restore(state: EndpointState, saved: LearnedEndpoint, age: float, now: float
     state.model = state.model or saved.served
     if state.adapters is not None and saved.adapter_load_s is not None:
         state.adapters.load_s = saved.adapter_load_s
+
+
+def restore_all(
+    states: Mapping[str, EndpointState], endpoints: Mapping[str, LearnedEndpoint], age: float, now: float
+) -> list[EndpointState]:
+    """Brings back what was saved `age` seconds ago, of endpoints of which less is known now. Returns these."""
+    restored = []
+    for name, saved in endpoints.items():
+        state = states.get(name)
+        if state is None or saved.samples * kept_share(age) < state.predictor.samples + 1:
+            continue
+        with suppress(ValueError):  # a pool that became another kind
+            restore(state, saved, age, now)
+            restored.append(state)
+    return restored

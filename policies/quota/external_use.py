@@ -8,10 +8,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from policies.routes.route import External
+from policies.routes.route import External, Route
 
 WINDOW = 60  # minutes; a minute counts as a whole until its end is this old
 
@@ -59,3 +59,23 @@ class ExternalUse:
         if not self._minutes or self._minutes[-1].minute < minute:
             self._minutes.append(MinuteOfUse(minute))
         return self._minutes[-1]
+
+
+class ExternalUseByRoute:
+    """The use of each route with `limits.external`."""
+
+    def __init__(self) -> None:
+        self._uses = defaultdict[str, ExternalUse](ExternalUse)
+
+    def allows(self, route: Route, usd: float, now: float) -> bool:
+        """An attempt of this cost keeps within the limit of the route."""
+        limit = route.limits.external
+        return limit is None or self._uses[route.name].allows(limit, usd, now)
+
+    def on_arrived(self, route: Route, now: float) -> None:
+        if route.limits.external is not None:
+            self._uses[route.name].on_arrived(now)
+
+    def of(self, route: Route | None, local: bool) -> ExternalUse | None:
+        """None: the attempt costs the route's limit nothing."""
+        return None if route is None or local or route.limits.external is None else self._uses[route.name]
