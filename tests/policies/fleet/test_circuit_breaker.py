@@ -396,3 +396,48 @@ def test_a_server_with_a_wrong_model_is_down_until_the_model_is_right() -> None:
     assert breaker.health(1000.0) is Health.PROBING
     breaker.on_wrong_model(1001.0)
     assert breaker.health(1001.0) is Health.DOWN
+
+
+def unconfirmed(times: int, outcome: AttemptOutcome = AttemptOutcome.FAILED) -> CircuitBreaker:
+    """Failures of one caller alone."""
+    breaker = CircuitBreaker()
+    for number in range(times):
+        breaker.on_sent(number, 0.0)
+        breaker.on_ended(number, outcome, 0.0, confirmed=False)
+    return breaker
+
+
+def test_failures_that_are_not_confirmed_open_nothing_and_are_noted() -> None:
+    """From the threshold on; the next that is confirmed opens."""
+    assert [unconfirmed(n).unconfirmed for n in (4, 5)] == [False, True]
+    breaker = unconfirmed(20)
+    assert breaker.health(0.0) is Health.UP
+    breaker.on_ended("other", AttemptOutcome.FAILED, 0.0)
+    assert (breaker.health(0.0), breaker.unconfirmed) == (Health.DOWN, False)
+
+
+def test_an_answer_clears_what_was_not_confirmed() -> None:
+    breaker = unconfirmed(5)
+    breaker.on_ended("good", AttemptOutcome.COMPLETED, 0.0)
+    assert not breaker.unconfirmed
+    breaker.on_ended("bad", AttemptOutcome.FAILED, 0.0)
+    assert breaker.health(0.0) is Health.UP
+
+
+def test_an_unconfirmed_trial_decides_nothing() -> None:
+    """The next attempt is the trial."""
+    breaker = failed(5)
+    breaker.on_sent("trial", 5.0)
+    breaker.on_ended("trial", AttemptOutcome.FAILED, 5.1, confirmed=False)
+    assert (breaker.health(5.1), breaker.openings) == (Health.PROBING, 1)
+
+
+def test_a_server_is_a_last_resort_unless_nobody_is_known_to_listen() -> None:
+    """Or unless it serves another model, by its own word."""
+    refusing, silent, wrong, gone = CircuitBreaker(), CircuitBreaker(), CircuitBreaker(), failed(2, connected=False)
+    refusing.on_ended("a", AttemptOutcome.MISCONFIGURED, 0.0)
+    silent.on_silent("a", sent_at=0.0, now=9.0, overdue=True)
+    wrong.on_wrong_model(0.0)
+    breakers = refusing, silent, wrong, gone
+    assert [breaker.health(1.0) for breaker in breakers] == [Health.DOWN] * 4
+    assert [breaker.failing for breaker in breakers] == [True, True, False, False]

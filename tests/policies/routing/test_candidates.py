@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from policies.latency.tpot import STALL_GRID
-from policies.types import Decision, Health, Load, Placement, RequestView
+from policies.types import Decision, Health, Load, Placement, RejectionKind, RequestView
 from tests.policies.deciding import DecisionScenario, budget, order
 
 TWO = {"small": {"a": 0.1, "b": 0.1}}
@@ -32,6 +32,9 @@ def test_a_down_or_rate_limited_endpoint_is_rejected(load: Load, reason: str) ->
     assert rejections(decision) == {"a": reason}
 
 
+DOWN = Load(health=Health.DOWN)
+
+
 @pytest.mark.parametrize("load", [Load(health=Health.PROBING), Load(blocked_until=10.0), Load(in_flight=99)])
 def test_a_busy_or_probing_endpoint_is_a_candidate(load: Load) -> None:
     """A half-open breaker admits one request; an expired rate limit blocks nothing."""
@@ -45,6 +48,63 @@ def test_failing_endpoints_are_the_last_resort() -> None:
     assert order(DecisionScenario(TWO, loads={"a": failing, "b": lost}).decide()) == ["a"]
     assert sorted(order(DecisionScenario(TWO, loads={"a": failing, "b": failing}).decide())) == ["a", "b"]
     assert DecisionScenario(TWO, loads={"a": lost, "b": lost}).decide().outcome is Placement.UNAVAILABLE
+
+
+def test_what_only_this_callers_requests_met_with_is_no_obstacle_to_the_last_resort() -> None:
+    """Behind every other endpoint; a limit that counts for all callers stays one."""
+    own, limited = Load(refused_until=40.0), Load(blocked_until=40.0)
+    assert order(DecisionScenario(TWO, loads={"a": own}, route=budget(1.0)).decide()) == ["b"]
+    decision = DecisionScenario(TWO, loads={"a": own, "b": limited}, route=budget(1.0)).decide()
+    assert (order(decision), decision.ranked[0].load.forced) == (["a"], True)
+    both = Load(blocked_until=40.0, refused_until=50.0)
+    none = DecisionScenario(TWO, loads={"a": both, "b": limited}, route=budget(1.0)).decide()
+    assert none.outcome is not Placement.PLACE
+
+
+def test_a_short_refusal_of_this_caller_is_waited_for() -> None:
+    """Within the TTFT budget it is a wait like any limit's."""
+    decision = DecisionScenario(TWO, loads={"a": Load(refused_until=0.3), "b": DOWN}, route=budget(2.0)).decide()
+    assert (order(decision), decision.ranked[0].load.send_at) == (["a"], 0.3)
+
+
+KINDS: list[tuple[Load, RejectionKind]] = [
+    (Load(health=Health.DOWN), RejectionKind.DOWN),
+    (Load(health=Health.DOWN, on_trial=True), RejectionKind.ON_TRIAL),
+    (Load(full=True), RejectionKind.AT_CAP),
+    (Load(blocked_until=50.0), RejectionKind.RATE_LIMITED),
+    (Load(unknown_adapters={"": 50.0}), RejectionKind.UNKNOWN_ADAPTER),
+    (Load(warming=True), RejectionKind.WARMING),
+]
+
+
+@pytest.mark.parametrize(("load", "kind"), KINDS)
+def test_every_rejection_of_an_endpoint_has_a_kind(load: Load, kind: RejectionKind) -> None:
+    """Code reads the kind; the reason may be worded anew."""
+    decision = DecisionScenario(TWO, loads={"a": load}, route=budget(1.0)).decide()
+    assert [(each.endpoint, each.kind) for each in decision.rejected] == [("a", kind)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "request_view", "kind"),
+    [
+        ({"context_window": 100}, RequestView(0.0), RejectionKind.CONTEXT_WINDOW),
+        ({"capabilities": frozenset[str]()}, RequestView(0.0, tools=True), RejectionKind.CAPABILITY),
+        ({}, RequestView(0.0, unfit={"p": "it cannot carry this"}), RejectionKind.UNTRANSLATABLE),
+    ],
+)
+def test_an_unfit_request_is_told_apart_by_kind(
+    facts: dict[str, Any], request_view: RequestView, kind: RejectionKind
+) -> None:
+    """A caller's error code depends on it."""
+    decision = DecisionScenario({"p": {"a": 0.1}}, pools={"p": facts}).decide(request_view)
+    assert (decision.outcome, decision.cause) == (Placement.UNFIT, kind)
+
+
+def test_a_refusal_for_now_has_a_cause_too() -> None:
+    """Down, or limited; a placed request has none."""
+    down = DecisionScenario(TWO, loads={"a": DOWN, "b": DOWN}).decide()
+    assert (down.outcome, down.cause) == (Placement.UNAVAILABLE, RejectionKind.DOWN)
+    assert DecisionScenario(TWO).decide().cause is None
 
 
 def test_a_request_with_state_at_an_endpoint_goes_nowhere_else() -> None:
