@@ -11,7 +11,9 @@ from policies.blame.blame import BLAME, Evidence
 from policies.fleet.beliefs import ALL
 from policies.fleet.caller_evidence import MAX_CALLERS, RECENT, CallerEvidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, CircuitBreaker
+from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.fleet import AttemptReport, Fleet
+from policies.fleet.fleet_views import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.rate_limit import RateLimit
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
@@ -137,6 +139,23 @@ def test_an_answer_in_between_clears_the_witness() -> None:
     assert usable(of, "c", 103.0)
 
 
+def test_a_first_token_clears_the_witness_before_its_answer_ends() -> None:
+    """An answer may last for minutes."""
+    of = fleet()
+    fail(of, "auth", "a", now=100.0)
+    of.on_first_token(send(of, endpoint=API, now=101.0), 102.0)
+    fail(of, "auth", "b", now=103.0, times=4)
+    assert usable(of, "c", 103.0)
+
+
+def test_a_failed_probe_confirms_a_reset() -> None:
+    """Two refusals in a row, one of which is certain."""
+    of = fleet()
+    of.on_probe_failed(ONE.id, 100.0)
+    fail(of, "reset", "a", now=100.1, endpoint=ONE)
+    assert seen(of, "b", 100.1, ONE).health is Health.DOWN
+
+
 def test_different_evidence_of_two_callers_confirms_nothing() -> None:
     """A wrong id of one, an overloaded moment of the other."""
     of = fleet()
@@ -237,6 +256,16 @@ def test_evidence_of_one_caller_is_forgotten() -> None:
         found.expire(now)
         kept.append([caller for caller in "ab" if found.get(caller)])
     assert kept == [["a", "b"], ["a"], ["a"], []]
+
+
+def test_evidence_that_is_over_is_dropped_without_another_event() -> None:
+    """A caller that never comes back costs later decisions nothing."""
+    state, views = EndpointState(API, HOSTED), FleetViews()
+    views.reload({API.id: state}, {HOSTED.name: HOSTED})
+    state.callers.on_failed("key", "a", AttemptOutcome.FAILED, Evidence.FAILED, 0.0)
+    views.mark(state)
+    kept = [len(state.callers) for now in (0.0, 1.0, 100.0) if views.at(now)]
+    assert kept == [1, 1, 0]
 
 
 def test_without_evidence_of_its_own_a_caller_gets_the_shared_snapshot() -> None:

@@ -111,6 +111,16 @@ def test_a_limit_that_two_callers_meet_is_learned_and_forgotten_within_a_minute(
     assert provider.share("c", 1071.0, 60.0) == 1.0
 
 
+@pytest.mark.parametrize("kind", ["token_rate", "rate_limited", "overloaded"])
+def test_no_rate_of_requests_is_learned_from_a_refusal_of_something_else(kind: str) -> None:
+    """After the stated second the API is asked at the same rate, by all."""
+    provider = Provider()
+    provider.share("b", 1000.0, 10.0)
+    for caller in "ab":
+        provider.refused(kind, caller, 1010.0, retry_after=1.0)
+    assert provider.share("c", 1011.1, 40.0) == 1.0
+
+
 def test_nothing_is_learned_of_an_api_that_reports_its_limits() -> None:
     """9,990 requests remain by its own word: the refusal was of something else."""
     provider = Provider()
