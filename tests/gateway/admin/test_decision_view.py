@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 from gateway.admin.admin_views import explain
+from gateway.cli.explain import decision_table
 from gateway.strict_json import encode
+from policies.fleet.beliefs import Belief
 from policies.types import (
     FOREVER,
     Decision,
@@ -96,6 +98,22 @@ def test_every_rejection_has_its_reason() -> None:
         {"pool": "gone", "endpoint": None, "tier": 3, "kind": "not_estimated", "reason": "was removed"},
     ]
     assert (said["outcome"], said["reason"], said["retry_after_s"]) == ("unavailable", "none is up", 1.5)
+
+
+def test_beliefs_about_the_pools_of_the_request_are_shown() -> None:
+    """In seconds from the decision; of other pools none."""
+    limit = Belief("limit of 100 requests a minute", "more than one caller was refused after so many", 40.0)
+    own = Belief("down", "the provider refuses the gateway's key (401)", 12.5, callers=2)
+    said = explain(decided(at=10.0), ESTIMATE, {}, POOLS, {"small/a": (limit, own), "other/a": (own,)})
+    assert said["believed"] == {
+        "small/a": [
+            {"what": limit.what, "why": limit.why, "for_s": 30.0, "callers": "all"},
+            {"what": own.what, "why": own.why, "for_s": 2.5, "callers": 2},
+        ]
+    }
+    table = decision_table(said)
+    assert "small/a: limit of 100 requests a minute, for 30 s, to all callers: more than one caller" in table
+    assert "small/a: down, for 2 s, to 2 of the callers: the provider refuses the gateway's key (401)" in table
 
 
 def test_a_request_that_is_not_placed_has_no_chosen_candidate() -> None:
