@@ -59,7 +59,7 @@ class HttpCall:
 
 
 class FailureKind(Enum):
-    """What a reply, an exception or a silence shows. Whose fault that is, and what follows, is decided by the table of
+    """Meaning of a reply, an exception or a silence. Whose fault that is, and what follows, is decided by the table of
     `policies.blame`, which has these values."""
 
     CONNECT = "connect"  # nothing was sent

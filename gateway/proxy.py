@@ -40,7 +40,7 @@ from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
-from policies.types import Decision, Placement, PromptEstimate
+from policies.types import Decision, Placement, PromptEstimate, RejectionKind
 
 log = logging.getLogger("firsttoken")
 
@@ -340,7 +340,8 @@ def reject_unplaced(decision: Decision) -> None:
     if decision.outcome is Placement.UNAVAILABLE:
         message = f"No endpoint is usable now: {decision.reason}."
         raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    code = "context_length_exceeded" if "context window" in decision.reason else "no_suitable_tier"
+    too_long = decision.cause is RejectionKind.CONTEXT_WINDOW
+    code = "context_length_exceeded" if too_long else "no_suitable_tier"
     raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 

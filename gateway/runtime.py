@@ -21,6 +21,7 @@ from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
 from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
+from gateway.api.answer_quality import load_validator
 from gateway.api.cors import Cors
 from gateway.api.same_origin import SameOrigin
 from gateway.api.state_ids import StateIds, seal_key
@@ -29,7 +30,6 @@ from gateway.config.models import Config, Key
 from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.media import family_of
 from gateway.tokenize.tokenizers import encoder
-from gateway.upstream.answer_quality import load_validator
 from gateway.upstream.upstream import Upstream
 from policies.routes.route import Route
 from policies.types import Pool

@@ -177,7 +177,6 @@ class RequestView:
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve it
     session: str = ""
-    caller: str = ""  # name of the key; without keys, the address
     unfit: Mapping[str, str] = field(default_factory=dict)  # pools that cannot serve the request, with the reason
     ttft_budget: float | None = None  # s, asked for by the caller; bounded by the route
     tpot_budget: float | None = None  # s per token

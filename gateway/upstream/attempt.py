@@ -350,6 +350,7 @@ class WireAttempt:
             connected=failure is None or self.status != 0 or failure.kind not in UNREACHED,
             unknown_model=failure is not None and failure.kind is FailureKind.MISCONFIGURED and self.status != 0,
             blame=None if failure is None else BLAME[failure.kind.value],
+            cause="" if failure is None else failure.said,
         )
 
     # -- figures ------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from typing import Any
 
 from backends.failures import DIVERGED, LATE, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
 from backends.interface import Failure
+from gateway.api.answer_quality import shortcoming
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
-from gateway.upstream.answer_quality import shortcoming
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState, attempt_record
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
@@ -107,7 +107,7 @@ class Race:
             routed.limits,
             dispatcher.retries,
             dispatcher.hedges_of(routed.route),
-            RaceFacts(dispatcher, self.attempts, relay, self.rescue),
+            RaceFacts(dispatcher, self.attempts, relay, self.rescue, routed.request.caller),
             now=monotonic(),
         )
         self._answer: Answer | None = None

@@ -16,16 +16,22 @@ class RaceFacts(AttemptFacts):
     """Facts about the attempts of one request, and about the fleet."""
 
     def __init__(
-        self, dispatcher: Dispatcher, attempts: Mapping[int, WireAttempt], relay: Relay, rescue: Rescue | None
+        self,
+        dispatcher: Dispatcher,
+        attempts: Mapping[int, WireAttempt],
+        relay: Relay,
+        rescue: Rescue | None,
+        caller: str,
     ) -> None:
         self.closes = dispatcher.fleet.closes
         self._rescue = rescue
         self._dispatcher = dispatcher
         self._attempts = attempts
         self._relay = relay
+        self._caller = caller
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
-        return self._dispatcher.fleet.is_closed(candidate, now)
+        return self._dispatcher.fleet.is_closed(candidate, now, self._caller)
 
     def is_saturated(self) -> bool:
         return self._dispatcher.saturated()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
-from gateway.upstream.answer_quality import shortcoming
+from gateway.api.answer_quality import shortcoming
 
 ALL = ("refusal", "length", "invalid_json")
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
