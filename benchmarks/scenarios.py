@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.config.loading import load
 from gateway.replay import sim_fleet
 from gateway.replay.sessions import read_sessions
-from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCES, Fault, scenario_from
+from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCES, ScheduledFault, scenario_from
 from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, spread
 
 HERE = Path(__file__).parent / "scenarios"
@@ -28,10 +28,10 @@ SESSIONS_FIRST_TOKEN = 60.0  # s, as a gateway has it by default: the callers of
 RETURNS = 2  # times that a caller in the closed loop comes back after a 503, as the SDKs do
 SLOW, DEAD = "main/h1:8000", "main/h2:8000"
 FAULTS = (
-    Fault(120.0, SLOW, "slow", 5.0),
-    Fault(160.0, SLOW, "slow", 1.0),
-    Fault(240.0, DEAD, "kill"),
-    Fault(270.0, DEAD, "restart"),
+    ScheduledFault(120.0, SLOW, "slow", 5.0),
+    ScheduledFault(160.0, SLOW, "slow", 1.0),
+    ScheduledFault(240.0, DEAD, "kill"),
+    ScheduledFault(270.0, DEAD, "restart"),
 )
 TROUBLE = (120.0, 270.0)  # s, from the first to the last
 RATES = (0.4, 0.5, 0.6, 0.7)  # new sessions per second

@@ -78,7 +78,8 @@ class ChoicesAssembler(EventAssembler):
         return encode(filled(body, form.body, form.parts))
 
     def _forget(self) -> None:
-        self._body, self._choices, self._form = {}, {}, TokenForm()
+        self._body, self._choices = {}, {}
+        self._form = TokenForm()
 
 
 class _Choice:
@@ -88,9 +89,10 @@ class _Choice:
         self._members: dict[str, Any] = {}
         self._message: dict[str, Any] = {}
         self._texts: dict[str, bytearray] = {}  # as written in JSON, by member; "text" of a completion
-        self._token_ids, self._logprobs, self._annotations = _Lists(), _Lists(), _Lists()
-        self._calls: dict[int, _Call] = {}
-        self._function_call: _Call | None = None
+        self._token_ids, self._logprobs = _Lists(), _Lists()
+        self._annotations = _Lists()
+        self._calls: dict[int, _StreamedCall] = {}
+        self._function_call: _StreamedCall | None = None
         self._is_chat = False
         self._added = ""  # text of the last event, if it has added nothing else
 
@@ -131,7 +133,7 @@ class _Choice:
                 for call in _list_of(value):
                     self._add_call(call)
             elif name == "function_call" and value:
-                self._function_call = self._function_call or _Call("arguments")
+                self._function_call = self._function_call or _StreamedCall("arguments")
                 self._function_call.add(value)
             elif name == "annotations":
                 self._annotations.add(name, value)
@@ -152,7 +154,7 @@ class _Choice:
         index = call.pop("index", None)
         if type(index) is not int:
             raise Unassembled("a tool call without an index")
-        self._calls.setdefault(index, _Call()).add(call)
+        self._calls.setdefault(index, _StreamedCall()).add(call)
 
     def assembled(self, index: int, form: WholeForm) -> dict[str, Any]:
         if not self._members.get("finish_reason"):
@@ -179,12 +181,12 @@ class _Choice:
         return message
 
 
-class _Call:
+class _StreamedCall:
     """A call so far, or the function in it. `text`: the member that comes in parts."""
 
     def __init__(self, text: str = "") -> None:
         self._members: dict[str, Any] = {}
-        self._parts: dict[str, _Call] = {}
+        self._parts: dict[str, _StreamedCall] = {}
         self._text_name = text
         self._text = bytearray()
 
@@ -193,7 +195,7 @@ class _Call:
             if name == self._text_name:
                 self._text += _written(value or "")
             elif name in _CALLED and isinstance(value, dict):
-                self._parts.setdefault(name, _Call(_CALLED[name])).add(value)
+                self._parts.setdefault(name, _StreamedCall(_CALLED[name])).add(value)
             elif name in ("id", "type"):
                 keep_same(self._members, name, value or None)
             else:

@@ -21,7 +21,7 @@ class MessageAssembler(EventAssembler):
     def __init__(self) -> None:
         super().__init__()
         self._message: dict[str, Any] | None = None
-        self._blocks: list[_Block] = []
+        self._blocks: list[_AssembledBlock] = []
         self._stopped = False
 
     def _add(self, chunk: dict[str, Any], data: bytes) -> None:
@@ -29,7 +29,7 @@ class MessageAssembler(EventAssembler):
         if kind == "message_start" and self._message is None:
             self._message = chunk["message"]
         elif kind == "content_block_start" and chunk["index"] == len(self._blocks):
-            self._blocks.append(_Block(chunk["content_block"]))
+            self._blocks.append(_AssembledBlock(chunk["content_block"]))
         elif kind == "content_block_delta":
             self._blocks[chunk["index"]].add(chunk["delta"])
         elif kind == "content_block_stop":
@@ -57,7 +57,7 @@ class MessageAssembler(EventAssembler):
         self._message, self._blocks = None, []
 
 
-class _Block:
+class _AssembledBlock:
     """A block of the content so far."""
 
     def __init__(self, start: dict[str, Any]) -> None:

@@ -91,8 +91,10 @@ class Continuation:
         if opening in (Opening.RESTARTS_OTHERWISE, Opening.UNCLEAR):
             raise Diverged
         if opening is Opening.RESTARTS:
-            self.restarted, self.tokens, self._repeated = True, 0, self._text
-        held, self._held, self._detector = self._held, [], None
+            self.restarted, self.tokens = True, 0
+            self._repeated = self._text
+        held, self._held = self._held, []
+        self._detector = None
         return b"".join(map(self._joined, held))
 
     def _joined(self, chunk: dict[str, Any]) -> bytes:

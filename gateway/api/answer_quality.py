@@ -44,7 +44,7 @@ def shortcoming(operation: Operation, body: Mapping[str, Any], reply: bytes, wan
     return ""
 
 
-class Answer(msgspec.Struct):
+class VisibleAnswer(msgspec.Struct):
     """The visible parts of an answer. `ends`: reasons for which it ended."""
 
     texts: list[str]
@@ -53,10 +53,10 @@ class Answer(msgspec.Struct):
     tools: bool = False
 
 
-def _of_chat(reply: Any) -> Answer:
+def _of_chat(reply: Any) -> VisibleAnswer:
     choices = reply["choices"]
     messages = [choice["message"] for choice in choices]
-    return Answer(
+    return VisibleAnswer(
         texts=[message.get("content") or "" for message in messages],
         ends={str(choice.get("finish_reason")) for choice in choices},
         refused=any(message.get("refusal") for message in messages),
@@ -64,15 +64,17 @@ def _of_chat(reply: Any) -> Answer:
     )
 
 
-def _of_messages(reply: Any) -> Answer:
+def _of_messages(reply: Any) -> VisibleAnswer:
     parts = reply["content"]
     text = "".join(part["text"] for part in parts if part["type"] == "text")
-    return Answer([text], {str(reply.get("stop_reason"))}, tools=any(part["type"] == "tool_use" for part in parts))
+    return VisibleAnswer(
+        [text], {str(reply.get("stop_reason"))}, tools=any(part["type"] == "tool_use" for part in parts)
+    )
 
 
-def _of_responses(reply: Any) -> Answer:
+def _of_responses(reply: Any) -> VisibleAnswer:
     parts = list(_response_parts(reply["output"]))
-    return Answer(
+    return VisibleAnswer(
         texts=["".join(part["text"] for part in parts if part["type"] == "output_text")],
         ends={str((reply.get("incomplete_details") or {}).get("reason"))},
         refused=any(part["type"] == "refusal" for part in parts),

@@ -14,8 +14,8 @@ from time import monotonic
 import msgspec
 
 from backends.interface import Operation
-from backends.translation.answer import SHAPE_ERRORS
 from backends.translation.registry import chain
+from backends.translation.reply_translation import SHAPE_ERRORS
 from backends.translation.translation import Translation, UntranslatableError
 from gateway.api.inference_request import InferenceRequest, TranslatedBody
 from gateway.strict_json import encode

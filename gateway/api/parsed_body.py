@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from backends.interface import Operation
-from backends.translation.answer import SHAPE_ERRORS
 from backends.translation.registry import as_chat
+from backends.translation.reply_translation import SHAPE_ERRORS
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.openai_shapes import MessageShape
 from gateway.strict_json import BadJson, decode

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from backends.stream.sse import ServerSentEvent, SseDecoder, StreamError
-from backends.translation.answer import ReplyShapeError
+from backends.translation.reply_translation import ReplyShapeError
 from gateway.api.state_ids import StateIds
 
 # Names of members with state. Within a text, quotes are escaped.

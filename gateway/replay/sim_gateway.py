@@ -71,11 +71,17 @@ class ActiveRequest:
         return self.number * ATTEMPTS + attempt
 
 
-class SimFacts(steps.AttemptFacts):
-    """A hedge would take the place of a request in the queue."""
+class SimFacts:
+    """A hedge would take the place of a request in the queue. Nothing else is simulated."""
+
+    closes = False
 
     def __init__(self, queue: QueueScheduler | Clairvoyant) -> None:
         self._queue = queue
+        self.is_closed = steps.NO_FACTS.is_closed
+        self.is_overtaken = steps.NO_FACTS.is_overtaken
+        self.progress = steps.NO_FACTS.progress
+        self.without_larger_window = steps.NO_FACTS.without_larger_window
 
     def is_saturated(self) -> bool:
         return bool(self._queue.held)

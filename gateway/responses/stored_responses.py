@@ -21,7 +21,7 @@ from backends.failures import NOT_SERVED, TOO_LARGE, TransportError
 from backends.http.connection_pool import BufferedReply
 from backends.interface import Failure, FailureKind, HttpCall
 from backends.stream.redaction import CachedCountMasker, mask_error_body
-from backends.translation.answer import ReplyShapeError
+from backends.translation.reply_translation import ReplyShapeError
 from gateway.api.api_error import ApiError, bad_request, retry_later
 from gateway.api.state_answer import StateAnswer
 from gateway.api.state_ids import StateHolder, StateIds

@@ -22,7 +22,7 @@ from backends.interface import Assembler, Failure
 from backends.stream.continuation import Diverged
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
-from backends.translation.answer import ReplyShapeError, StreamTranslator
+from backends.translation.reply_translation import ReplyShapeError, StreamTranslator
 from gateway.api.dialects import error_event
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest

@@ -147,7 +147,8 @@ class WireAttempt:
     # -- the reply ----------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
-        self.status, self.headers, self.state = status, headers, WireState.HELD
+        self.status, self.headers = status, headers
+        self.state = WireState.HELD
         if not self.upstream.backend.local:
             self._report_rate_limits()
         content_type = headers.get("content-type", "")
@@ -328,8 +329,9 @@ class WireAttempt:
         self._close(outcome, failure)
 
     def _close(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
-        self.state, self._exchange, self._answer = WireState.OVER, None, None
-        self.outcome, self.failure, self.times.ended = outcome, failure, monotonic()
+        self.state, self.times.ended = WireState.OVER, monotonic()
+        self._exchange = self._answer = None
+        self.outcome, self.failure = outcome, failure
         self.report = self._reported()
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
             self.fleet.on_first_token(self, self.times.first_in)

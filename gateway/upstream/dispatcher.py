@@ -1,4 +1,4 @@
-"""What all requests share on their way to the servers: budgets, known operations, work that is spread over time.
+"""Shared state of all requests on their way to the servers: budgets, known operations, work spread over time.
 
 An endpoint that fails its probes is reported here, and from here to the requests that wait for it.
 """

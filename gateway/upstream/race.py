@@ -16,7 +16,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from backends.failures import DIVERGED, LATE, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
+from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
 from backends.interface import Failure
 from gateway.api.answer_quality import shortcoming
 from gateway.api.api_error import ApiError
@@ -27,7 +27,7 @@ from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEven
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.refusal import refusal_of
-from gateway.upstream.relay import STALL, Relay
+from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest, header_safe
 from gateway.upstream.upstream import EVERYWHERE
@@ -51,7 +51,7 @@ from policies.attempts.attempt_events import (
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.blame.blame import BLAME, Elsewhere
+from policies.blame.blame import BLAME, Blame, Elsewhere
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Health, Load
 
 LATE_TIMER = 0.005  # s of tolerated delay of a timer
@@ -127,7 +127,7 @@ class Race:
             await self.done
         except asyncio.CancelledError:
             if self.relay.stalled:
-                self.routed.timeline.note_error(f"the client read nothing for {STALL:g} s")
+                self.routed.timeline.note_error(self.relay.stalled)
             raise
         finally:
             self._end()
@@ -435,14 +435,20 @@ class Race:
                 blame,
                 failure.retry_after,
                 accepted=wire.accepted,
-                translated=blame.elsewhere is Elsewhere.TRANSLATED and self._translate(wire),
+                translated=self._asks_otherwise(wire, failure, blame),
                 doubtful=blame.elsewhere is Elsewhere.NOWHERE and self._doubt(wire),
                 restart=rescue.restart() if continued and rescue is not None else None,
             )
         )
 
-    def _translate(self, wire: WireAttempt) -> bool:
-        """The pool lacks the operation. True: the request is translated for it."""
+    def _asks_otherwise(self, wire: WireAttempt, failure: Failure, blame: Blame) -> bool:
+        """Another form of the request suits the server: the whole answer in place of a stream, or another dialect where
+        the pool lacks the operation."""
+        if failure is NOT_ASSEMBLED:
+            self.routed.ask_whole()
+            return True
+        if blame.elsewhere is not Elsewhere.TRANSLATED:
+            return False
         routed, pool = self.routed, wire.attempt.candidate.endpoint.pool
         return self.dispatcher.operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
 

@@ -8,11 +8,11 @@ from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
-from policies.attempts.attempt_events import AttemptFacts, Progress
+from policies.attempts.attempt_events import Progress
 from policies.types import Candidate
 
 
-class RaceFacts(AttemptFacts):
+class RaceFacts:
     """Facts about the attempts of one request, and about the fleet."""
 
     def __init__(

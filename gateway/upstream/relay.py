@@ -19,7 +19,7 @@ class Relay:
     def __init__(self, http: HttpRequest) -> None:
         self.http = http
         self.begun = False
-        self.stalled = False  # disconnected for reading nothing
+        self.stalled = ""  # the reason for which the caller was disconnected
         self.chunked = http.http11
         self._loop = asyncio.get_running_loop()
         self._writer = http.writer
@@ -79,7 +79,7 @@ class Relay:
 
     def _disconnect(self) -> None:
         """The loss of the connection cancels the handler, which ends the upstream in turn."""
-        self.stalled = True
+        self.stalled = f"the client read nothing for {STALL:g} s"
         self._transport.abort()
 
     def release(self) -> None:

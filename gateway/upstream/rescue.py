@@ -34,7 +34,7 @@ class _TokenCount(msgspec.Struct):
 
 
 class Rescue:
-    """What is kept of an answer, and what a peer is given. `restarting`: endpoints that begin anew, of all requests."""
+    """Text kept of an answer, and the part that a peer is given. `restarting`: endpoints that begin anew."""
 
     def __init__(self, routed: RoutedRequest, budget: TextBudget, restarting: set[str]) -> None:
         self.remembered = PartialAnswer(budget)

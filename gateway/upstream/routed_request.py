@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import BackendRequest, Operation
-from backends.translation.answer import AnswerTranslation, RewrittenAnswer
 from backends.translation.masked_messages import MASKED_MESSAGES
+from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.api.state_answer import StateAnswer
@@ -44,6 +44,10 @@ class RoutedRequest:
     def __post_init__(self) -> None:
         self.assembled = False
         self.assembled = self._may_assemble()
+
+    def ask_whole(self) -> None:
+        """Ask for the whole answer from now on: the stream of a server cannot be put together."""
+        self.assembled = False
 
     def _may_assemble(self) -> bool:
         """Every endpoint that the request may go to can stream this answer without loss."""

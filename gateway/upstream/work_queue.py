@@ -23,9 +23,10 @@ class WorkQueue:
         self._waiting: deque[Callable[[], None]] = deque()
         self._spent = 0.0  # s in this turn
         self._scheduled = False
+        self._working = False
 
     def do(self, work: Callable[..., None], *given: Any) -> None:
-        if self._waiting or self._spent >= TURN:
+        if self._working or self._waiting or self._spent >= TURN:
             self._waiting.append(partial(work, *given))
         else:
             self._timed(partial(work, *given))
@@ -34,10 +35,11 @@ class WorkQueue:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _timed(self, work: Callable[[], None]) -> None:
-        began = monotonic()
+        began, self._working = monotonic(), True
         try:
             work()
         finally:
+            self._working = False
             self._spent += monotonic() - began
 
     def _next_turn(self) -> None:

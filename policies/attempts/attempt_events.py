@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from policies.blame.blame import Blame
 from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate
@@ -96,37 +97,57 @@ class Progress:
     obstacle: str = ""  # the reason for which nobody could continue the answer
 
 
-class AttemptFacts:
-    """Facts that the machine asks for when a rule needs them. This class knows of none."""
+class AttemptFacts(Protocol):
+    """Facts that the machine asks for when a rule needs them."""
 
-    closes = False  # an endpoint may have a cap or a rate limit
+    closes: bool  # an endpoint may have a cap or a rate limit
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
         """A request sent to the candidate now would exceed a cap or a rate limit."""
-        return False
+        ...
 
     def is_saturated(self) -> bool:
         """A hedge would take another request's place."""
-        return False
+        ...
 
     def is_overtaken(self, number: int) -> bool:
         """The endpoint of the attempt has answered requests that were sent to it later."""
+        ...
+
+    def progress(self, number: int) -> Progress: ...
+
+    def without_larger_window(self, pool: str) -> frozenset[str]:
+        """Pools that have no room either for what exceeds the context window of `pool`."""
+        ...
+
+
+class NoFacts:
+    """Nothing is known."""
+
+    closes = False
+
+    def is_closed(self, candidate: Candidate, now: float) -> bool:
+        return False
+
+    def is_saturated(self) -> bool:
+        return False
+
+    def is_overtaken(self, number: int) -> bool:
         return False
 
     def progress(self, number: int) -> Progress:
         return Progress()
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
-        """Pools that have no room either for what exceeds the context window of `pool`."""
         return frozenset({pool})
 
 
-NO_FACTS = AttemptFacts()
+NO_FACTS = NoFacts()
 
 
 @dataclass(slots=True, kw_only=True)
 class AttemptLimits:
-    """What the request and its route allow. Times in seconds."""
+    """Limits set by the request and its route. Times in seconds."""
 
     max_attempts: int
     stream: bool = True  # tokens arrive as they are written, so silence is evidence

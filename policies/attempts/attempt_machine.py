@@ -128,7 +128,8 @@ class AttemptMachine:
         self.pending: dict[int, PendingAttempt] = {}
         self._limits = limits
         self._hedge, self._first_token_limit = limits.hedge, limits.first_token_limit
-        self._retries, self._hedges, self._facts = retries, hedges, facts
+        self._retries, self._hedges = retries, hedges
+        self._facts = facts
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
         self._walk = CandidateWalk(self._ranked, facts)
         self._deadline = decision.deadline
@@ -208,7 +209,7 @@ class AttemptMachine:
             return
         pool = pending.attempt.candidate.endpoint.pool
         others = any(each.endpoint.pool != pool for each in self._ranked)
-        if answer.shortcoming and self._kept is None and others:
+        if answer.shortcoming and self._kept is None and others and self._may_open:
             self._keep(pending.attempt, answer.shortcoming, now)
         else:
             self._first_token(answer.number, now)
@@ -256,7 +257,8 @@ class AttemptMachine:
             return pending.attempt
         if self.state is not AttemptState.COMMITTED or committed is None or committed.number != number:
             return None
-        self.state, self._committed, self._look_at = AttemptState.RACING, None, FOREVER
+        self.state, self._look_at = AttemptState.RACING, FOREVER
+        self._committed = None
         return committed
 
     def _retry_elsewhere(self, failure: Failed, failed: Candidate, now: float) -> bool:
@@ -287,7 +289,8 @@ class AttemptMachine:
             return False
         if is_charged(failure, candidate, self._walk) and not self._take_retry():
             return False
-        self._retried, self._retry, self._retry_at = True, candidate, now + wait
+        self._retried = True
+        self._retry, self._retry_at = candidate, now + wait
         self._open_retry(now)
         return True
 
@@ -422,7 +425,7 @@ class AttemptMachine:
         idle = idle_of(self._limits, pending.attempt.candidate)
         heard_at = self._facts.progress(pending.attempt.number).heard_at
         if heard_at >= pending.sent_at and now - heard_at >= idle:
-            self._abandon(pending, now)
+            self._abandon(pending, now, f"no byte for {idle:g} s in the middle of the answer")
         elif now < pending.overtake_at:
             pending.recheck_in(min(idle, pending.overtake_at - now), now)
         elif pending.overtaken and self._advance(now):
@@ -432,15 +435,16 @@ class AttemptMachine:
             pending.overtake_at = now + pending.overtake_in
             pending.recheck_in(min(idle, pending.overtake_in), now)
 
-    def _abandon(self, pending: PendingAttempt, now: float, leave: bool = True) -> None:
+    def _abandon(self, pending: PendingAttempt, now: float, reason: str = "", leave: bool = True) -> None:
         """Cancel a silent attempt and, with `leave`, go to the next candidate where no other attempt races."""
+        reason = reason or f"no first token within {self._limit_of(pending.attempt):g} s"
         del self.pending[pending.attempt.number]
         self._lost.add(pending.attempt.candidate.endpoint.id)
         self._actions.append(Cancel(pending.attempt.number, AttemptOutcome.SILENT))
         if now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
         elif not self.pending or (leave and now < pending.limit_at):
-            self._go_on(now, Ending.SILENCE, f"no first token within {self._limit_of(pending.attempt):g} s")
+            self._go_on(now, Ending.SILENCE, reason)
 
     # -- opening and ending -----------------------------------------------------------------------
 
@@ -532,17 +536,18 @@ class AttemptMachine:
     def _give_up(self, ending: Ending, reason: str) -> None:
         """The answer that was kept, or none."""
         if self._kept is not None:
-            return self._commit(self._kept, self._began_at)
+            self._commit(self._kept, FOREVER)  # complete: nothing of it is awaited
+            return
         self._end(AttemptState.GAVE_UP)
         self._actions.append(GiveUp(ending, reason))
-        return None
 
     def _end(self, state: AttemptState) -> None:
         """Cancel what is pending, and return the shares of the budgets."""
         for number in self.pending:
             self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
         self.pending.clear()
-        self._retry, self._look_at, self.state = None, FOREVER, state
+        self._retry, self._look_at = None, FOREVER
+        self.state = state
         if self._active:
             self._active = False
             self._retries.ended()

@@ -16,7 +16,7 @@ from gateway.downstream import answer_headers
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.proxy import outcome_of, reject_unplaced
-from policies.types import FOREVER, AttemptOutcome, Decision, Placement
+from policies.types import FOREVER, AttemptOutcome, Decision, Placement, RejectionKind
 from tests.gateway.builders import (
     ANSWER,
     CHAT,
@@ -289,20 +289,20 @@ async def test_answers_while_draining_close_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason", "status", "code"),
+    ("outcome", "reason", "cause", "status", "code"),
     [
-        (Placement.SHED, "the best chance is 0.1", 429, "rate_limit_exceeded"),
-        (Placement.UNAVAILABLE, "all are down", 503, "unavailable"),
-        (Placement.UNFIT, "small: a context window of 10 tokens", 400, "context_length_exceeded"),
-        (Placement.UNFIT, "small: no images", 400, "no_suitable_tier"),
+        (Placement.SHED, "the best chance is 0.1", None, 429, "rate_limit_exceeded"),
+        (Placement.UNAVAILABLE, "all are down", None, 503, "unavailable"),
+        (Placement.UNFIT, "small: 10 tokens at most", RejectionKind.CONTEXT_WINDOW, 400, "context_length_exceeded"),
+        (Placement.UNFIT, "small: no images", RejectionKind.CAPABILITY, 400, "no_suitable_tier"),
     ],
 )
 def test_an_unplaced_request_is_rejected_with_its_reason(
-    outcome: Placement, reason: str, status: int, code: str
+    outcome: Placement, reason: str, cause: RejectionKind | None, status: int, code: str
 ) -> None:
     """With Retry-After, unless a retry cannot help."""
     with pytest.raises(ApiError) as caught:
-        reject_unplaced(Decision(outcome, 0.0, FOREVER, reason=reason, retry_after=1.2))
+        reject_unplaced(Decision(outcome, 0.0, FOREVER, reason=reason, cause=cause, retry_after=1.2))
     refusal = caught.value
     assert (refusal.status, refusal.code) == (status, code)
     assert reason in refusal.message

@@ -172,8 +172,8 @@ def test_junk_spoils_a_stream(junk: bytes) -> None:
 
 
 def test_the_key_is_removed_from_errors() -> None:
-    tap = MessagesTap("oddkey")
-    tap.feed(error("invalid_request_error", "oddkey is bad"))
+    tap = MessagesTap("an-odd-key-of-ours")
+    tap.feed(error("invalid_request_error", "an-odd-key-of-ours is bad"))
     assert tap.failure is not None
     assert tap.failure.message == "[key] is bad"
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
-from backends.translation.answer import AnswerTranslation
 from backends.translation.registry import chain
+from backends.translation.reply_translation import AnswerTranslation
 from tests.backends.translation.dialects import Json
 from tests.backends.translation.dialogues import events
 from tests.backends.translation.random_answers import ENGINES, Answer, Engine, answer, cut, parsed

@@ -176,10 +176,14 @@ async def test_an_unwritten_answer_that_breaks_every_time_is_the_callers_error()
     assert (error.status, talk.wire.writes) == (502, [])
 
 
-async def test_a_stream_that_cannot_be_put_together_is_an_error() -> None:
-    """Of the gateway: the endpoint is not to blame."""
+async def test_a_stream_that_cannot_be_put_together_is_asked_for_again_as_a_whole() -> None:
+    """At once, of the same endpoint, which is not to blame: the gateway is."""
     talk = await assembling(TOKEN, FINISH, DONE)
     talk.run.on_end()
-    await talk.written()
     assert talk.race._failure is NOT_ASSEMBLED
-    assert talk.wire.writes == []
+    assert [each.request.stream for each in talk.race.attempts.values()] == [True, False]
+    talk.connections.sink.on_head(200, {"content-type": "application/json"})
+    talk.connections.sink.on_body(WHOLE)
+    talk.connections.sink.on_end()
+    await talk.written()
+    assert talk.wire.body == WHOLE

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from gateway.observe.record import RequestOutcome
-from gateway.upstream import race, relay
+from gateway.upstream import relay
 from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.gateway.builders import (
@@ -58,8 +58,7 @@ async def test_a_full_write_buffer_pauses_the_upstream() -> None:
 
 async def test_a_stalled_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """After STALL seconds with a full buffer. The attempt is cancelled, and the Record has the reason."""
-    for each in (relay, race):
-        monkeypatch.setattr(each, "STALL", 0.2)
+    monkeypatch.setattr(relay, "STALL", 0.2)
     plenty = chunk(TOKEN.replace(b"hi", b"x" * 60_000))
     async with stalled(*[plenty] * 500, HANG) as (gateway, _, upstream):
         await eventually(lambda: gateway.recorder.recent)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.translation.answer import ReplyShapeError
+from backends.translation.reply_translation import ReplyShapeError
 from gateway.api.state_answer import StateAnswer
 from gateway.api.state_ids import StateIds, seal_key
 from tests.support.responses_server import ENCRYPTED, events

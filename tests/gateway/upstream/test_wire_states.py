@@ -163,12 +163,14 @@ def test_every_state_is_in_the_table() -> None:
     assert {after for _, _, after, _ in TABLE} == set(WireState) - {CONNECTING}
 
 
-def test_a_whole_answer_is_over_before_it_is_committed() -> None:
-    """It was judged whole: the answer is joined to nothing."""
+def test_a_whole_answer_is_held_until_the_race_has_rewritten_it() -> None:
+    """It may still fail: what cannot be rewritten for the caller is no answer."""
     stage = stage_in(HELD, stream=False)
     assert stage.wire.on_body(WHOLE) is None
     assert stage.wire.on_end() is Milestone.WHOLE
-    assert (stage.wire.state, stage.wire.outcome) == (OVER, AttemptOutcome.COMPLETED)
+    assert (stage.wire.state, stage.fleet.endings) == (HELD, [])
+    stage.wire.stop(AttemptOutcome.COMPLETED)
+    assert (stage.wire.state, stage.fleet.endings) == (OVER, [AttemptOutcome.COMPLETED])
 
 
 @pytest.mark.parametrize("state", [SENT, HELD, COMMITTED])

@@ -26,6 +26,7 @@ from policies.attempts.attempt_events import (
     GiveUp,
     Keep,
     Leave,
+    NoFacts,
     Open,
     Progress,
     TimerFired,
@@ -43,7 +44,7 @@ API = candidate("api", pool="api")
 PATIENCE = 1.2 * P90 * 0.2  # s of silence until an attempt with a median TTFT of 200 ms is reconsidered
 
 
-class GivenFacts(AttemptFacts):
+class GivenFacts(NoFacts):
     """Facts that a test sets. `overtaken`: answers of the next looks, then no."""
 
     def __init__(

@@ -9,8 +9,8 @@ import pytest
 
 from backends.interface import Operation
 from backends.translation import translation
-from backends.translation.answer import AnswerTranslation, ReplyShapeError
 from backends.translation.registry import chain
+from backends.translation.reply_translation import AnswerTranslation, ReplyShapeError
 from tests.backends.translation.dialects import Json, named_sse
 
 CALLED = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}}

@@ -8,10 +8,10 @@ import pytest
 
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import FailureKind
+from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt, WireState
-from gateway.upstream.lone_attempt import run_alone
 from gateway.upstream.upstream import Upstream as Target
-from policies.types import Attempt, AttemptKind, AttemptOutcome, PoolEstimate
+from policies.types import AttemptOutcome, PoolEstimate
 from tests.gateway.builders import ANSWER, ERROR, STREAMED, TOKEN, WHOLE, RecordingFleet, backend, candidate, forward
 from tests.gateway.upstream.dispatching import dead_url
 from tests.support import upstream as kit
@@ -20,23 +20,21 @@ from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, 
 pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
 
 
-def lone(url: str, fleet: RecordingFleet, stream: bool = True) -> WireAttempt:
-    attempt = Attempt(1, AttemptKind.PRIMARY, candidate())
-    target = Target(ConnectionPool(url, connect_timeout=1.0), backend(), "served")
-    sent = WireAttempt(attempt, target, forward(stream), fleet)
-    fleet.on_sent(sent, attempt.candidate, PoolEstimate(100), sent.times.opened, stream)
-    return sent
+def target(url: str) -> Target:
+    return Target(ConnectionPool(url, connect_timeout=1.0), backend(), "served")
+
+
+async def send(fleet: RecordingFleet, upstream: Target, timeout: float, stream: bool = True) -> WireAttempt:
+    endpoint = candidate().endpoint
+    return await send_synthetic(fleet, endpoint, upstream, forward(stream), PoolEstimate(100), timeout)
 
 
 async def sent_to(script: Script, *, stream: bool = True, timeout: float = 5.0) -> tuple[WireAttempt, RecordingFleet]:
     fleet = RecordingFleet()
     async with kit.Upstream(script) as upstream:
-        wire = lone(upstream.url, fleet, stream)
-        try:
-            await run_alone(wire, timeout)
-            assert len(upstream.requests) == 1
-        finally:
-            await wire.upstream.connections.close()
+        wire = await send(fleet, target(upstream.url), timeout, stream)
+        assert len(upstream.requests) == 1
+        await wire.upstream.connections.close()
     return wire, fleet
 
 
@@ -52,14 +50,11 @@ async def test_an_answer_is_read_to_its_end_and_dropped(stream: bool, script: Sc
 async def test_a_second_request_uses_the_connection_again() -> None:
     fleet = RecordingFleet()
     async with kit.Upstream([STREAMED]) as upstream:
-        first = lone(upstream.url, fleet)
-        await run_alone(first, 5.0)
-        attempt = Attempt(1, AttemptKind.PRIMARY, candidate())
-        second = WireAttempt(attempt, first.upstream, forward(), fleet)
-        fleet.on_sent(second, attempt.candidate, PoolEstimate(100), second.times.opened, True)
-        await run_alone(second, 5.0)
+        own = target(upstream.url)
+        for _ in range(2):
+            await send(fleet, own, 5.0)
         assert (upstream.connections, len(upstream.requests)) == (1, 2)
-        await first.upstream.connections.close()
+        await own.connections.close()
     assert fleet.endings == [AttemptOutcome.COMPLETED] * 2
 
 
@@ -86,8 +81,7 @@ async def test_a_failure_ends_it_without_another_attempt(
 
 async def test_a_refused_connection_is_a_failure() -> None:
     fleet = RecordingFleet()
-    wire = lone(dead_url(), fleet)
-    await run_alone(wire, 5.0)
+    await send(fleet, target(dead_url()), 5.0)
     assert (fleet.endings, fleet.reports[0].connected) == ([AttemptOutcome.FAILED], False)
 
 
@@ -96,8 +90,7 @@ async def test_silence_is_ended_after_the_timeout(script: Script) -> None:
     """The connection is closed, so the engine stops."""
     fleet = RecordingFleet()
     async with kit.Upstream(script) as upstream:
-        wire = lone(upstream.url, fleet)
-        await run_alone(wire, 0.1)
+        wire = await send(fleet, target(upstream.url), 0.1)
         await upstream.until(lambda seen: seen.hangups == 1)
         assert wire.upstream.connections.active == 0
     assert fleet.endings == [AttemptOutcome.SILENT]
@@ -107,7 +100,7 @@ async def test_a_cancelled_task_ends_the_attempt() -> None:
     """At the stop of the gateway."""
     fleet = RecordingFleet()
     async with kit.Upstream([STREAM_HEAD, HANG]) as upstream:
-        task = asyncio.create_task(run_alone(lone(upstream.url, fleet), 5.0))
+        task = asyncio.create_task(send(fleet, target(upstream.url), 5.0))
         await upstream.until(lambda seen: len(seen.requests) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
