@@ -238,12 +238,15 @@
     );
   };
 
+  const causes = (record) => record.attempts.filter((attempt) => attempt.cause)
+    .map((attempt) => `attempt ${attempt.number}: ${attempt.cause}`).join("; ");
+
   const slowRow = (record, longest, now) => {
     const waited = record.ttft_ms ?? record.total_ms;
     const seen = record.on_screen_ms === null ? "" : `on screen after ${ms(record.on_screen_ms)}`;
     return el(
       "tr", {},
-      cell(`${age(now - record.wall)} ago`, "n soft"), cell(record.route, "name"), cell(record.endpoint, "mono"),
+      cell(`${age(now - record.wall)} ago`, "n soft"), cell(record.route, "name"), cell(record.endpoint, "mono", causes(record) || null),
       cell(record.ttft_ms === null ? `none in ${ms(waited)}` : ms(waited), record.ttft_met === false ? "n bad" : "n", seen),
       cell(ms(record.ttft_budget_ms), "n soft"), el("td", {}, stageBar(record, longest)), cell(ms(record.ttft_predicted_p50_ms)),
       cell(record.prompt_tokens_reported === null ? "–" : `${record.prompt_tokens_reported}`, "n",

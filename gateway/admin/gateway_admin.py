@@ -29,7 +29,7 @@ from gateway.api.inference_request import KEY_HEADERS
 from gateway.config.models import Config
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
-from gateway.observe.timeline import Recorder
+from gateway.observe.timeline import Recorder, note_on_screen
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import Decider, RequestQueue
 from gateway.strict_json import BadJson, decode, encode
@@ -104,7 +104,7 @@ class GatewayAdmin:
             raise ApiError(409, "This request has no first token.", param="request_id", code="no_first_token")
         if record.on_screen is not None:
             raise ApiError(409, "The first token of this request was reported before.", code="reported_before")
-        record.on_screen = seconds
+        note_on_screen(record, seconds)
         self.on_screen.of[(record.route,)].observe(seconds)
         return web.Response(status=204)
 

@@ -2,8 +2,7 @@
 
 Rules:
 - Stages sum to the TTFT; the time after the first token is the `stream` stage.
-- A request has exactly one Record. Only the timeline (`gateway.observe.timeline`) writes to it, except `on_screen`, a
-  caller's later measurement.
+- A request has exactly one Record. Only the timeline (`gateway.observe.timeline`) writes to it.
 - Times are seconds of the monotonic clock; only the JSON has milliseconds.
 - Records are on the path of every request: a stage is an index into a list, names are for readers.
 """

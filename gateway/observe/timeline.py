@@ -270,6 +270,11 @@ class RequestTimeline:
             record.error = error
 
 
+def note_on_screen(record: Record, seconds: float) -> None:
+    """Note the caller's own measurement, which comes after the answer."""
+    record.on_screen = seconds
+
+
 class Recorder:
     """Opens a timeline per request. `lag`: of the event loop that serves requests."""
 

@@ -52,7 +52,7 @@ from policies.attempts.attempt_events import (
 )
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.blame.blame import BLAME, Blame, Elsewhere
-from policies.types import Attempt, AttemptKind, AttemptOutcome, Health, Load
+from policies.types import Attempt, AttemptKind, AttemptOutcome
 
 LATE_TIMER = 0.005  # s of tolerated delay of a timer
 READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
@@ -471,21 +471,8 @@ class Race:
         self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
         self.rescue.break_off()
         self.routed.timeline.rescue("failed")  # up to the first token of a peer
-        return self.advance(Broken(blame, self.rescue.obstacle, self._unable(wire)))
-
-    def _unable(self, wire: WireAttempt) -> Mapping[str, str]:
-        """Candidates that cannot continue the answer now, with the reason."""
-        assert self.rescue is not None
-        loads: Mapping[str, Load] = self.dispatcher.fleet.snapshot(monotonic()).loads
-        found: dict[str, str] = {}
-        for endpoint in (candidate.endpoint for candidate in self.routed.decision.ranked):
-            upstream = self.routed.upstreams[endpoint.id]
-            whole = self.routed.backend_request(upstream, wire.attempt)
-            if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
-                found[endpoint.id] = "no peer is up"
-            elif obstacle := self.rescue.obstacle_at(upstream, whole):
-                found[endpoint.id] = obstacle
-        return found
+        loads = self.dispatcher.fleet.snapshot(monotonic()).loads
+        return self.advance(Broken(blame, self.rescue.obstacle, self.rescue.unable(wire.attempt, loads)))
 
     # -- the end ----------------------------------------------------------------------------------
 

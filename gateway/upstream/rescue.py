@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from backends.stream.continuation import Continuation
 from backends.stream.partial_answer import PartialAnswer, TextBudget
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
-from policies.types import Candidate
+from policies.types import Attempt, Candidate, Health, Load
 
 COUNTING = 5.0  # s for a count of tokens
 
@@ -48,9 +49,17 @@ class Rescue:
         """The reason for which nobody can continue the answer; empty: some can."""
         return self.remembered.obstacle
 
-    def obstacle_at(self, upstream: Upstream, request: BackendRequest) -> str:
-        """The reason for which the servers of `upstream` cannot."""
-        return upstream.backend.obstacle(request, self.remembered.tokens)
+    def unable(self, broken: Attempt, loads: Mapping[str, Load]) -> dict[str, str]:
+        """Candidates that cannot continue the answer now, with the reason. `loads`: by endpoint."""
+        found: dict[str, str] = {}
+        for endpoint in (candidate.endpoint for candidate in self._routed.decision.ranked):
+            upstream = self._routed.upstreams[endpoint.id]
+            whole = self._routed.backend_request(upstream, broken)
+            if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
+                found[endpoint.id] = "no peer is up"
+            elif obstacle := upstream.backend.obstacle(whole, self.remembered.tokens):
+                found[endpoint.id] = obstacle
+        return found
 
     def candidate(self, candidate: Candidate) -> Candidate:
         """The prompt of a continuation holds the answer so far."""

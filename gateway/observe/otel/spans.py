@@ -200,15 +200,19 @@ def _outcome_attributes(record: Record) -> Attributes:
 
 
 def _placement_attributes(record: Record, attempt: AttemptRecord) -> Attributes:
-    return {
-        "gen_ai.request.stream": record.stream,
-        "firsttoken.pool": attempt.pool,
-        "firsttoken.endpoint": attempt.endpoint,
-        "firsttoken.attempt.number": attempt.number,
-        "firsttoken.attempt.kind": attempt.kind.value,
-        "firsttoken.attempt.ending": attempt.ending.value,
-        "firsttoken.attempt.upstream_id": attempt.upstream_id,
-    }
+    return known(
+        {
+            "gen_ai.request.stream": record.stream,
+            "http.response.status_code": attempt.status or None,
+            "firsttoken.pool": attempt.pool,
+            "firsttoken.endpoint": attempt.endpoint,
+            "firsttoken.attempt.number": attempt.number,
+            "firsttoken.attempt.kind": attempt.kind.value,
+            "firsttoken.attempt.ending": attempt.ending.value,
+            "firsttoken.attempt.cause": attempt.cause or None,
+            "firsttoken.attempt.upstream_id": attempt.upstream_id,
+        }
+    )
 
 
 def _answer_attributes(record: Record, first_chunk: float) -> Attributes:

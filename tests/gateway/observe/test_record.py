@@ -117,6 +117,8 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
             "upstream_id": "req_5",
             "tokens": 0,
             "cost_usd": 0.0,
+            "status": 0,
+            "cause": "",
         }
     ]
     assert (shown["ttft_met"], shown["tpot_met"], shown["total_met"]) == (True, True, None)
