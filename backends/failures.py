@@ -30,6 +30,7 @@ import msgspec
 
 from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
 from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
+from backends.error_words import is_known_name, known_words
 from backends.interface import RATE_LIMITS, Failure, FailureKind
 from backends.secrets import is_secret
 
@@ -298,9 +299,9 @@ _CODES = {
 
 
 def _cause(kind: FailureKind, status: int, said: ErrorBody, secret: str) -> str:
-    named = " ".join((str(status), *[name for name in _names(said) if scrub(name, secret) == name][:1]))
+    named = " ".join((str(status), *[name for name in _names(said) if is_known_name(name)][:1]))
     line = "" if _may_quote(kind, status, said) else said.message.lstrip().partition("\n")[0]
-    line = _MASKED_KEY.sub("[key]", scrub(line, secret)).strip()
+    line = known_words(_MASKED_KEY.sub("", scrub(line, secret)))
     return f"{named}: {line}"[:_CAUSE_LIMIT] if line else named
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import Tenant, admit
+from gateway.admission.auth import ANYONE, Tenant, admit
 from gateway.admission.quotas import Admission
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.cors import ASKED_METHOD
@@ -187,7 +187,7 @@ class Proxy:
         timeline.end_stage(Stage.PARSE)
         route = runtime.routes.match(request.model)
         timeline.routed(request, route)
-        request.caller = tenant.name or http.address
+        request.caller = http.address if tenant is ANYONE else tenant.name
         if operation is Operation.RESPONSES:
             request.state_ids = runtime.state_ids(tenant)
             request.body, request.pinned = await self.decider.off_loop(

@@ -127,7 +127,6 @@ class Load:
     held_requests: int = 0  # in the gateway's own queue for the endpoint, before a request
     held_tokens: float = 0.0  # of their prompts
     send_at: float = NEVER  # when the rate limits let a request pass; set for candidates
-    forced: bool = False  # the last resort, in spite of `refused_until`; set for candidates
     backlog_s: float = 0.0  # s of prefill of `queued_tokens`
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
     expected_tpot_misses: tuple[float, ...] = ()  # answers missing TPOT by stall (policies.latency.tpot)

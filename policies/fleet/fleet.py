@@ -287,11 +287,10 @@ class Fleet:
             self._touch(attempt.state)
 
     def is_closed(self, candidate: Candidate, now: float, caller: str = "") -> bool:
-        """A request of the caller sent there now would exceed the cap or a rate limit. Of a last resort, limits that
-        its caller alone has met with do not count."""
+        """A request of the caller sent there now would exceed the cap or a rate limit."""
         if not self.knows(candidate.endpoint.id):
             return False
-        load = self.load_for("" if candidate.load.forced else caller, candidate.endpoint.id, now)
+        load = self.load_for(caller, candidate.endpoint.id, now)
         return load.full or load.send_wait(candidate.prompt_tokens, now) > 0
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:

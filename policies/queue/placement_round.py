@@ -35,7 +35,18 @@ from policies.queue.late_work import LONG, PATIENCE, RefusedRequests, is_calm, i
 from policies.routes.route import Route
 from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
-from policies.types import FOREVER, NEVER, Candidate, Decision, Endpoint, FleetSnapshot, Health, Load, Placement
+from policies.types import (
+    FOREVER,
+    NEVER,
+    Candidate,
+    Decision,
+    Endpoint,
+    FleetSnapshot,
+    Health,
+    Load,
+    Placement,
+    RejectionKind,
+)
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -116,7 +127,7 @@ class PlacementRound:
         if (
             free
             and not self._holds(endpoint, (queued,))
-            and not (self._may_close(chosen) and self.is_closed(queued, endpoint, chosen.load.forced))
+            and not (self._may_close(chosen) and self.is_closed(queued, endpoint))
         ):
             return True
         self._assign(queued, decision, chosen)
@@ -161,7 +172,7 @@ class PlacementRound:
             return False
         endpoint = chosen.endpoint.id
         queue = self.queues.assigned.get(endpoint)
-        return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint, chosen.load.forced)
+        return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint)
 
     def _spill_at(self, queued: QueuedRequest, decision: Decision, pool: str) -> float:
         """The last moment at which a tier other than `pool` makes the deadline."""
@@ -303,7 +314,7 @@ class PlacementRound:
         """The first candidate that is idle once the engine has prefilled for `within` seconds."""
         harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
         idle = (c for c in candidates if self._may_take(queued, c.endpoint, c.forecast.prefill, harmless, within))
-        return next((c for c in idle if not self.is_closed(queued, c.endpoint.id, c.load.forced)), None)
+        return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
 
     def _starts_within(self, queued: QueuedRequest, candidates: list[Candidate], seconds: float) -> bool:
         """A prefill in progress is all that the request waits for."""
@@ -349,12 +360,10 @@ class PlacementRound:
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
         """An API of a tier before `tier` was rejected for a rate limit."""
-        loads = self.fleet.snapshot(self.now).loads
         return any(
             rejected.tier < tier
-            and rejected.endpoint
+            and rejected.kind is RejectionKind.RATE_LIMITED
             and not self.fleet.is_local(rejected.endpoint)
-            and loads[rejected.endpoint].blocked_until > self.now
             for rejected in decision.rejected
         )
 
@@ -372,11 +381,9 @@ class PlacementRound:
             and not self._holds(endpoint, queue)
         )
 
-    def is_closed(self, queued: QueuedRequest, endpoint: str, forced: bool = False) -> bool:
-        """The request would exceed the cap, or a rate limit of the provider. `forced`: limits that its caller alone has
-        met with do not count."""
-        caller, cap = "" if forced else queued.request.caller, self.fleet.cap(endpoint)
-        load = self.fleet.load_for(caller, endpoint, self.now)
+    def is_closed(self, queued: QueuedRequest, endpoint: str) -> bool:
+        """The request would exceed the cap, or a rate limit of the provider."""
+        cap, load = self.fleet.cap(endpoint), self.fleet.load_for(queued.request.caller, endpoint, self.now)
         dispatched = [c for c in self.queues.in_dispatch.values() if c.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return True

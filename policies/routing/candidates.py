@@ -9,7 +9,7 @@ Rules:
 - A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
   request unfit.
 - Where no endpoint of any tier is left, the last resort is asked, whatever is believed of it: endpoints that are down,
-  unless nobody answers there, and those that a provider's refusal of this caller's requests alone keeps closed.
+  unless nobody answers there. A provider's own time (`retry-after`) is waited for, or named to the caller.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
 - A request with state at an endpoint (an earlier response) has no other candidate.
@@ -198,7 +198,7 @@ class CandidateSet:
             ):
                 self._reject(pool.name, number, *closed, endpoint.id)
             elif load.blocked_until > self.now or load.limits or load.refused_until > self.now:
-                if (limited := self._with_wait(load, tokens, last_resort)) is not None:
+                if (limited := self._with_wait(load, tokens)) is not None:
                     ready[endpoint.id] = limited
                 else:
                     reason = f"rate limited for {load.send_wait(tokens, self.now):.1f} s more"
@@ -229,11 +229,8 @@ class CandidateSet:
             return RejectionKind.AT_CAP, f"at its cap of {pool.concurrent_requests} requests"
         return None
 
-    def _with_wait(self, load: Load, tokens: int, last_resort: bool) -> Load | None:
-        """The load with the wait for the provider's rate limits; None: too long. Of the last resort, without what this
-        caller alone was refused for."""
-        if last_resort and load.refused_until > self.now:
-            load = replace(load, refused_until=NEVER, forced=True)
+    def _with_wait(self, load: Load, tokens: int) -> Load | None:
+        """The load with the wait for the provider's rate limits; None: too long."""
         wait = load.send_wait(tokens, self.now)
         if not wait:
             return load
@@ -312,7 +309,7 @@ def find_candidates(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView
     if not found.tiers and found.unfit and queued.output_cap is None:
         found.max_output = 1
         found.add_tiers()
-    if not found.tiers and any(load.failing or load.refused_until > now for load in fleet.loads.values()):
+    if not found.tiers and any(load.failing for load in fleet.loads.values()):
         found.add_tiers(last_resort=True)
     return found
 

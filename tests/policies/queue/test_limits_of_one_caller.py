@@ -142,15 +142,24 @@ def test_a_reload_forgets_a_learned_limit() -> None:
     assert provider.answered("c", 1015.0)
 
 
-def test_the_refused_caller_itself_still_reaches_the_last_resort() -> None:
+def test_a_caller_whose_key_of_ours_was_refused_still_reaches_the_last_resort() -> None:
     """Where no other endpoint is left, what one request met with is no reason to refuse the next."""
     provider = Provider()
-    provider.refused("request_rate", "a", 1000.0)
     provider.refused("auth", "a", 1000.1)
     decision = provider.decide("a", 1000.5)
     assert decision is not None
-    assert (decision.outcome, decision.ranked[0].load.forced) == (Placement.PLACE, True)
+    assert decision.outcome is Placement.PLACE
     assert not provider.fleet.is_closed(decision.ranked[0], 1000.5, "a")
+
+
+def test_a_caller_told_to_come_later_hears_the_providers_time() -> None:
+    """As long as the provider has named no other caller, others are served."""
+    provider = Provider()
+    provider.refused("request_rate", "a", 1000.0)
+    decision = provider.decide("a", 1000.5)
+    assert decision is not None
+    assert decision.outcome is Placement.RATE_LIMITED
+    assert provider.answered("b", 1000.5)
 
 
 def test_without_a_deadline_the_refused_caller_waits_as_the_provider_asks() -> None:
