@@ -26,7 +26,7 @@ from policies.types import AttemptOutcome, Endpoint
 log = logging.getLogger("firsttoken")
 
 QUESTIONS = (Operation.CHAT, Operation.MESSAGES)  # that PING is a body of
-TIMEOUT = 30.0  # s
+TIMEOUT = 4.0  # s
 ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED)
 
 

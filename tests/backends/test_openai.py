@@ -175,10 +175,10 @@ def test_taps_fit_the_request() -> None:
 
 def test_the_backend_key_is_removed_from_errors() -> None:
     """In a reply and inside a stream."""
-    backend = OpenAI(config(api_key="oddkey"))
-    assert backend.failure(400, {}, b'{"error":{"message":"oddkey is bad"}}').message == "[key] is bad"
+    backend = OpenAI(config(api_key="an-odd-key-of-ours"))
+    assert backend.failure(400, {}, b'{"error":{"message":"an-odd-key-of-ours is bad"}}').message == "[key] is bad"
     tap = backend.tap(forward(stream=True))
-    tap.feed(b'data: {"error":{"message":"oddkey is bad","code":400}}\n\n')
+    tap.feed(b'data: {"error":{"message":"an-odd-key-of-ours is bad","code":400}}\n\n')
     assert tap.failure is not None
     assert tap.failure.message == "[key] is bad"
 

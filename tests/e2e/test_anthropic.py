@@ -112,6 +112,7 @@ async def test_openais_sdk_is_served_by_anthropic() -> None:
             "max_tokens": 50,
             "stop_sequences": ["END"],
             "metadata": {"user_id": "u1"},
+            "stream": True,  # put together for the caller
         }
         choice = answer.choices[0]
         assert (choice.message.content, choice.finish_reason) == ("Two calls.", "tool_calls")
@@ -177,7 +178,7 @@ async def test_results_of_tools_reach_anthropic_in_one_turn() -> None:
         ("400 Bad Request", "invalid_request_error", openai.BadRequestError),
         ("401 Unauthorized", "authentication_error", openai.InternalServerError),
         ("403 Forbidden", "permission_error", openai.InternalServerError),
-        ("404 Not Found", "not_found_error", openai.InternalServerError),
+        ("404 Not Found", "not_found_error", openai.NotFoundError),
         ("413 Payload Too Large", "request_too_large", openai.APIStatusError),
         ("429 Too Many Requests", "rate_limit_error", openai.RateLimitError),
         ("500 Internal Server Error", "api_error", openai.InternalServerError),
@@ -185,12 +186,14 @@ async def test_results_of_tools_reach_anthropic_in_one_turn() -> None:
     ],
 )
 async def test_errors_of_anthropic_are_openais_to_openais_sdk(status: str, kind: str, raised: Any) -> None:
-    """The gateway's key or model is no fault of the caller's."""
+    """The gateway's key or model is no fault of the caller's; a 404 that names no model is about an id of the caller."""
     async with before_claude(whole(error(kind, "said why"), status)) as (gateway, _), openai_sdk(gateway) as client:
         with pytest.raises(raised) as caught:
             await client.chat.completions.create(model="chat", messages=ASKED)
         assert isinstance(caught.value.body, dict)
-        assert ("said why" in str(caught.value)) == (kind in ("invalid_request_error", "request_too_large"))
+        assert ("said why" in str(caught.value)) == (
+            kind in ("invalid_request_error", "not_found_error", "request_too_large")
+        )
 
 
 async def test_an_error_in_a_stream_is_raised_by_openais_sdk() -> None:

@@ -125,6 +125,7 @@ async def test_an_engine_without_the_adapter_is_asked_for_its_other_models_alone
 
 async def test_an_adapter_loaded_while_the_engine_runs_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("policies.fleet.adapter_slots.UNKNOWN", 0.2)
+    monkeypatch.setattr("policies.fleet.in_flight_attempt.UNKNOWN", 0.2)
     async with engines(1) as servers, running({"local": adapted(*servers)}) as gateway:
         assert (await ask(gateway, "adapter-a"))[0] == 502
         assert (await ask(gateway, "adapter-a"))[0] == 503
