@@ -1,10 +1,10 @@
-"""What replies to one key's requests cost another key: `python -m benchmarks.one_key_blamed [SECONDS [ROW...]]`.
+"""What faults in the replies to one key cost another key: `python -m benchmarks.one_key_blamed [SECONDS [ROW...]]`.
 
 A gateway of one process has a pool with one server for each row. Key b asks for a small chat every 4 ms, in an open
-loop, while two senders of key a get the reply of the row (`tests.support.two_callers`). The rows give the latency of key
-b's answers in ms, and how many of them had no answer. Two rows come at the beginning, after every 20 others and at the
-end: `quiet` is key b alone, and `key a answered well` shows what a second key's requests cost without any fault. All
-rows take about two minutes. Processes share the cores of the machine: compare rows of one run.
+loop, while two senders of key a get the reply of the row (`tests.support.two_callers`). The rows give the latency of
+key b's answers in ms, and how many of them had no answer. Two rows come at the beginning, after every 20 others and at
+the end: `quiet` is key b alone, and `key a answered well` shows what a second key's requests cost without any fault.
+All rows take about two minutes. Processes share the cores of the machine: compare rows of one run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def model_of(kind: Provocation) -> str:
 
 
 def host_of(kind: Provocation) -> str:
-    """An address of its own: endpoints of one server are taken for keys of one account."""
+    """An address for each row: endpoints of one server are taken for keys of one account."""
     return HOST if kind is WELL else f"127.0.1.{PROVOCATIONS.index(kind) + 1}"
 
 
@@ -122,7 +122,7 @@ def gateway_config(port: int, server: int) -> dict[str, Any]:
 
 
 async def serve_replies(port: int) -> None:
-    """The servers of all rows; the one that answers everybody well comes last, when all others listen."""
+    """Serve the replies of all rows. The server of `WELL` is the last to listen."""
     async with AsyncExitStack() as stack:
         for kind in PROVOCATIONS:
             await stack.enter_async_context(UpstreamByCaller({A: kind.script}, host_of(kind), port))

@@ -37,11 +37,11 @@ from tests.support.upstream import (
 )
 
 A, B = "sk-a-0123456789abcdef", "sk-b-0123456789abcdef"
-GATEWAY = ""  # a request of its own
+GATEWAY = ""  # caller of the gateway's own requests
 KEYS = [{"name": name, "sha256": sha256(key.encode()).hexdigest()} for name, key in (("a", A), ("b", B))]
 MARKS = {A: "asked by a", B: "asked by b"}
 JSON, EVENTS, PAGE = "content-type: application/json", "content-type: text/event-stream", "content-type: text/html"
-PATIENCE = 0.3  # s of key a, who then hangs up
+PATIENCE = 0.3  # s until key a hangs up
 
 MESSAGE = {
     "id": "msg_1",
@@ -111,7 +111,7 @@ def request(
 
 
 async def provoke(url: str, kind: Provocation, number: int, key: str = A, model: str = "chat") -> None:
-    """Send one request, read whatever it is answered, and hang up."""
+    """Send one request, read the reply for PATIENCE seconds, and hang up."""
     asked = request(key, number, kind.operation, kind.stream, model)
     async with calling(url) as caller:
         caller.writer.write(asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
@@ -121,7 +121,7 @@ async def provoke(url: str, kind: Provocation, number: int, key: str = A, model:
 
 
 async def complaint(caller: Caller, number: int) -> str:
-    """Send one request of key b. Returns what is wrong with the answer, or nothing."""
+    """Send one request of key b. Returns the fault of the answer; empty: a complete answer of the first attempt."""
     try:
         status, headers = await caller.ask(request(B, number))
         streamed = "transfer-encoding" in headers
@@ -141,7 +141,7 @@ async def complaint(caller: Caller, number: int) -> str:
 
 @dataclass(frozen=True)
 class Provocation:
-    """What key a's requests bring back. `backend`: kind of server that says so."""
+    """Reply to the requests of key a. `backend`: kind of server that replies so."""
 
     name: str
     script: Script
@@ -179,7 +179,7 @@ PER_KIND = 4  # of each kind of failure, as far as the table has them
 
 
 def is_of_the_account(said: Reply) -> bool:
-    """The provider's own figures say that nothing remains, to whoever asks."""
+    """True where the provider's own figures say that nothing remains of a limit: they are about the account."""
     return any("remaining" in name and value == "0" for name, value in said.headers.items())
 
 
