@@ -11,12 +11,11 @@ Decides nothing: which attempt is opened, left or committed, and when, is the ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import Any
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, SILENT, STOPPED, TRUNCATED, UNRESCUED, TransportError
+from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, SILENT, STOPPED, TRUNCATED, UNRESCUED
 from backends.interface import Failure
 from gateway.api.answer_quality import shortcoming
 from gateway.api.api_error import ApiError
@@ -30,6 +29,7 @@ from gateway.upstream.refusal import refusal_of
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest, header_safe
+from gateway.upstream.sending import Sending
 from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
     Action,
@@ -117,7 +117,7 @@ class Race:
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
         self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
-        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._sending = Sending(dispatcher.run, self.rescue, routed.request.wants_usage)
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -200,7 +200,7 @@ class Race:
         wire.tap.strict = self.rescue is not None or rewritten
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
-        self._send(wire)  # first of all: the rest is done while the engine reads the request
+        self._sending.send(wire, AttemptSink(wire, self))  # first: the rest is done while the engine reads the request
         fleet.on_sent(
             wire,
             attempt.candidate,
@@ -215,42 +215,9 @@ class Race:
         )
         self.dispatcher.on_dispatched(routed.request)
 
-    def _send(self, wire: WireAttempt) -> None:
-        """On an idle connection at once, else on a new one."""
-        sink = AttemptSink(wire, self)
-        if wire.attempt.kind is AttemptKind.RESCUE:
-            return self._run(wire, self._continue(wire, sink))
-        if (exchange := wire.upstream.connections.start(wire.call, sink)) is not None:
-            return wire.on_sent(exchange)
-        return self._run(wire, self._connect(wire, sink))
-
-    def _run(self, wire: WireAttempt, work: Coroutine[Any, Any, None]) -> None:
-        self._connecting[wire.attempt.number] = self.dispatcher.run(work)
-
-    async def _connect(self, wire: WireAttempt, sink: AttemptSink) -> None:
-        """Send on a new connection. A failure to connect is reported like any other."""
-        try:
-            exchange = await wire.upstream.connections.open(wire.call, sink)
-        except TransportError as error:
-            self.on_wire(wire, wire.fail(error.failure))
-        else:
-            wire.on_sent(exchange)
-        finally:
-            self._connecting.pop(wire.attempt.number, None)
-
-    async def _continue(self, wire: WireAttempt, sink: AttemptSink) -> None:
-        """Ask for the rest of a broken answer, once its tokens are counted."""
-        assert self.rescue is not None
-        whole, endpoint = wire.request, wire.attempt.candidate.endpoint.id
-        wire.readdress(await self.rescue.continued(wire.upstream, whole, endpoint))
-        if self.routed.request.wants_usage:
-            self.dispatcher.run(self.rescue.count_prompt(wire.upstream, whole))
-        await self._connect(wire, sink)
-
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
-        """The engine is told at once. Nothing is written on a connection that is still being made."""
-        if (connecting := self._connecting.pop(wire.attempt.number, None)) is not None:
-            connecting.cancel()
+        """The engine is told at once."""
+        self._sending.cancel(wire)
         wire.stop(outcome)
         if wire is not self.winner:
             self._record_lost(wire)
