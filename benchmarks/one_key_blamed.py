@@ -88,7 +88,7 @@ async def provoke_for_ever(port: int, kind: Provocation) -> None:
     number = 0
     while True:
         number += 1
-        await provoke(f"http://{HOST}:{port}", kind, number, A, model_of(kind))
+        await provoke(f"http://{HOST}:{port}", kind, number, A, model=model_of(kind))
         await asyncio.sleep(PAUSE)
 
 

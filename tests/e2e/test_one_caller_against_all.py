@@ -145,6 +145,24 @@ async def test_a_single_reply_to_one_key_costs_the_other_nothing(name: str, requ
         assert other.complaints == []
 
 
+@pytest.mark.parametrize("name", ["llamacpp: loading", "mistral: capacity"])
+async def test_requests_that_wait_for_a_limit_of_their_own_key_hold_up_no_other(name: str) -> None:
+    """Key b is answered while requests of key a are still held in the queue of a local engine."""
+    kind = by_name[name]
+    async with before(kind, LAYOUTS[-1]) as (gateway, _):
+        other = Other(gateway)
+        await other.ask(BEFORE)
+        await provoke(gateway.url, kind, 0)
+        held = [asyncio.create_task(provoke(gateway.url, kind, number, patience=10.0)) for number in range(4)]
+        await eventually(lambda: gateway.recorder.live == len(held))
+        await other.ask(1)
+        assert other.complaints == []
+        assert not any(task.done() for task in held)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+
+
 def test_every_kind_of_failure_and_every_provider_is_tried() -> None:
     """Of the table of documented replies, beside the raw acts."""
     assert {said.kind for said in chosen()} == {said.kind for said in replies()}

@@ -110,13 +110,15 @@ def request(
     return post({**body, limit: 9}, f"authorization: Bearer {key}", path=operation.value)
 
 
-async def provoke(url: str, kind: Provocation, number: int, key: str = A, model: str = "chat") -> None:
-    """Send one request, read the reply for PATIENCE seconds, and hang up."""
+async def provoke(
+    url: str, kind: Provocation, number: int, key: str = A, *, model: str = "chat", patience: float = PATIENCE
+) -> None:
+    """Send one request, read the reply for `patience` seconds, and hang up."""
     asked = request(key, number, kind.operation, kind.stream, model)
     async with calling(url) as caller:
         caller.writer.write(asked.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
         with suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(patience):
                 await caller.reader.read()
 
 
