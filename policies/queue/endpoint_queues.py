@@ -4,19 +4,31 @@ Rules:
 - A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
   dispatch: released, and not yet known to the fleet.
 - Requests queued for an endpoint and due no later count there as work ahead.
+- A request that waits for a limit which its caller alone has met waits beside the endpoint's queue: it holds up no
+  other caller, and is no work ahead.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
+from typing import TypeVar
 
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint
+
+K = TypeVar("K")
+
+
+def _take_out(queues: dict[K, list[QueuedRequest]], key: K, queued: QueuedRequest) -> None:
+    """An empty queue is removed."""
+    queues[key].remove(queued)
+    if not queues[key]:
+        del queues[key]
 
 
 @dataclass(slots=True)
@@ -25,25 +37,36 @@ class EndpointQueues:
 
     new: list[QueuedRequest] = field(default_factory=list)
     assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
+    limited: dict[tuple[str, str], list[QueuedRequest]] = field(default_factory=dict)  # by endpoint and caller
     best_effort: BestEffortQueue = field(default_factory=BestEffortQueue)
     in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
 
     def __len__(self) -> int:
         """Requests held; requests in dispatch are not counted."""
-        return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
+        return len(self.new) + len(self.best_effort) + sum(map(len, self.waiting()))
 
-    def assign(self, queued: QueuedRequest, endpoint: Endpoint, spill_at: float = FOREVER) -> None:
-        queued.assigned = endpoint
+    def waiting(self) -> Iterator[list[QueuedRequest]]:
+        """The requests that wait for an endpoint."""
+        return chain(self.assigned.values(), self.limited.values())
+
+    def assign(
+        self, queued: QueuedRequest, endpoint: Endpoint, spill_at: float = FOREVER, own_limit: bool = False
+    ) -> None:
+        """`own_limit`: the request waits for a limit that its caller alone has met."""
+        queued.assigned, queued.own_limit = endpoint, own_limit
         queued.spill_at = spill_at
-        insort(self.assigned.setdefault(endpoint.id, []), queued)
+        if own_limit:
+            insort(self.limited.setdefault((endpoint.id, queued.request.caller), []), queued)
+        else:
+            insort(self.assigned.setdefault(endpoint.id, []), queued)
 
     def unassign(self, queued: QueuedRequest) -> None:
         """Takes the request out of the queue of an endpoint."""
         assert queued.assigned is not None
-        queue = self.assigned[queued.assigned.id]
-        queue.remove(queued)
-        if not queue:
-            del self.assigned[queued.assigned.id]
+        if queued.own_limit:
+            _take_out(self.limited, (queued.assigned.id, queued.request.caller), queued)
+        else:
+            _take_out(self.assigned, queued.assigned.id, queued)
         queued.assigned = None
 
     def remove(self, request_key: Hashable) -> QueuedRequest | None:
@@ -52,7 +75,7 @@ class EndpointQueues:
         if (late := self.best_effort.get(request_key)) is not None:
             self.best_effort.remove(late)
             return late
-        for queued in chain(self.new, *self.assigned.values()):
+        for queued in chain(self.new, *self.waiting()):
             if queued.request_key == request_key:
                 if queued in self.new:
                     self.new.remove(queued)
@@ -63,7 +86,7 @@ class EndpointQueues:
 
     def due_to_spill(self, now: float) -> list[QueuedRequest]:
         """Assigned requests at the last moment for another tier."""
-        return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
+        return [queued for queue in self.waiting() for queued in queue if queued.spill_at <= now]
 
     def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
         """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Without its own."""
@@ -88,7 +111,7 @@ class EndpointQueues:
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
         """The latest arrival of the tenant with most requests in the queues."""
-        assigned = list(chain(*self.assigned.values()))
+        assigned = list(chain(*self.waiting()))
         held = self.best_effort.by_tenant() + Counter(queued.tenant for queued in assigned)
         [(tenant, _)] = held.most_common(1)
         latest = self.best_effort.latest_of(tenant)

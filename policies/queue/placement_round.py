@@ -157,7 +157,7 @@ class PlacementRound:
         spill_at = self._or_next_check(self._spill_at(queued, decision, chosen.endpoint.pool))
         limited = queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier)
         queued.set_rate_limited(self.now, limited or chosen.load.send_at > self.now)
-        self.queues.assign(queued, chosen.endpoint, spill_at)
+        self.queues.assign(queued, chosen.endpoint, spill_at, chosen.load.refused_until > self.now)
 
     def _may_close(self, chosen: Candidate) -> bool:
         """The chosen endpoint has a cap or a rate limit."""
@@ -346,7 +346,7 @@ class PlacementRound:
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""
-        for queue in tuple(self.queues.assigned.values()):
+        for queue in tuple(self.queues.waiting()):
             for queued in [queued for queued in queue if self.shares.is_over(queued.tenant)]:
                 self.queues.unassign(queued)
                 self.queues.best_effort.add(queued, self.now)

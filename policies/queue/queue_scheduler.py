@@ -101,7 +101,7 @@ class QueueScheduler:
             if self.held - len(queues.new) > MAX_HELD:
                 yield self._refuse(turn)
         turn.demote()
-        if queues.best_effort or queues.assigned:
+        if queues.best_effort or queues.assigned or queues.limited:
             yield from self._advance(turn)
         self.wake_at = now + TICK if self.held else FOREVER
 
@@ -120,6 +120,7 @@ class QueueScheduler:
                 yield from self._released(queued, decision)
             if queue and turn.begin_tier_comparison(queue[0]):
                 yield from self._released(queue[0], turn.spill(queue[0]))
+        yield from self._leave_own_limits(turn)
         for queued in _least(queues.due_to_spill(turn.now), "spill_at"):
             yield from self._released(queued, turn.spill(queued))
         turn.note_rate_limits()
@@ -129,6 +130,18 @@ class QueueScheduler:
             if (refusal := turn.refuse_if_certain(queued)) is not None:
                 queues.best_effort.remove(queued, turn.now)
                 yield from self._released(queued, refusal)
+
+    def _leave_own_limits(self, turn: PlacementRound) -> Iterator[Released]:
+        """Requests whose caller's own limit is over are placed anew; others leave for an endpoint that is open."""
+        for key in tuple(self.queues.limited):
+            while (queue := self.queues.limited.get(key)) and not turn.is_closed(queue[0], key[0]):
+                queued = queue[0]
+                self.queues.unassign(queued)
+                yield from self._released(queued, turn.place(queued))
+                if queued.assigned is not None and queued.own_limit:
+                    break
+            if queue := self.queues.limited.get(key):
+                yield from self._released(queue[0], turn.leave_closed(queue[0]))
 
     def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
         """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""

@@ -71,6 +71,7 @@ class QueuedRequest:
 
     # while queued; written by policies.queue alone
     assigned: Endpoint | None = None
+    own_limit: bool = False  # assigned, and waiting for a limit that its caller alone has met
     prefill_s: float = 0.0  # engine time there
     send_by: float = FOREVER  # last moment at which the deadline is made there, with nothing ahead
     spill_at: float = FOREVER  # last moment at which another tier still makes the deadline
