@@ -216,7 +216,8 @@ class InFlightAttempt:
     def _on_busy(self, blame: Blame, report: AttemptReport, now: float) -> None:
         """A rate limit: the provider's own figures are believed first, then what several callers have met with."""
         state = self.state
-        spent = state.limits.exhausted_for(now)
+        of_tokens = {Fault.TOKEN_RATE: True, Fault.REQUEST_RATE: False}.get(blame.fault)
+        spent = state.limits.exhausted_for(now, of_tokens)
         wait = spent if report.retry_after is None else report.retry_after
         why = reason(blame, report.cause)
         confirmed = state.callers.on_rate_limited(self.caller, now, wait, spent is not None, why)

@@ -41,6 +41,8 @@ class ReportedLimits:
         later = len(self._sent)
         self.current = tuple([limit.after(self._tokens, limit.at, later) if later else limit for limit in limits])
 
-    def exhausted_for(self, now: float) -> float | None:
-        """Seconds until an exhausted limit lets a request pass; None: none is exhausted."""
-        return max((wait for limit in self.current if (wait := limit.wait(1.0, now)) > 0), default=None)
+    def exhausted_for(self, now: float, of_tokens: bool | None = None) -> float | None:
+        """Seconds until an exhausted limit lets a request pass; None: none is exhausted. `of_tokens`: limits of tokens
+        alone, or of requests alone."""
+        asked = [limit for limit in self.current if of_tokens in (None, limit.counts_tokens)]
+        return max((wait for limit in asked if (wait := limit.wait(1.0, now)) > 0), default=None)
