@@ -1,5 +1,8 @@
 """Row 1: the sixteen faults of FailoverBench, each REPEATS times, with `rescue: on` and `off`.
 
+Peers are of two kinds: one continues an unfinished answer, the other takes it for a message of the conversation and
+writes the answer anew, like a server that drops `continue_final_message`.
+
 The primary provider has the fault; the fallback is healthy except in fault 14. The caller is the OpenAI SDK with
 `max_retries=0`. Verdicts of FailoverBench:
 
@@ -18,7 +21,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -131,6 +134,12 @@ FAULTS = {
 }
 
 
+def anew(fault: BenchFault) -> BenchFault:
+    """The fault before providers that continue no answer."""
+    primary, fallback = (replace(each, begins_anew=True) for each in (fault.primary, fault.fallback))
+    return replace(fault, primary=primary, fallback=fallback)
+
+
 def configuration(primary: Provider, fallback: Provider, rescue: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A pool for each model: two pools, or a pool of two peers."""
     pools: dict[str, Any] = {}
@@ -211,12 +220,12 @@ async def repeated(fault: BenchFault, rescue: str, repeats: int, *, one_pool: bo
     return [verdict for verdicts in await asyncio.gather(*(one() for _ in range(repeats))) for verdict in verdicts]
 
 
-async def outage(rescue: str, seconds: float) -> list[Verdict]:
+async def outage(fault: BenchFault, rescue: str, seconds: float) -> list[Verdict]:
     """Fault 15: every request during the outage is answered, and the primary is used again within BACK."""
     verdicts = []
     async with (
-        Provider("primary-model", FAULTS[15].primary) as primary,
-        Provider("fallback-model") as fallback,
+        Provider("primary-model", fault.primary) as primary,
+        Provider("fallback-model", fault.fallback) as fallback,
         running(*configuration(primary, fallback, rescue)) as gateway,
     ):
         ends = monotonic() + seconds
@@ -224,7 +233,7 @@ async def outage(rescue: str, seconds: float) -> list[Verdict]:
             seen = await call(gateway.url)
             verdicts.append((by_answer(seen, [primary, fallback]), seen))
             await asyncio.sleep(0.3)
-        primary.fault = ProviderFault()
+        primary.fault = fault.fallback
 
         async def back() -> bool:
             verdicts.append(("pass", seen := await call(gateway.url)))
@@ -250,33 +259,54 @@ def answered_by(verdicts: list[Verdict]) -> str:
     return ", ".join(name for name, _ in names.most_common())
 
 
-async def _cell(number: int, rescue: str, repeats: int, lab: Lab) -> list[Verdict]:
-    if number == 15:
-        return await outage(rescue, OUTAGE if not lab.quick else 4.0)
-    return await repeated(FAULTS[number], rescue, repeats)
-
-
 COLUMNS = ("on", "on, one pool", "off", "off, at once")
+Lines = dict[int, dict[str, list[Verdict]]]  # verdicts by fault and column, for applicable columns only
 
 
-async def _line(number: int, lab: Lab, repeats: int) -> dict[str, list[Verdict]]:
-    """Verdicts by column, for applicable columns only."""
-    fault = FAULTS[number]
-    line = {rescue: await _cell(number, rescue, repeats, lab) for rescue in ("on", "off")}
-    if number in MID_STREAM:
-        line["on, one pool"] = await repeated(fault, "on", repeats, one_pool=True)
-    if number != 15:
-        line["off, at once"] = await fresh(fault, "off", repeats)
-    return line
+async def _cell(number: int, fault: BenchFault, column: str, lab: Lab) -> list[Verdict] | None:
+    """None: the column does not apply."""
+    repeats, rescue = lab.size(REPEATS, 3), column.partition(",")[0]
+    if column.endswith("one pool"):
+        return await repeated(fault, rescue, repeats, one_pool=True) if number in MID_STREAM else None
+    if number == 15:
+        seconds = OUTAGE if not lab.quick else 4.0
+        return await outage(fault, rescue, seconds) if column == rescue else None
+    return await (fresh if column.endswith("at once") else repeated)(fault, rescue, repeats)
 
 
-def _markdown(number: int, line: dict[str, list[Verdict]]) -> str:
-    cells = [summary(line[name]) if name in line else "-" for name in COLUMNS]
-    return f"| {number} | {FAULTS[number].name} | {' | '.join(cells)} | {answered_by(line['off'])} |"
+async def _lines(faults: dict[int, BenchFault], columns: tuple[str, ...], lab: Lab) -> Lines:
+    lines: Lines = {}
+    for number, fault in faults.items():
+        cells = [(column, await _cell(number, fault, column, lab)) for column in columns]
+        lines[number] = {column: verdicts for column, verdicts in cells if verdicts is not None}
+        print(_markdown(number, lines[number], columns), flush=True)
+    return lines
 
 
-def _score(lines: dict[int, dict[str, list[Verdict]]], column: str) -> Counter[str]:
+def _markdown(number: int, line: dict[str, list[Verdict]], columns: tuple[str, ...]) -> str:
+    """A row of the table. The last cell: who answered, in the last column that applies to every fault."""
+    cells = [summary(line[name]) if name in line else "-" for name in columns]
+    told = line["off"] if "off" in line else line["on"]
+    return f"| {number} | {FAULTS[number].name} | {' | '.join(cells)} | {answered_by(told)} |"
+
+
+def _score(lines: Lines, column: str) -> Counter[str]:
     return Counter(worst(line[column]) for line in lines.values() if column in line)
+
+
+def _scores(lines: Lines, columns: tuple[str, ...]) -> tuple[dict[str, Counter[str]], str, list[str]]:
+    """Worst verdicts by column, as figures too, and the columns with a failure."""
+    scores = {column: _score(lines, column) for column in columns}
+    counted = {name: ", ".join(f"{n} {what}" for what, n in score.items()) for name, score in scores.items()}
+    figures = "; ".join(f"{name}: {counts}" for name, counts in counted.items())
+    return scores, figures, [f"{name}: {score['fail']} fail" for name, score in scores.items() if score["fail"]]
+
+
+def _below(lines: Lines, column: str, least: int) -> list[str]:
+    """The faults that are not passed, if fewer than `least` are."""
+    passed = _score(lines, column)["pass"]
+    safe = [str(number) for number, line in lines.items() if worst(line[column]) == "safe"]
+    return [f"{passed} pass with rescue {column}: {', '.join(safe)} are safe"] if passed < least else []
 
 
 ABOUT = """### The sixteen faults
@@ -293,20 +323,33 @@ last column says who answered without rescue.
 @row(1, "faults", "FailoverBench's 16 faults", "with `rescue` 16 pass, without 13 pass and 3 safe, in every repeat")
 async def failover_bench(lab: Lab) -> Result:
     """Each fault 20 times with the OpenAI SDK, `rescue` on and off, and with 20 callers at once."""
-    repeats, lines, rendered = lab.size(REPEATS, 3), dict[int, dict[str, list[Verdict]]](), list[str]()
-    for number in FAULTS:
-        lines[number] = await _line(number, lab, repeats)
-        rendered.append(_markdown(number, lines[number]))
-        print(rendered[-1], flush=True)
-    scores = {column: _score(lines, column) for column in COLUMNS}
-    counted = {name: ", ".join(f"{n} {what}" for what, n in score.items()) for name, score in scores.items()}
-    figures = "; ".join(f"{name}: {counts}" for name, counts in counted.items())
-    short = [f"{name}: {score['fail']} fail" for name, score in scores.items() if score["fail"]]
-    for column, least in (("on", 16), ("off", 13)):
-        if scores[column]["pass"] < least:
-            safe = [number for number, line in lines.items() if worst(line[column]) == "safe"]
-            short.append(f"{scores[column]['pass']} pass with rescue {column}: {', '.join(map(str, safe))} are safe")
+    lines = await _lines(FAULTS, COLUMNS, lab)
+    scores, figures, short = _scores(lines, COLUMNS)
+    short += _below(lines, "on", 16) + _below(lines, "off", 13)
     comparable = {number: line for number, line in lines.items() if "off, at once" in line}
     if scores["off, at once"]["pass"] < _score(comparable, "off")["pass"]:
         short.append("fewer pass with callers at once: the retry budget is spent")
-    return Result(figures, not short, "; ".join(short), ABOUT.format(repeats=repeats) + "\n".join(rendered))
+    rendered = "\n".join(_markdown(number, line, COLUMNS) for number, line in lines.items())
+    return Result(figures, not short, "; ".join(short), ABOUT.format(repeats=lab.size(REPEATS, 3)) + rendered)
+
+
+ABOUT_ANEW = """### The sixteen faults, before peers that begin anew
+
+A peer of the table above continues an unfinished answer that it is sent (`continue_final_message`). These take it for
+a message of the conversation and write the answer from its first word. The text that the caller has already is
+skipped.
+
+| | fault | `rescue: on` | `on`, one pool | answered by |
+|---|---|---|---|---|
+"""
+
+
+@row(1, "faults", "the same, before peers that begin anew", "with `rescue` 14 pass and none fails, in every repeat")
+async def begun_anew(lab: Lab) -> Result:
+    """Each fault 20 times, `rescue` on; both providers ignore `continue_final_message`."""
+    columns = COLUMNS[:2]
+    lines = await _lines({number: anew(fault) for number, fault in FAULTS.items()}, columns, lab)
+    _, figures, short = _scores(lines, columns)
+    short += _below(lines, "on", 14)
+    rendered = "\n".join(_markdown(number, line, columns) for number, line in lines.items())
+    return Result(figures, not short, "; ".join(short), ABOUT_ANEW + rendered)

@@ -39,6 +39,7 @@ class ProviderFault:
     garbage_at: int | None = None  # invalid JSON before this token
     no_done: bool = False
     rejects_prefill: bool = False  # 400 where the last message is the assistant's
+    begins_anew: bool = False  # an unfinished answer is a message of the prompt, and not continued
 
 
 class Provider:
@@ -88,17 +89,19 @@ class Provider:
         begun = _begun(body)
         if fault.status is not None or (fault.rejects_prefill and begun):
             return _error(fault)
-        left = TOKENS[len(begun.split()) :]  # templates remove the white space at the end
+        known = len(begun.split())  # templates remove the white space at the end
+        left = TOKENS if fault.begins_anew else TOKENS[known:]
+        usage = _usage(10 + known, len(left))
         if not body.get("stream"):
-            return web.json_response(self._whole(left))
-        return await self._stream(http, body, left, fault)
+            return web.json_response(self._whole(left, usage))
+        return await self._stream(http, body, left, usage, fault)
 
     def _reset(self, http: web.Request) -> web.StreamResponse:
         reset(http.transport)
         return web.StreamResponse()
 
     async def _stream(
-        self, http: web.Request, body: dict[str, Any], left: list[str], fault: ProviderFault
+        self, http: web.Request, body: dict[str, Any], left: list[str], usage: dict[str, int], fault: ProviderFault
     ) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await reply.prepare(http)
@@ -115,7 +118,7 @@ class Provider:
             await asyncio.sleep(GAP)
         await reply.write(self._event({}, "stop"))
         if (body.get("stream_options") or {}).get("include_usage"):
-            await reply.write(self._event(None, usage=_usage(left)))
+            await reply.write(self._event(None, usage=usage))
         if not fault.no_done:
             await reply.write(b"data: [DONE]\n\n")
         return reply
@@ -125,11 +128,11 @@ class Provider:
         event = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": self.model, **more}
         return f"data: {json.dumps({**event, 'choices': choices})}\n\n".encode()
 
-    def _whole(self, left: list[str]) -> dict[str, Any]:
+    def _whole(self, left: list[str], usage: dict[str, int]) -> dict[str, Any]:
         message = {"role": "assistant", "content": "".join(left)}
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
         reply = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": self.model}
-        return {**reply, "choices": choices, "usage": _usage(left)}
+        return {**reply, "choices": choices, "usage": usage}
 
 
 def _begun(body: dict[str, Any]) -> str:
@@ -138,10 +141,8 @@ def _begun(body: dict[str, Any]) -> str:
     return str(last.get("content") or "") if last["role"] == "assistant" else ""
 
 
-def _usage(left: list[str]) -> dict[str, int]:
-    """A beginning of the answer counts as prompt."""
-    prompt = 10 + len(TOKENS) - len(left)
-    return {"prompt_tokens": prompt, "completion_tokens": len(left), "total_tokens": prompt + len(left)}
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _error(fault: ProviderFault) -> web.Response:

@@ -1,0 +1,386 @@
+"""Death of an engine under many long streams: `python -m benchmarks.dying_engine [STREAMS [TOKENS]] [--profile]`.
+
+A gateway with `rescue: on` before two tiers of one engine each. STREAMS streams (1,000) are at their token number
+TOKENS (6,000) when the first engine is killed: all its connections are reset at once. The second engine checks the text
+that it is sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more. Gateway, engines and callers
+have a process each.
+
+Printed:
+
+- Longest stalls of the gateway's event loop, ms: lateness of a timer of 1 ms, while the tokens pass and from the death
+  on. `cpu`: CPU time of the loop within the stall; the rest is a wait for a core, which other processes have taken.
+- Resident memory of the gateway, MB: idle, at the death, and the peak after it.
+- Answers: whole, where the caller has every token of both engines once, in order, a finish_reason and the usage of all.
+
+`--profile` adds where the loop was in stalls above LIMIT: a stack for each SAMPLE, which makes stalls longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from heapq import heappush, heappushpop
+from pathlib import Path
+from time import monotonic, thread_time
+from types import FrameType
+from typing import Any
+
+import uvloop
+
+from benchmarks import engine
+from benchmarks.client import HOST
+from benchmarks.engine import HEAD, ROLE, event, framed, whole
+from benchmarks.processes import ROOT, child, free_port, resident
+from gateway.app import Gateway
+from gateway.config.models import Config
+from gateway.process import loop_factory, raise_file_limit, tune_gc
+
+STREAMS, TOKENS = 1_000, 6_000
+REST = 50  # tokens of the second engine
+PROMPT_TOKENS = 10
+BATCH = 20  # tokens in a write of the first engine
+LIMIT = 0.02  # s: the longest stall wanted
+TICK = 0.001  # s
+SAMPLE = 0.002  # s
+SHOWN = 5  # stalls
+PATIENCE = 600.0  # s for all tokens of the first engine, and for all answers
+MODEL = "bench"
+WORD = re.compile(rb'"content":"w(\d{5}) "')
+
+
+def word(number: int) -> bytes:
+    return b"w%05d " % number
+
+
+# -- the engines ---------------------------------------------------------------------------
+
+
+class Script(engine.Connection):
+    """A stream of `tokens` tokens, then silence; or the rest of an answer that has so many."""
+
+    tokens = TOKENS
+    text = ""
+    writes: Sequence[bytes] = ()
+
+    @classmethod
+    def prepare(cls, tokens: int) -> None:
+        events = [event(b'{"content":"%b"}' % word(number)) for number in range(tokens)]
+        cls.tokens = tokens
+        cls.writes = [b"".join(events[i : i + BATCH]) for i in range(0, tokens, BATCH)]
+        cls.text = b"".join(map(word, range(tokens))).decode().rstrip()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset at the end of the process
+        self.written = 0
+        self.paused = False
+
+    def on_message_complete(self) -> None:
+        if self.path == b"/tokenize":
+            self.count(json.loads(b"".join(self.parts)))
+        elif self.path == b"/v1/chat/completions":
+            self.chat(json.loads(b"".join(self.parts)))
+        else:
+            super().on_message_complete()
+
+    def count(self, asked: dict[str, Any]) -> None:
+        tokens = PROMPT_TOKENS if "messages" in asked else asked["prompt"].count("w")
+        self.transport.write(whole(b'{"count":%d}' % tokens))
+
+    def chat(self, asked: dict[str, Any]) -> None:
+        if not asked.get("continue_final_message"):
+            self.transport.write(HEAD + ROLE)
+            self.write()
+        elif asked["messages"][-1]["content"].rstrip() == self.text:
+            self.transport.write(HEAD + ROLE + rest_of(self.tokens))
+        else:
+            self.transport.write(whole(b'{"error":{"message":"not the text"}}').replace(b"200 OK", b"400 Bad Request"))
+
+    def write(self) -> None:
+        """One write in a turn of the loop: all streams advance together."""
+        if self.written < len(self.writes) and not (self.paused or self.transport.is_closing()):
+            self.transport.write(self.writes[self.written])
+            self.written += 1
+            self.loop.call_soon(self.write)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.write()
+
+
+def rest_of(tokens: int) -> bytes:
+    """The second engine's part, with usage as vLLM counts it: the text that was given is of the prompt."""
+    prompt = PROMPT_TOKENS + tokens
+    usage = framed(
+        b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":'
+        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (prompt, REST, prompt + REST)
+    )
+    words = b"".join(event(b'{"content":"%b"}' % word(tokens + number)) for number in range(REST))
+    return words + event(b"{}", b'"stop"') + usage + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+async def serve_engine(port: int, tokens: int) -> None:
+    raise_file_limit()
+    Script.prepare(tokens)
+    server = await asyncio.get_running_loop().create_server(Script, HOST, port, backlog=4096)
+    await server.serve_forever()
+
+
+# -- the gateway ---------------------------------------------------------------------------
+
+
+def configuration(port: int, engines: Sequence[int]) -> dict[str, Any]:
+    tiers = [f"tier{number}" for number in range(len(engines))]
+    return {
+        "server": {"listen": f"{HOST}:{port}", "admin": f"{HOST}:0"},
+        "pools": {
+            tier: {"backend": "vllm", "model": MODEL, "endpoints": [f"http://{HOST}:{engine}"]}
+            for tier, engine in zip(tiers, engines, strict=True)
+        },
+        "routes": {MODEL: {"tiers": tiers, "rescue": "on", "workload": "batch"}},
+        "defaults": {"stream_idle": f"{PATIENCE:g}s"},
+        "telemetry": {"access_log": "off"},
+    }
+
+
+class Ticker:
+    """Measures stalls of the loop. SIGUSR1 writes the longest ones to `path`, and starts anew."""
+
+    def __init__(self, path: Path, profiled: bool) -> None:
+        self.path = path
+        self.longest: list[tuple[float, float]] = []  # lateness and CPU time of the loop in it, s; a heap
+        self.stacks: Counter[tuple[str, ...]] = Counter()  # samples in stalls
+        self.sampled: list[tuple[str, ...]] = []  # since the last tick
+        self.profiled = profiled
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.due, self.cpu = monotonic(), thread_time()
+        loop.add_signal_handler(signal.SIGUSR1, self.write)
+        if self.profiled:
+            signal.signal(signal.SIGALRM, self.sample)
+            signal.setitimer(signal.ITIMER_REAL, SAMPLE, SAMPLE)
+        self.tick()
+
+    def tick(self) -> None:
+        now, cpu = monotonic(), thread_time()
+        stall = now - self.due, cpu - self.cpu
+        (heappush if len(self.longest) < SHOWN else heappushpop)(self.longest, stall)
+        if stall[0] > LIMIT:
+            self.stacks.update(self.sampled)
+        self.sampled.clear()
+        self.due, self.cpu = now + TICK, cpu
+        self.loop.call_later(TICK, self.tick)
+
+    def sample(self, _signal: int, frame: FrameType | None) -> None:
+        stack = []
+        while frame is not None:
+            stack.append(f"{os.path.relpath(frame.f_code.co_filename, ROOT)}:{frame.f_code.co_qualname}")
+            frame = frame.f_back
+        self.sampled.append(tuple(stack))
+
+    def write(self) -> None:
+        ready = self.path.with_suffix(".ready")
+        found = {"stalls": sorted(self.longest, reverse=True), "stacks": self.stacks.most_common()}
+        ready.write_text(json.dumps(found))
+        ready.replace(self.path)
+        self.longest, self.stacks = [], Counter()
+        self.due = monotonic() + TICK  # writing is no stall
+
+
+async def serve_gateway(path: Path, profiled: bool, port: int, *engines: int) -> None:
+    gateway = Gateway(Config.model_validate(configuration(port, engines)))
+    await gateway.start(tune_gc)
+    Ticker(path, profiled).start(asyncio.get_running_loop())
+    await asyncio.Event().wait()
+
+
+# -- the callers ---------------------------------------------------------------------------
+
+
+class Caller(asyncio.Protocol):
+    """One answer, of which the numbers of its tokens are read alone. `wanted`: the numbers, in order."""
+
+    wanted: Sequence[bytes] = ()
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens  # of the first engine
+        self.received = 0
+        self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # empty: whole; else the reason
+        self.tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "count"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 2 * len(self.wanted),
+        }
+        raw = json.dumps(body).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
+
+    def data_received(self, data: bytes) -> None:
+        whole_events, separator, self.tail = (self.tail + data).rpartition(b"\n\n")
+        found = WORD.findall(whole_events)
+        if found != self.wanted[self.received : self.received + len(found)]:
+            return self.end(f"a token is missing or twice, after {self.received}")
+        self.received += len(found)
+        if self.received >= self.tokens and not self.reached.done():
+            self.reached.set_result(None)
+        if whole_events.endswith(b"[DONE]"):
+            self.end(self.shortcoming(whole_events + separator))
+        return None
+
+    def shortcoming(self, last: bytes) -> str:
+        if self.received < len(self.wanted):
+            return f"{self.received} tokens"
+        usage = b'"completion_tokens":%d' % len(self.wanted)
+        return "" if usage in last and b'"finish_reason":"stop"' in last else f"other usage: {last[-300:]!r}"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(f"closed after {self.received} tokens")
+
+    def end(self, reason: str) -> None:
+        for future in (self.reached, self.ended):
+            if not future.done():
+                future.set_result(reason if future is self.ended else None)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Stalls are (lateness, CPU), s; sizes bytes; `ends`: reasons of answers that are not whole, empty: whole."""
+
+    before: Sequence[Sequence[float]]
+    after: Sequence[Sequence[float]]
+    sizes: Sequence[int]
+    ends: Sequence[str]
+    seconds: tuple[float, float]
+    stacks: Sequence[tuple[Sequence[str], int]]
+
+    @property
+    def longest(self) -> float:
+        """s"""
+        return self.after[0][0]
+
+
+async def play(streams: int, tokens: int, port: int, gateway: int, dying: int, ticks: Path) -> Measured:
+    raise_file_limit()
+    loop = asyncio.get_running_loop()
+    Caller.wanted = [b"%05d" % number for number in range(tokens + REST)]
+    idle, began = resident(gateway), monotonic()
+    callers = [(await loop.create_connection(lambda: Caller(tokens), HOST, port))[1] for _ in range(streams)]
+    await asyncio.wait_for(asyncio.gather(*(caller.reached for caller in callers)), PATIENCE)
+    await asyncio.sleep(1.0)
+    before, held, reached = await stalls(gateway, ticks), resident(gateway), monotonic()
+    begin_peak(gateway)
+    os.kill(dying, signal.SIGKILL)
+    ends = await asyncio.wait_for(asyncio.gather(*(caller.ended for caller in callers)), PATIENCE)
+    ended = monotonic()
+    await asyncio.sleep(1.0)
+    after = await stalls(gateway, ticks)
+    seconds = reached - began, ended - reached
+    sizes = idle, held, peak(gateway)
+    return Measured(before["stalls"], after["stalls"], sizes, ends, seconds, after["stacks"])
+
+
+async def stalls(gateway: int, path: Path) -> dict[str, Any]:
+    """What the ticker has found since the last call."""
+    os.kill(gateway, signal.SIGUSR1)
+    async with asyncio.timeout(30):
+        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+    return taken(path)
+
+
+def taken(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    return found
+
+
+def begin_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak(pid: int) -> int:
+    """Bytes, since `begin_peak`."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def measure(streams: int, tokens: int, profiled: bool) -> Measured:
+    module = [sys.executable, "-m", "benchmarks.dying_engine"]
+    with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
+        ticks, ports = Path(home) / "ticks", [free_port() for _ in range(3)]
+        pids = [stack.enter_context(child([*module, "engine", str(port), str(tokens)], port)) for port in ports[1:]]
+        options = [str(ticks), str(int(profiled)), *map(str, ports)]
+        gateway = stack.enter_context(child([*module, "gateway", *options], ports[0], quiet=True))
+        return uvloop.run(play(streams, tokens, ports[0], gateway, pids[0], ticks))
+
+
+def report(found: Measured) -> str:
+    lines = []
+    for name, longest in (("tokens pass", found.before), ("from the death on", found.after)):
+        each = ", ".join(f"{late * 1e3:.0f} (cpu {cpu * 1e3:.0f})" for late, cpu in longest)
+        lines.append(f"longest stalls, ms, {name}: {each}")
+    idle, held, most = (size / 1e6 for size in found.sizes)
+    lines.append(f"memory, MB: idle {idle:.0f}, at the death {held:.0f}, peak after it {most:.0f}")
+    bad = Counter(filter(None, found.ends))
+    lines.append(f"answers: {len(found.ends) - bad.total()} of {len(found.ends)} whole {dict(bad) or ''}")
+    lines.append(f"seconds: {found.seconds[0]:.1f} to the death, {found.seconds[1]:.1f} from it to the last answer")
+    return "\n".join(lines)
+
+
+def profile(found: Measured) -> str:
+    """Shares of the samples in stalls: by function with all that it calls, and by the innermost function."""
+    total = sum(count for _, count in found.stacks) or 1
+    inner, outer = Counter[str](), Counter[str]()
+    for stack, count in found.stacks:
+        inner[stack[0]] += count
+        for name in set(stack):
+            outer[name] += count
+    lines = [f"{total} samples in stalls above {LIMIT * 1e3:g} ms"]
+    for title, counts in (("own", inner), ("with all that it calls", outer)):
+        lines += [f"-- {title}", *(f"{count / total:6.1%} {name}" for name, count in counts.most_common(25))]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["engine", port, tokens]:
+            uvloop.run(serve_engine(int(port), int(tokens)))
+        case ["gateway", path, profiled, *ports]:
+            raise_file_limit()
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(serve_gateway(Path(path), profiled == "1", *map(int, ports)))
+        case _:
+            given = [int(each) for each in arguments if each != "--profile"]
+            numbers = [*given, *(STREAMS, TOKENS)[len(given) :]]
+            found = measure(numbers[0], numbers[1], "--profile" in arguments)
+            print(report(found))
+            if "--profile" in arguments:
+                print(profile(found))
+            return 0 if found.longest <= LIMIT and not any(found.ends) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
