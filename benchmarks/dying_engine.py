@@ -1,9 +1,10 @@
 """Death of an engine under many long streams: `python -m benchmarks.dying_engine [STREAMS [TOKENS]] [--profile]`.
 
-A gateway with `rescue: on` before two tiers of one engine each. STREAMS streams (1,000) are at their token number
-TOKENS (6,000) when the first engine is killed: all its connections are reset at once. The second engine checks the text
-that it is sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more. Gateway, engines and callers
-have a process each.
+A gateway with `rescue: on` before two tiers of one engine each. STREAMS streams (1,000) have TOKENS tokens (6,000) when
+the first engine is killed: all its connections are reset at once. It writes these tokens as fast as they are read, and
+from then on a token every TRICKLE s: a silent stream would be left before. The second engine checks the text that it is
+sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more; asked anew, it writes all. Gateway,
+engines and callers have a process each.
 
 Printed:
 
@@ -47,6 +48,8 @@ from gateway.config.models import Config
 from gateway.process import loop_factory, raise_file_limit, tune_gc
 
 STREAMS, TOKENS = 1_000, 6_000
+TRICKLE = 0.5  # s between two tokens of a stream that waits for the death
+LATER = 1_000  # tokens of such a stream, at most
 REST = 50  # tokens of the second engine
 PROMPT_TOKENS = 10
 BATCH = 20  # tokens in a write of the first engine
@@ -56,6 +59,7 @@ SAMPLE = 0.002  # s
 SHOWN = 5  # stalls
 PATIENCE = 600.0  # s for all tokens of the first engine, and for all answers
 MODEL = "bench"
+WORD_SIZE = 7  # bytes
 WORD = re.compile(rb'"content":"w(\d{5}) "')
 
 
@@ -67,18 +71,17 @@ def word(number: int) -> bytes:
 
 
 class Script(engine.Connection):
-    """A stream of `tokens` tokens, then silence; or the rest of an answer that has so many."""
+    """A stream of `tokens` tokens and a few more, or the rest of such an answer."""
 
     tokens = TOKENS
+    events: Sequence[bytes] = ()
     text = ""
-    writes: Sequence[bytes] = ()
 
     @classmethod
     def prepare(cls, tokens: int) -> None:
-        events = [event(b'{"content":"%b"}' % word(number)) for number in range(tokens)]
-        cls.tokens = tokens
-        cls.writes = [b"".join(events[i : i + BATCH]) for i in range(0, tokens, BATCH)]
-        cls.text = b"".join(map(word, range(tokens))).decode().rstrip()
+        cls.tokens, numbers = tokens, range(tokens + LATER + REST)
+        cls.events = [event(b'{"content":"%b"}' % word(number)) for number in numbers]
+        cls.text = b"".join(map(word, numbers)).decode()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -100,38 +103,48 @@ class Script(engine.Connection):
         self.transport.write(whole(b'{"count":%d}' % tokens))
 
     def chat(self, asked: dict[str, Any]) -> None:
-        if not asked.get("continue_final_message"):
+        given = asked["messages"][-1]["content"] if asked.get("continue_final_message") else ""
+        known = given.count("w")
+        if not given:
             self.transport.write(HEAD + ROLE)
             self.write()
-        elif asked["messages"][-1]["content"].rstrip() == self.text:
-            self.transport.write(HEAD + ROLE + rest_of(self.tokens))
+        elif given.rstrip() == self.text[: known * WORD_SIZE].rstrip():
+            self.transport.write(HEAD + ROLE + b"".join(self.events[known : known + REST]) + ending(known, REST))
         else:
             self.transport.write(whole(b'{"error":{"message":"not the text"}}').replace(b"200 OK", b"400 Bad Request"))
 
     def write(self) -> None:
-        """One write in a turn of the loop: all streams advance together."""
-        if self.written < len(self.writes) and not (self.paused or self.transport.is_closing()):
-            self.transport.write(self.writes[self.written])
-            self.written += 1
-            self.loop.call_soon(self.write)
+        """A write in a turn of the loop: all streams advance together."""
+        if self.paused or self.transport.is_closing():
+            return
+        size = BATCH if self.written < self.tokens else 1
+        self.transport.write(b"".join(self.events[self.written : self.written + size]))
+        self.written += size
+        if self.written < self.tokens:
+            self.turn = self.loop.call_soon(self.write)
+        elif self.written < len(self.events):
+            self.timer = self.loop.call_later(TRICKLE, self.write)
+        else:
+            self.transport.write(ending(0, self.written))
 
     def pause_writing(self) -> None:
         self.paused = True
+        for handle in filter(None, (self.turn, self.timer)):
+            handle.cancel()
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.write()
+        self.turn = self.loop.call_soon(self.write)
 
 
-def rest_of(tokens: int) -> bytes:
-    """The second engine's part, with usage as vLLM counts it: the text that was given is of the prompt."""
-    prompt = PROMPT_TOKENS + tokens
-    usage = framed(
-        b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":'
-        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (prompt, REST, prompt + REST)
+def ending(known: int, written: int) -> bytes:
+    """Usage as vLLM counts it: a text that was given is of the prompt."""
+    prompt = PROMPT_TOKENS + known
+    usage = b'"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
+        (prompt, written, prompt + written)
     )
-    words = b"".join(event(b'{"content":"%b"}' % word(tokens + number)) for number in range(REST))
-    return words + event(b"{}", b'"stop"') + usage + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    last = b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[],%b}\n\n' % usage
+    return event(b"{}", b'"stop"') + framed(last) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 async def serve_engine(port: int, tokens: int) -> None:
@@ -251,9 +264,9 @@ class Caller(asyncio.Protocol):
         return None
 
     def shortcoming(self, last: bytes) -> str:
-        if self.received < len(self.wanted):
+        if self.received < self.tokens + REST:
             return f"{self.received} tokens"
-        usage = b'"completion_tokens":%d' % len(self.wanted)
+        usage = b'"completion_tokens":%d' % self.received
         return "" if usage in last and b'"finish_reason":"stop"' in last else f"other usage: {last[-300:]!r}"
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -285,7 +298,7 @@ class Measured:
 async def play(streams: int, tokens: int, port: int, gateway: int, dying: int, ticks: Path) -> Measured:
     raise_file_limit()
     loop = asyncio.get_running_loop()
-    Caller.wanted = [b"%05d" % number for number in range(tokens + REST)]
+    Caller.wanted = [b"%05d" % number for number in range(tokens + LATER + REST)]
     idle, began = resident(gateway), monotonic()
     callers = [(await loop.create_connection(lambda: Caller(tokens), HOST, port))[1] for _ in range(streams)]
     await asyncio.wait_for(asyncio.gather(*(caller.reached for caller in callers)), PATIENCE)
