@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -155,8 +155,9 @@ class Story(Protocol):
         """The story's own columns, and its missed promises."""
 
 
-@contextmanager
-def running_gateway(home: Path, engine: int, sections: str) -> Iterator[Gateway]:
+@asynccontextmanager
+async def running_gateway(home: Path, engine: int, sections: str) -> AsyncIterator[Gateway]:
+    """Waits in a thread: the gateway needs the proxy of this loop to start, and to stop."""
     port, admin = free_port(), free_port()
     config, said = home / "config.yaml", home / "stderr"
     config.write_text(
@@ -166,13 +167,13 @@ def running_gateway(home: Path, engine: int, sections: str) -> Iterator[Gateway]
     )
     with said.open("wb") as stderr:
         command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
-        process = subprocess.Popen(command, cwd=ROOT, stderr=stderr)
+        process = subprocess.Popen(command, cwd=ROOT, stderr=stderr)  # noqa: ASYNC220
         try:
-            wait_for(port, process)
+            await asyncio.to_thread(wait_for, port, process)
             yield Gateway(process.pid, port, admin)
         finally:
             process.terminate()
-            process.wait(40)
+            await asyncio.to_thread(process.wait, 40)
 
 
 async def inject_fault(fault: str, server: Server, way: TcpProxy) -> None:
@@ -204,7 +205,7 @@ async def run_fault(fault: str, seconds: float, rate: float, tells: Callable[[Pa
         way = await stack.enter_async_context(TcpProxy(server.port))
         if fault != "absent":
             await server.start()
-        gateway = stack.enter_context(running_gateway(home, engine, story.sections(way.address)))
+        gateway = await stack.enter_async_context(running_gateway(home, engine, story.sections(way.address)))
         load, pid = Load(gateway.port), gateway.pid
         without: Seen | None = None
         if fault == "absent":

@@ -3,8 +3,8 @@
 A gateway with `rescue: on` before two tiers of one engine each. STREAMS streams (1,000) have TOKENS tokens (6,000) when
 the first engine is killed: all its connections are reset at once. It writes these tokens as fast as they are read, and
 from then on a token every TRICKLE s: a silent stream would be left before. The second engine checks the text that it is
-sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more; asked anew, it writes all. Gateway,
-engines and callers have a process each.
+sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more, at the same pace; asked anew, it writes
+all. Gateway, engines and callers have a process each.
 
 Printed:
 
@@ -50,7 +50,7 @@ from gateway.process import loop_factory, raise_file_limit, tune_gc
 STREAMS, TOKENS = 1_000, 6_000
 TRICKLE = 0.5  # s between two tokens of a stream that waits for the death
 LATER = 1_000  # tokens of such a stream, at most
-REST = 50  # tokens of the second engine
+REST = 5  # tokens of the second engine
 PROMPT_TOKENS = 10
 BATCH = 20  # tokens in a write of the first engine
 LIMIT = 0.02  # s: the longest stall wanted
@@ -87,7 +87,8 @@ class Script(engine.Connection):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset at the end of the process
-        self.written = 0
+        self.known = self.written = 0  # tokens: given with the request; written after these
+        self.end = len(self.events)
         self.paused = False
 
     def on_message_complete(self) -> None:
@@ -105,27 +106,28 @@ class Script(engine.Connection):
     def chat(self, asked: dict[str, Any]) -> None:
         given = asked["messages"][-1]["content"] if asked.get("continue_final_message") else ""
         known = given.count("w")
-        if not given:
-            self.transport.write(HEAD + ROLE)
-            self.write()
-        elif given.rstrip() == self.text[: known * WORD_SIZE].rstrip():
-            self.transport.write(HEAD + ROLE + b"".join(self.events[known : known + REST]) + ending(known, REST))
-        else:
+        if given.rstrip() != self.text[: known * WORD_SIZE].rstrip():
             self.transport.write(whole(b'{"error":{"message":"not the text"}}').replace(b"200 OK", b"400 Bad Request"))
+            return
+        if given:
+            self.known, self.end = known, known + REST
+        self.transport.write(HEAD + ROLE)
+        self.write()
 
     def write(self) -> None:
         """A write in a turn of the loop: all streams advance together."""
         if self.paused or self.transport.is_closing():
             return
-        size = BATCH if self.written < self.tokens else 1
-        self.transport.write(b"".join(self.events[self.written : self.written + size]))
+        at = self.known + self.written
+        size = BATCH if at < self.tokens else 1
+        self.transport.write(b"".join(self.events[at : at + size]))
         self.written += size
-        if self.written < self.tokens:
+        if at + size < self.tokens:
             self.turn = self.loop.call_soon(self.write)
-        elif self.written < len(self.events):
+        elif at + size < self.end:
             self.timer = self.loop.call_later(TRICKLE, self.write)
         else:
-            self.transport.write(ending(0, self.written))
+            self.transport.write(ending(self.known, self.written))
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -372,7 +374,7 @@ def profile(found: Measured) -> str:
             outer[name] += count
     lines = [f"{total} samples in stalls above {LIMIT * 1e3:g} ms"]
     for title, counts in (("own", inner), ("with all that it calls", outer)):
-        lines += [f"-- {title}", *(f"{count / total:6.1%} {name}" for name, count in counts.most_common(25))]
+        lines += [f"-- {title}", *(f"{count / total:6.1%} {name}" for name, count in counts.most_common(40))]
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-READY = 20.0  # s until a child must listen
+READY = 60.0  # s until a child must listen: a gateway starts in 5 s on a busy core
 STOPPING = 5.0  # s until a child must end
 HIGHEST = -20  # priority
 
