@@ -54,6 +54,7 @@ REST = 5  # tokens of the second engine
 PROMPT_TOKENS = 10
 BATCH = 20  # tokens in a write of the first engine
 LIMIT = 0.02  # s: the longest stall wanted
+LAST = 1_000  # bytes at the end of an answer: finish_reason, usage, [DONE]
 TICK = 0.001  # s
 SAMPLE = 0.002  # s
 SHOWN = 5  # stalls
@@ -238,7 +239,7 @@ class Caller(asyncio.Protocol):
         self.received = 0
         self.reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # empty: whole; else the reason
-        self.tail = b""
+        self.tail = self.last = b""  # the begun event, and the end of all before
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -254,22 +255,24 @@ class Caller(asyncio.Protocol):
         self.transport.write(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
 
     def data_received(self, data: bytes) -> None:
-        whole_events, separator, self.tail = (self.tail + data).rpartition(b"\n\n")
+        whole_events, _, self.tail = (self.tail + data).rpartition(b"\n\n")
         found = WORD.findall(whole_events)
         if found != self.wanted[self.received : self.received + len(found)]:
             return self.end(f"a token is missing or twice, after {self.received}")
         self.received += len(found)
         if self.received >= self.tokens and not self.reached.done():
             self.reached.set_result(None)
+        self.last = (self.last + whole_events)[-LAST:]
         if whole_events.endswith(b"[DONE]"):
-            self.end(self.shortcoming(whole_events + separator))
+            self.end(self.shortcoming())
         return None
 
-    def shortcoming(self, last: bytes) -> str:
+    def shortcoming(self) -> str:
         if self.received < self.tokens + REST:
             return f"{self.received} tokens"
         usage = b'"completion_tokens":%d' % self.received
-        return "" if usage in last and b'"finish_reason":"stop"' in last else f"other usage: {last[-300:]!r}"
+        ended = usage in self.last and b'"finish_reason":"stop"' in self.last
+        return "" if ended else f"other usage: {self.last[-300:]!r}"
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(f"closed after {self.received} tokens")
