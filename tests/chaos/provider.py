@@ -18,6 +18,7 @@ from tests.support.fault_proxy import reset
 
 TOKENS = [f"word{number:02d} " for number in range(60)]
 ANSWER = "".join(TOKENS)
+PROMPT = 10  # tokens of every prompt
 GAP = 0.005  # s between two tokens
 IDLE = 'vllm:num_requests_running{model_name="m"} 0.0\nvllm:num_requests_waiting{model_name="m"} 0.0\n'
 
@@ -58,6 +59,7 @@ class Provider:
     async def __aenter__(self) -> Provider:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -76,6 +78,11 @@ class Provider:
     async def _metrics(self, http: web.Request) -> web.Response:
         return web.Response(text=IDLE)
 
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        """A token a word of a text; PROMPT of any messages."""
+        body = await http.json()
+        return web.json_response({"count": PROMPT if "messages" in body else len(body["prompt"].split())})
+
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
         self.calls.append(body)
@@ -91,7 +98,7 @@ class Provider:
             return _error(fault)
         known = len(begun.split())  # templates remove the white space at the end
         left = TOKENS if fault.begins_anew else TOKENS[known:]
-        usage = _usage(10 + known, len(left))
+        usage = _usage(PROMPT + known, len(left))
         if not body.get("stream"):
             return web.json_response(self._whole(left, usage))
         return await self._stream(http, body, left, usage, fault)
