@@ -306,7 +306,7 @@ def _below(lines: Lines, column: str, least: int) -> list[str]:
     """The faults that are not passed, if fewer than `least` are."""
     passed = _score(lines, column)["pass"]
     safe = [str(number) for number, line in lines.items() if worst(line[column]) == "safe"]
-    return [f"{passed} pass with rescue {column}: {', '.join(safe)} are safe"] if passed < least else []
+    return [f"{passed} pass with rescue {column}, safe: {', '.join(safe) or 'none'}"] if passed < least else []
 
 
 ABOUT = """### The sixteen faults

@@ -26,8 +26,8 @@ their baseline within 6 s; a healthy request is answered. Figures are of one run
 NOT_TRIED = """## Not tried
 
 - Coverage-guided fuzzing of the parsers (34): `make fuzz` generates input without looking at coverage.
-- Timing of the comparison of keys (36): the noise of a socket exceeds the effect; digests are compared.
-- Mutation testing (46).
+- Timing of the comparison of keys (36): the noise of a socket exceeds the effect; keys are looked up by their digest.
+- Mutation testing of the tests (46).
 """
 TITLES = {
     "faults": "Faults of engines, networks and dependencies",
