@@ -132,6 +132,9 @@ class Continuation:
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if type(prompt) is not int or type(completion) is not int:
             return
+        if self.restarted:
+            self._correct_whole_usage(usage, prompt)
+            return
         known = self.prompt_tokens
         if known is not None and known <= prompt:
             self.tokens = prompt - known
@@ -143,6 +146,13 @@ class Continuation:
             and type(details.get("cached_tokens")) is int
         ):
             details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+
+    def _correct_whole_usage(self, usage: dict[str, Any], prompt: int) -> None:
+        """The engine has written the whole answer: its completion is right, and its prompt may hold the text given."""
+        known = prompt if self.prompt_tokens is None else min(self.prompt_tokens, prompt)
+        usage["prompt_tokens"] = self.prompt_tokens = known
+        if type(total := usage.get("total_tokens")) is int:
+            usage["total_tokens"] = total - (prompt - known)
 
 
 def _text_and_finish(chunk: dict[str, Any]) -> tuple[str, str | None]:

@@ -19,6 +19,8 @@ from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
 
+TAKE_OVERS = 8  # broken answers for which a continuation is being asked, at a time
+
 
 class Dispatcher:
     """The budgets for retries and hedges, the operations that pools lack, and the losses of connections."""
@@ -39,6 +41,7 @@ class Dispatcher:
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.texts = TextBudget()  # of answers that may be rescued
         self.restarting: set[str] = set()  # endpoints that do not continue an answer but begin anew
+        self.take_overs = asyncio.Semaphore(TAKE_OVERS)
         self.losses = WorkQueue()  # an engine that dies loses many connections at a time
         self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request
         self.tasks: set[asyncio.Task[None]] = set()

@@ -117,7 +117,7 @@ class Race:
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
         self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
-        self._sending = Sending(dispatcher.run, self.rescue, routed.request.wants_usage)
+        self._sending = Sending(dispatcher.run, dispatcher.take_overs, self.rescue, routed.request.wants_usage)
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:

@@ -16,10 +16,12 @@ Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Sending:
-    """Attempts of one request without a connection yet. `run`: starts a task that outlives the request's."""
+    """Attempts of one request without a connection yet. `run`: starts a task that outlives the request's. `take_overs`:
+    of all requests, a few at a time: an engine that dies leaves a thousand streams to be continued."""
 
-    def __init__(self, run: Run, rescue: Rescue | None, wants_usage: bool) -> None:
+    def __init__(self, run: Run, take_overs: asyncio.Semaphore, rescue: Rescue | None, wants_usage: bool) -> None:
         self._run = run
+        self._take_overs = take_overs
         self._rescue = rescue
         self._wants_usage = wants_usage
         self._connecting: dict[int, asyncio.Task[None]] = {}  # by number of the attempt
@@ -53,7 +55,8 @@ class Sending:
     async def _continue(self, wire: WireAttempt, sink: Sink, rescue: Rescue) -> None:
         """Ask for the rest of a broken answer."""
         whole, endpoint = wire.request, wire.attempt.candidate.endpoint.id
-        wire.readdress(await rescue.continued(wire.upstream, whole, endpoint))
-        if self._wants_usage:
-            self._run(rescue.count_prompt(wire.upstream, whole))
-        await self._connect(wire, sink)
+        async with self._take_overs:
+            wire.readdress(await rescue.continued(wire.upstream, whole, endpoint))
+            if self._wants_usage:
+                self._run(rescue.count_prompt(wire.upstream, whole))
+            await self._connect(wire, sink)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import urllib.error
 import urllib.request
 from random import Random
 from typing import Any
@@ -55,9 +56,12 @@ def completion(random: Random) -> dict[str, Any]:
 def answered(url: str, path: str, body: dict[str, Any]) -> Any:
     """The reply without what differs from answer to answer, with the order of members."""
     request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        assert reply.headers["content-type"].startswith("application/json")
-        pairs = json.load(reply, object_pairs_hook=list)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            assert reply.headers["content-type"].startswith("application/json")
+            pairs = json.load(reply, object_pairs_hook=list)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
     return [(name, value) for name, value in pairs if name not in RANDOM]
 
 
