@@ -40,6 +40,7 @@ MAX_WHOLE = 1 << 20  # bytes held of a whole answer; a longer answer is passed o
 MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 ENDLESS = 1 << 40  # bytes of a stream, which is not held
+MAX_EXPANDED = 4 << 20  # bytes that one read of a compressed stream may expand to: all go on in one call
 BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
 
 
@@ -159,8 +160,13 @@ class WireAttempt:
             self.tap = self.upstream.backend.tap(replace(self.request, stream=False))
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
-        self._decompressor = decompressor(headers["content-encoding"], ENDLESS if self.stream else MAX_REWRITTEN)
+        self._decompressor = self._decompressor_of(headers["content-encoding"])
         return None if self._decompressor is not None else self.fail(NOT_EVENTS if self.stream else NOT_JSON)
+
+    def _decompressor_of(self, coding: str) -> Decompressor | None:
+        if not self.is_success:
+            return decompressor(coding, MAX_ERROR, cut=True)
+        return decompressor(coding, ENDLESS, MAX_EXPANDED) if self.stream else decompressor(coding, MAX_REWRITTEN)
 
     def _report_rate_limits(self) -> None:
         if reports := self.upstream.backend.rate_limits(self.headers):

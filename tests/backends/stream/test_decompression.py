@@ -141,3 +141,55 @@ def test_malformed_bytes_are_an_error(malformed: bytes) -> None:
 def test_bytes_after_the_end_are_dropped() -> None:
     """No second answer follows the first."""
     assert inflated("gzip", gzip.compress(TEXT), b"more") == TEXT
+
+
+# --------------------------------------------------------------------------- bounds of one read, and of an error
+
+
+@pytest.mark.parametrize(("coding", "pack"), CODINGS[:-1])
+def test_one_read_that_expands_beyond_its_bound_is_too_large(coding: str, pack: Callable[[bytes], bytes]) -> None:
+    """Although the reply as a whole may be longer."""
+    found = decompressor(coding, PLENTY, 1000)
+    assert found is not None
+    with pytest.raises(ValueError, match="larger than the gateway accepts"):
+        found.feed(pack(bytes(1001)))
+
+
+def test_many_small_reads_may_exceed_the_bound_of_one() -> None:
+    """A long stream is no bomb."""
+    packed, found = stored_deflate(TEXT * 100), Decompressor(PLENTY, 1000)
+    assert b"".join(found.feed(packed[i : i + 900]) for i in range(0, len(packed), 900)) == TEXT * 100
+
+
+@pytest.mark.parametrize("size", [1, 7, PLENTY])
+@pytest.mark.parametrize(("coding", "pack"), CODINGS)
+def test_a_cut_reply_yields_its_beginning_without_an_error(
+    coding: str, pack: Callable[[bytes], bytes], size: int
+) -> None:
+    """In reads of any size."""
+    found, packed = decompressor(coding, 500, cut=True), pack(TEXT)
+    assert found is not None
+    assert b"".join(found.feed(packed[i : i + size]) for i in range(0, len(packed), size)) == TEXT[:500]
+
+
+def test_what_lies_above_a_cut_is_never_expanded() -> None:
+    """Neither in the read that reaches the limit nor in later ones, even where it is malformed."""
+    bomb, found = gzip.compress(bytes(100 << 20)), Decompressor(1000, cut=True)
+    tracemalloc.start()
+    try:
+        assert [len(found.feed(part)) for part in (bomb[:50_000], bomb[50_000:], b"\xff" * 1000)] == [1000, 0, 0]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_after_the_end_take_no_memory() -> None:
+    """zlib itself keeps them all."""
+    found, junk = Decompressor(PLENTY), bytes(100_000)
+    found.feed(gzip.compress(TEXT))
+    tracemalloc.start()
+    try:
+        assert not any(found.feed(junk) for _ in range(100))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
