@@ -138,6 +138,10 @@ NOT_ASSEMBLED = Failure(
 STOPPED = Failure(
     FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.", cause="gateway stopped"
 )
+NO_SOCKET = Failure(
+    FailureKind.GATEWAY, "The gateway has no socket left for a connection to the backend.", cause="no socket left"
+)
+OWN_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 FAILED_INSIDE = Failure(FailureKind.SERVER, "The backend failed.", cause="200 with an error inside")
 
 
@@ -179,6 +183,8 @@ def of_connect(error: Exception, within: float | None = None) -> Failure:
         refused = "refused the gateway's credentials" if error.status == 407 else "opened no connection to the backend"
         cause = f"proxy: {error.status}" if error.status else "proxy: no answer"
         return Failure(FailureKind.CONNECT, f"The proxy {refused}.", cause=cause)
+    if isinstance(error, OSError) and error.errno in OWN_SHORTAGES:
+        return replace(NO_SOCKET, cause=f"no socket left: {errno.errorcode[error.errno]}")
     kind, text, cause = next(row for row in _CONNECT if isinstance(error, row[0]))
     if kind is TimeoutError and within is not None:
         cause = f"no connection within {within:g} s"

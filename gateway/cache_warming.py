@@ -71,6 +71,7 @@ class SavedPrompt:
     pool: str
     cache_group: str
     estimate: PoolEstimate
+    caller: str  # who may have provoked what the prompt brings back
 
     @property
     def size(self) -> int:
@@ -162,7 +163,8 @@ class CacheWarming:
         if hot is None or upstream is None or run.times.first_in is None or job.request.operation not in EVERYWHERE:
             return
         model = job.model_at(run.attempt.candidate.endpoint, upstream)
-        prompt = SavedPrompt(job.request.operation, raw, model, pool, job.cache_group, job.estimate.pools[pool])
+        request, known = job.request, job.estimate.pools[pool]
+        prompt = SavedPrompt(request.operation, raw, model, pool, job.cache_group, known, request.caller)
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.times.first_in)
 
     # ----------------------------------------------------------------- looking after all
@@ -264,14 +266,14 @@ class CacheWarming:
             prompt = prefix.text
             body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
             request = synthetic(upstream, prompt.operation, body, prompt.model, prompt.cache_group)
-            run = await self._run(endpoint, upstream, request, estimate)
+            run = await self._run(endpoint, upstream, request, estimate, prompt.caller)
             plan.on_ended(run.outcome is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)
 
     async def _run(
-        self, endpoint: Endpoint, upstream: Upstream, request: BackendRequest, estimate: PoolEstimate
+        self, endpoint: Endpoint, upstream: Upstream, request: BackendRequest, estimate: PoolEstimate, caller: str = ""
     ) -> WireAttempt:
         timeout = self.runtime.current.config.defaults.first_token
-        return await send_synthetic(self.fleet, endpoint, upstream, request, estimate, timeout)
+        return await send_synthetic(self.fleet, endpoint, upstream, request, estimate, timeout, caller)
 
 
 def _serves(load: Load) -> bool:

@@ -1,6 +1,6 @@
 """Requests of the gateway's own: a single token of output, to warm up a cache or to see whether an endpoint answers.
 
-To the fleet a synthetic request is an attempt as any other, of no caller: charged, and a source for learning. It has no
+To the fleet a synthetic request is an attempt as any other: charged, and a source for learning. It has no
 Record and is not retried.
 """
 
@@ -93,14 +93,16 @@ async def send_synthetic(
     request: BackendRequest,
     estimate: PoolEstimate,
     timeout: float,
+    caller: str = "",
 ) -> WireAttempt:
-    """Sends a synthetic request. Returns the attempt at its end, at the latest after `timeout` seconds."""
+    """Sends a synthetic request. Returns the attempt at its end, at the latest after `timeout` seconds. `caller`: whose
+    prompt it holds; empty: the gateway's own. A server that does not stream may answer in one piece."""
     now, tokens = monotonic(), estimate.tokens
     load, hit = fleet.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, estimate)
     forecast = fleet.forecast(endpoint, load, tokens, hit, now)
     candidate = Candidate(endpoint, 0, tokens, hit, forecast, probability=1.0, price=0.0)
-    wire = WireAttempt(Attempt(1, AttemptKind.PRIMARY, candidate), upstream, request, fleet)
-    fleet.on_sent(wire, candidate, estimate, wire.times.opened, stream=True, session=request.session_id)
+    wire = WireAttempt(Attempt(1, AttemptKind.PRIMARY, candidate), upstream, request, fleet, assembled=True)
+    fleet.on_sent(wire, candidate, estimate, wire.times.opened, stream=True, session=request.session_id, caller=caller)
     sink = _LoneSink(wire)
     try:
         async with asyncio.timeout(timeout):

@@ -1,8 +1,9 @@
 """Finds the pools of a route that can serve an operation: natively, through a translation, or not at all.
 
 A pool's servers may lack an operation that their kind usually serves (a chat model has no embeddings): the first
-request that is refused for it shows that, and the pool is not asked again for a minute. Where the pool has served the
-operation before, one refusal shows nothing about the next request: a caller may have provoked it.
+request that is refused for it shows that to its caller, and a second caller's to all; the pool is not asked again for a
+minute. Where the pool has served the operation before, one refusal shows nothing about the next request: a caller may
+have provoked it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gateway.strict_json import encode
 from policies.routes.route import Route
 
 LACKING = 60.0  # s until a pool is asked again
+WITNESSES = 2  # callers that find the same, to count for all
 
 _decode = msgspec.json.Decoder().decode
 
@@ -30,7 +32,8 @@ _decode = msgspec.json.Decoder().decode
 class OperationFit:
     """Operations lacking, and operations served, by pool: bounded by the configuration."""
 
-    lacking: dict[tuple[str, Operation], float] = field(default_factory=dict)  # by pool: until when
+    # by pool: until when, by caller that has found it
+    lacking: dict[tuple[str, Operation], dict[str, float]] = field(default_factory=dict)
     served: set[tuple[str, Operation]] = field(default_factory=set)
 
     def fit(self, request: InferenceRequest, route: Route, native: Mapping[str, frozenset[Operation]]) -> None:
@@ -39,7 +42,7 @@ class OperationFit:
         translated: dict[str, TranslatedBody] = {}
         known: dict[tuple[Translation, ...], TranslatedBody] = {}
         for pool in route.pools:
-            spoken = self._spoken(pool, native[pool])
+            spoken = self._spoken(pool, native[pool], request.caller)
             if request.operation in spoken:
                 continue
             steps = chain(request.operation, spoken)
@@ -59,8 +62,8 @@ class OperationFit:
     def found_lacking(self, pool: str, request: InferenceRequest, route: Route, native: frozenset[Operation]) -> bool:
         """Note that a pool lacks the operation. True: the request can be translated for it."""
         if (pool, request.operation) not in self.served:
-            self.lacking[pool, request.operation] = monotonic() + LACKING
-        steps = chain(request.operation, self._spoken(pool, native) - {request.operation})
+            self._note(self.lacking.setdefault((pool, request.operation), {}), request.caller)
+        steps = chain(request.operation, self._spoken(pool, native, request.caller) - {request.operation})
         if steps is None:
             return False
         try:
@@ -69,11 +72,25 @@ class OperationFit:
             return False
         return True
 
-    def _spoken(self, pool: str, native: frozenset[Operation]) -> frozenset[Operation]:
+    def _note(self, found: dict[str, float], caller: str) -> None:
+        """Keep the latest two callers: they are enough for all."""
+        found.pop(caller, None)
+        found[caller] = monotonic() + LACKING
+        if len(found) > WITNESSES:
+            del found[next(iter(found))]
+
+    def _spoken(self, pool: str, native: frozenset[Operation], caller: str) -> frozenset[Operation]:
         if not self.lacking:
             return native
-        now, lacking = monotonic(), list(self.lacking.items())  # a copy: large requests are translated in a thread
-        return native - {operation for (name, operation), until in lacking if name == pool and now < until}
+        lacking = list(self.lacking.items())  # a copy: large requests are translated in a thread
+        return native - {operation for (name, operation), found in lacking if name == pool and _counts(found, caller)}
+
+
+def _counts(found: Mapping[str, float], caller: str) -> bool:
+    """What two callers have found, or this one."""
+    now = monotonic()
+    recent = [one for one, until in list(found.items()) if now < until]
+    return caller in recent or len(recent) >= WITNESSES
 
 
 def _translated(request: InferenceRequest, steps: tuple[Translation, ...], dropped: frozenset[str]) -> TranslatedBody:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache, partial
+from ipaddress import IPv6Address, IPv6Network
 from time import time
 from typing import Protocol
 
@@ -22,6 +23,8 @@ from gateway.api.api_error import REASONS, ApiError
 from gateway.api.dialects import error_event, error_reply
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.same_origin import HOST
+
+UNKNOWN = "?"  # address of a caller
 
 
 class WriteFlowControl(Protocol):
@@ -152,14 +155,22 @@ class HttpRequest:
 
     @property
     def address(self) -> str:
-        """Of the caller; empty: unknown."""
+        """Of the caller; of IPv6 the network, which one host may fill with addresses of its own."""
         peer = self.writer.transport.get_extra_info("peername")
-        return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        return _host(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
 
     @property
     def answering(self) -> bool:
         """Part of the answer itself is written: an error can no longer take its place."""
         return self.begun and self.comments is None
+
+
+@lru_cache(maxsize=4096)
+def _host(address: str) -> str:
+    if ":" not in address:
+        return address
+    known = IPv6Address(address)
+    return str(known.ipv4_mapped or IPv6Network((known.packed, 64), strict=False))
 
 
 def failure_of(refusal: ApiError) -> Failure:

@@ -152,7 +152,7 @@ class WireAttempt:
         self.state = WireState.HELD
         if not self.upstream.backend.local:
             self._report_rate_limits()
-        content_type = headers.get("content-type", "")
+        content_type = headers.get("content-type", "").lower()
         if self.stream and self.is_success and content_type.startswith("text/html"):
             return self.fail(NOT_EVENTS)
         if self.assembled and self.is_success and "event-stream" not in content_type:
@@ -235,7 +235,7 @@ class WireAttempt:
         if content:
             return self._first_token(now)
         if self.buffered_bytes > self._max_held:
-            is_stream = "event-stream" in self.headers.get("content-type", "")
+            is_stream = "event-stream" in self.headers.get("content-type", "").lower()
             return self._first_token(now) if is_stream else self.fail(NOT_EVENTS)
         return None
 

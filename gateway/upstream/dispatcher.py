@@ -68,7 +68,10 @@ class Dispatcher:
     def _on_found_dead(self, attempts: list[Hashable]) -> None:
         """Attempts without a first token at an endpoint that does not answer its probes any more."""
         for attempt in attempts:
-            if isinstance(attempt, WireAttempt) and attempt.times.first_in is None:
-                advance = self.races.get(attempt)
-                if advance is not None:  # not a cache warming
-                    advance(EndpointDown(attempt.attempt.number))
+            if isinstance(attempt, WireAttempt):
+                self.losses.do(self._lose, attempt)
+
+    def _lose(self, attempt: WireAttempt) -> None:
+        advance = self.races.get(attempt)
+        if advance is not None and attempt.times.first_in is None:  # not a cache warming
+            advance(EndpointDown(attempt.attempt.number))

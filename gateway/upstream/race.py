@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, SILENT, STOPPED, TRUNCATED, UNRESCUED
+from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
 from backends.interface import Failure
 from gateway.api.answer_quality import shortcoming
 from gateway.api.api_error import ApiError
@@ -86,6 +86,8 @@ class AttemptSink:
     def _on_lost(self, failure: Failure) -> None:
         if self.attempt.state is not WireState.OVER:
             self.race.on_wire(self.attempt, self.attempt.on_failure(failure))
+        elif failure is NOT_READ:  # an error of the gateway's own after the last read: nothing else ends the request
+            self.race.on_bug()
 
 
 class Race:
@@ -183,9 +185,18 @@ class Race:
         """A stall of this event loop is no silence of the engine: after one, sockets are read first."""
         self._timer = None
         if monotonic() - due > LATE_TIMER:
-            self._timer = self.loop.call_later(READ_FIRST, self.advance, TimerFired())
+            self._timer = self.loop.call_later(READ_FIRST, self._look)
         else:
+            self._look()
+
+    def _look(self) -> None:
+        """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
+        try:
             self.advance(TimerFired())
+        except Exception as bug:
+            if self.done.done():
+                raise
+            self.done.set_exception(bug)
 
     # -- actions --------------------------------------------------------------------------------
 
@@ -345,7 +356,10 @@ class Race:
             assert self.rescue.continuation is not None
             assert isinstance(self._answer, StreamedAnswer)
             self._answer.continue_with(self.rescue.continuation)
-        elif wire.assembled:
+            return self._answer.start(wire.take_buffered())
+        if self.rescue is not None:
+            self.rescue.begin()
+        if wire.assembled:
             self._answer = AssembledAnswer(
                 wire.upstream.backend.assembler(wire.request), routed, wire.upstream, endpoint
             )
@@ -413,6 +427,7 @@ class Race:
         the pool lacks the operation."""
         if failure is NOT_ASSEMBLED:
             self.routed.ask_whole()
+            self._machine.limit_by(self.routed.limits)  # of an answer without tokens to be seen
             return True
         if blame.elsewhere is not Elsewhere.TRANSLATED:
             return False
@@ -501,6 +516,11 @@ class Race:
         self.relay.resume()
         if self.winner is not None:
             self.winner.resume()
+
+    def on_bug(self) -> None:
+        """End the request: what it waits for will not come."""
+        if not self.done.done():
+            self._end_broken(BrokenOff(NOT_READ))
 
     def on_shutdown(self) -> None:
         """End the answer explicitly, like any broken stream."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
@@ -31,7 +32,7 @@ COUNTING = 5.0  # s for a count of tokens
 
 
 class _TokenCount(msgspec.Struct):
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Rescue:
@@ -39,6 +40,7 @@ class Rescue:
 
     def __init__(self, routed: RoutedRequest, budget: TextBudget, restarting: set[str]) -> None:
         self.remembered = PartialAnswer(budget)
+        self._budget = budget
         self.continuation: Continuation | None = None  # of the latest broken stream
         self._routed = routed
         self._restarting = restarting
@@ -48,6 +50,11 @@ class Rescue:
     def obstacle(self) -> str:
         """The reason for which nobody can continue the answer; empty: some can."""
         return self.remembered.obstacle
+
+    def begin(self) -> None:
+        """Forget the answer of an attempt that the caller has seen nothing of."""
+        self.remembered.release()
+        self.remembered = PartialAnswer(self._budget)
 
     def unable(self, broken: Attempt, loads: Mapping[str, Load]) -> dict[str, str]:
         """Candidates that cannot continue the answer now, with the reason. `loads`: by endpoint."""
@@ -104,7 +111,7 @@ class Rescue:
 
 async def _count(upstream: Upstream, call: HttpCall) -> int | None:
     """Tokens, as counted by the server; None: not counted."""
-    with suppress(TransportError, ValueError):
+    with suppress(TransportError, ValueError, RecursionError):
         reply = await upstream.connections.fetch(call, COUNTING)
         return msgspec.json.decode(reply.body, type=_TokenCount).count
     return None

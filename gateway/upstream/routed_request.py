@@ -50,8 +50,9 @@ class RoutedRequest:
         self.assembled = False
 
     def _may_assemble(self) -> bool:
-        """Every endpoint that the request may go to can stream this answer without loss."""
-        if self.request.stream or self.route.upstream_stream == "off":
+        """Every endpoint that the request may go to can stream this answer without loss, and the route judges no
+        whole answers."""
+        if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate:
             return False
         return all(map(self._is_assembled_by, {each.endpoint.pool: each for each in self.decision.ranked}.values()))
 

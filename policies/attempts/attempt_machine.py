@@ -150,6 +150,10 @@ class AttemptMachine:
         self._retried = False
         self._actions: list[Action] = []
 
+    def limit_by(self, limits: AttemptLimits) -> None:
+        """Limits of the attempts to come."""
+        self._limits, self._first_token_limit = limits, limits.first_token_limit
+
     def on(self, event: Event, now: float) -> AttemptStep:
         if type(event) in TRANSITIONS[self.state]:
             match event:

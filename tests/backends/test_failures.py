@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import ssl
@@ -63,6 +64,13 @@ def test_vllm_errors_get_openai_types_and_codes() -> None:
         "max_tokens",
     )
     assert of_reply(400, {}, transcript("vllm_400_type.json")).type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+def test_a_shortage_of_the_gateways_own_is_no_fault_of_the_backend(code: int) -> None:
+    """A crowd that takes all sockets ejects no endpoint."""
+    failure = of_connect(OSError(code, "x"))
+    assert (failure.kind, failure.cause) == (FailureKind.GATEWAY, f"no socket left: {errno.errorcode[code]}")
 
 
 def test_a_prompt_too_long_has_openais_code() -> None:

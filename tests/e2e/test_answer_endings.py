@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.observe.record import Record, RequestOutcome
-from tests.gateway.builders import CHAT, calling, post
+from gateway.upstream import answer, race
+from tests.gateway.builders import CHAT, WHOLE, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
@@ -17,6 +18,14 @@ TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error":{"message":"CANARY engine died","type":"InternalServerError","code":500}}\n\n'
+
+
+CHUNK = '"id":"1","object":"chat.completion.chunk","created":1,"model":"served"'
+WHOLE_STREAM = (
+    f'data: {{{CHUNK},"choices":[{{"index":0,"delta":{{"role":"assistant","content":"hi"}}}}]}}\n\n'
+    f'data: {{{CHUNK},"choices":[{{"index":0,"delta":{{}},"finish_reason":"stop"}}]}}\n\n'
+    f'data: {{{CHUNK},"choices":[],"usage":{{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}}}\n\n'
+).encode() + DONE
 
 
 async def request(script: Script, *, stream: bool = True, idle: str = "300ms") -> tuple[int, bytes, Record]:
@@ -147,3 +156,29 @@ async def test_a_single_prompt_ends_with_one_choice(prompt: Any) -> None:
         await caller.chunks()
         await eventually(lambda: gateway.recorder.recent)
         assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
+
+
+async def test_an_error_of_the_gateway_in_the_last_step_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error at once: nothing that the request waits for is left to come."""
+
+    def broken(*known: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(race, "whole_reply", broken)
+    monkeypatch.setattr(answer, "whole_reply", broken)
+    for kind, script in (("vllm", STREAM_HEAD + chunk(WHOLE_STREAM) + LAST_CHUNK), ("compatible", reply(WHOLE))):
+        async with Upstream([script]) as upstream:
+            pools = {"p": pool(upstream.url, backend=kind)}
+            async with running(pools, {"chat": {"tiers": ["p"]}}) as gateway, calling(gateway.url) as caller:
+                status, _, _ = await caller.whole(post(CHAT))
+                assert (status, last(gateway).end) == (502, RequestOutcome.FAILED)
+
+
+@pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/event-stream; charset=UTF-8"])
+async def test_the_case_of_a_content_type_is_of_no_meaning(kind: str) -> None:
+    head = STREAM_HEAD.replace(b"text/event-stream", kind.encode())
+    async with Upstream([head + chunk(WHOLE_STREAM) + LAST_CHUNK]) as upstream:
+        pools = {"p": pool(upstream.url, backend="vllm")}
+        async with running(pools, {"chat": {"tiers": ["p"]}}) as gateway, calling(gateway.url) as caller:
+            status, _, _ = await caller.whole(post(CHAT))
+            assert (status, len(last(gateway).attempts)) == (200, 1)

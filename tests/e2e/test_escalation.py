@@ -84,6 +84,17 @@ async def test_the_first_answer_is_kept_where_no_better_one_comes(second: bytes)
         assert [attempt.pool for attempt in record.attempts].count("small") == 1
 
 
+async def test_an_answer_of_vllm_is_judged_before_the_caller_gets_it() -> None:
+    """It is asked for whole, although vLLM could stream it for the gateway to put together."""
+    async with Upstream([answer("and then", "length")]) as small, Upstream([GOOD]) as large:
+        pools = {name: pool(up.url, backend="vllm") for name, up in (("small", small), ("large", large))}
+        routes = {"chat": {"tiers": ["small", "large"], "escalate": ["length"]}}
+        async with running(pools, routes) as gateway, calling(gateway.url) as caller:
+            status, _, body = await caller.whole(post(CHAT))
+            assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, '{"n": 1}')
+            assert b'"stream":true' not in small.requests[0].body
+
+
 async def test_a_good_answer_is_asked_of_nobody_else() -> None:
     async with two_tiers([GOOD], [GOOD], "refusal", "length", "invalid_json") as (gateway, caller, _, large):
         status, _, _ = await caller.whole(post({**CHAT, "response_format": JSON_WANTED}))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
@@ -20,6 +20,7 @@ from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
+from tests.gateway.builders import calling, post
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import (
@@ -204,8 +205,8 @@ async def test_an_answer_that_breaks_twice_is_whole() -> None:
 async def test_fifty_streams_survive_the_death_of_an_endpoint() -> None:
     """One of two engines is killed: 50 whole answers."""
     async with engines(2) as servers, gateway_before(*servers) as (gateway, client):
-        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=80) for i in range(50)))
-        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=80)) for i in range(50)]
+        uncut = await asyncio.gather(*(whole(client, f"tell me {i}", max_tokens=160) for i in range(50)))
+        calls = [asyncio.create_task(whole(client, f"tell me {i}", max_tokens=160)) for i in range(50)]
         await eventually(lambda: sum(server.engine.running for server in servers) >= 45)
         await asyncio.sleep(0.2)
         await max(servers, key=lambda server: server.engine.running).kill()
@@ -473,3 +474,22 @@ async def test_a_completion_is_continued_by_its_prompt() -> None:
         texts = [choice.text async for event in stream for choice in event.choices]
         assert "".join(texts) == "one  two"
         assert (pool.continuation["prompt"], pool.continuation["max_tokens"]) == ("count:one ", 7)
+
+
+async def test_a_peer_continues_what_the_caller_has_read_and_nothing_else() -> None:
+    """The text of an attempt that failed before the caller saw a word of it is no part of the answer."""
+    odd = b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":{"a":1}}]}\n\n'
+    unseen: Script = [STREAM_HEAD + chunk(scripted({"content": "Once upon a time"}) + odd) + LAST_CHUNK]
+    answered: list[Received] = []
+    async with AsyncExitStack() as stack:
+        scripts = (unseen, BREAKS["reset"], [STREAM_HEAD, chunk(REST), *END])
+        engines = [await stack.enter_async_context(ScriptedEngine(*scripts, answered=answered)) for _ in range(3)]
+        pool = {"backend": "sglang", "model": "served", "endpoints": [engine.url for engine in engines]}
+        gateway = await stack.enter_async_context(running({"p": pool}, RESCUE))
+        caller = await stack.enter_async_context(calling(gateway.url))
+        prompt = {"model": "chat", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        await caller.ask(post(prompt, path="/v1/messages"))
+        events = b"".join(await caller.chunks())
+        assert json.loads(answered[2].body)["messages"][-1] == {"role": "assistant", "content": "one two"}
+        assert b" three" in events
+        assert b"message_stop" in events

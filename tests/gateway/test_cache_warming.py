@@ -43,7 +43,7 @@ async def estimate(estimator: Estimator, operation: Operation, body: Mapping[str
 
 async def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **body: Any) -> SavedPrompt:
     known = await estimate(estimator, operation, body)
-    return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known)
+    return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known, "alice")
 
 
 async def test_a_prefix_ends_with_the_message_that_completes_its_blocks(estimator: Estimator) -> None:

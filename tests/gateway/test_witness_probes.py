@@ -12,7 +12,7 @@ from gateway.app import Gateway
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport
 from policies.types import AttemptOutcome, Endpoint, Health
-from tests.gateway.builders import STREAMED, get
+from tests.gateway.builders import STREAMED, WHOLE, get
 from tests.policies.fleets import send
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -21,6 +21,7 @@ from tests.support.upstream import GATE, Script, Upstream, reply
 JSON = "content-type: application/json"
 REVOKED: Script = [reply(b'{"error":{"message":"no"}}', "401 Unauthorized", JSON)]
 BAD: Script = [reply(b'{"error":{"message":"no","type":"invalid_request_error"}}', "400 Bad Request", JSON)]
+UNSTREAMED: Script = [reply(WHOLE, "200 OK", JSON)]
 CLAUDE: Script = [reply(b'{"type":"error","error":{"type":"invalid_request_error","message":"no"}}', "400 Bad", JSON)]
 
 
@@ -45,7 +46,7 @@ async def test_a_probe_asks_for_one_token_with_the_credential_and_model_of_the_c
     """Nothing of the caller's request is in it."""
     async with Upstream([STREAMED]) as upstream, running({"api": pool(upstream.url)}) as gateway:
         refuse(gateway, "a")
-        await eventually(lambda: gateway.fleet.statistics(endpoint(gateway).id, 0.0).samples == 1)
+        await eventually(lambda: gateway.fleet.statistics(endpoint(gateway).id, monotonic()).samples == 1)
         [received] = upstream.requests
         body: dict[str, Any] = json.loads(received.body)
         assert received.headers["authorization"] == "Bearer sk-backend"
@@ -53,7 +54,9 @@ async def test_a_probe_asks_for_one_token_with_the_credential_and_model_of_the_c
         assert body.get("max_tokens", body.get("max_completion_tokens")) == 1
 
 
-@pytest.mark.parametrize(("script", "down"), [(REVOKED, Health.DOWN), (BAD, Health.UP), (STREAMED, Health.UP)])
+@pytest.mark.parametrize(
+    ("script", "down"), [(REVOKED, Health.DOWN), (BAD, Health.UP), (STREAMED, Health.UP), (UNSTREAMED, Health.UP)]
+)
 async def test_only_a_probe_with_the_same_result_takes_the_endpoint_from_all(script: Any, down: Health) -> None:
     """An answer of any kind, also a refusal of the probe itself, does not."""
     script = [script] if isinstance(script, bytes) else script
