@@ -42,7 +42,7 @@ class ChoicesAssembler(EventAssembler):
         self._form = TokenForm()
 
     def feed(self, data: bytes) -> None:
-        if self._decoder.pending or not (text := self._form.text(data)):
+        if self._ended or self._decoder.pending or not (text := self._form.text(data)):
             self._parse(data)
             return
         self._choices[0].add_written(text)  # as nearly always

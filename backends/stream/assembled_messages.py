@@ -37,13 +37,13 @@ class MessageAssembler(EventAssembler):
         elif kind == "message_delta" and self._message is not None:
             self._update(self._message, chunk)
         elif kind == "message_stop":
-            self._stopped = True
+            self._stopped = self._ended = True
         elif kind != "ping":
             raise Unassembled(f"an event '{kind}' that is not expected")
 
     def _update(self, message: dict[str, Any], event: dict[str, Any]) -> None:
         message["usage"] = {**message["usage"], **(event.pop("usage", None) or {})}
-        message |= event.pop("delta")
+        message |= {**event.pop("delta")}  # of a mapping alone, unlike `|=`
         message |= {name: value for name, value in event.items() if name != "type"}
 
     def _assembled(self) -> bytes:
@@ -83,7 +83,7 @@ class _AssembledBlock:
         self._texts.setdefault(name, []).append(text)
 
     def assembled(self) -> dict[str, Any]:
-        block, texts = dict(self._start), {name: "".join(parts) for name, parts in self._texts.items()}
+        block, texts = {**self._start}, {name: "".join(parts) for name, parts in self._texts.items()}
         if arguments := texts.pop("input", ""):
             try:
                 block["input"] = msgspec.json.decode(arguments)

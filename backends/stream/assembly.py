@@ -4,12 +4,15 @@ A caller who wants no stream gets the answer of a streamed request, so that its 
 - The whole answer has the members of the server's own, or there is none: what cannot be put together exactly raises
   `Unassembled`. So does an incomplete stream, an error event and an event that is no JSON.
 - An unknown member is kept where its values agree. How several values would be joined is not guessed.
+- An answer ends where an SDK stops to read: what follows [DONE], or the last event of a dialect, is ignored.
 - Memory is bounded by ASSEMBLED_LIMIT. After an obstacle nothing is held.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -27,11 +30,26 @@ class Unassembled(ValueError):
     """The events cannot be put together exactly."""
 
 
+_MALFORMED = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)  # what code raises on odd values
+
+
+@contextmanager
+def _refusing_malformed() -> Iterator[None]:
+    """Turn all that a malformed event raises, when it is read or later, into Unassembled."""
+    try:
+        yield
+    except StreamError as error:
+        raise Unassembled(str(error)) from None
+    except _MALFORMED:
+        raise Unassembled("an event of unknown form") from None
+
+
 class EventAssembler(ABC):
     """An `Assembler`. `obstacle`: the reason for which there will be no whole answer; empty: none so far."""
 
     def __init__(self) -> None:
         self.obstacle = ""
+        self._ended = False  # nothing further is of the answer
         self._size = 0  # bytes of the events so far, or of what is kept of them
         self._decoder = SseDecoder()
 
@@ -41,23 +59,21 @@ class EventAssembler(ABC):
 
     def feed(self, data: bytes) -> None:
         """Read bytes of the stream, torn anywhere."""
-        if self.obstacle:
+        if self.obstacle or self._ended:
             return
         try:
-            for event in self._decoder.feed(data):
-                self._hold(len(event.data))
-                self._read(event)
-        except (StreamError, Unassembled) as error:
+            with _refusing_malformed():
+                self._read_all(self._decoder.feed(data))
+        except Unassembled as error:
             self.refuse(str(error))
 
     def whole(self) -> bytes:
         """The JSON of the whole answer. The body must be complete. Raises Unassembled."""
-        if not self.obstacle:
-            for event in self._decoder.flush():
-                self._read(event)
         if self.obstacle:
             raise Unassembled(self.obstacle)
-        return self._assembled()
+        with _refusing_malformed():
+            self._read_all(self._decoder.flush())
+            return self._assembled()
 
     def refuse(self, obstacle: str) -> None:
         """Give up, and forget all events."""
@@ -65,8 +81,16 @@ class EventAssembler(ABC):
         self._decoder = SseDecoder()
         self._forget()
 
+    def _read_all(self, events: list[ServerSentEvent]) -> None:
+        for event in events:
+            if self._ended:
+                return
+            self._hold(len(event.data))
+            self._read(event)
+
     def _read(self, event: ServerSentEvent) -> None:
         if event.data.startswith(b"[DONE]"):
+            self._ended = True
             return
         try:
             chunk = _decode(event.data)
@@ -74,10 +98,7 @@ class EventAssembler(ABC):
             raise Unassembled("an event that is no JSON object") from None
         if event.name == b"error" or chunk.get("error") or chunk.get("type") == "error":
             raise Unassembled("an error event")
-        try:
-            self._add(chunk, event.data)
-        except (LookupError, TypeError, AttributeError):
-            raise Unassembled("an event of unknown form") from None
+        self._add(chunk, event.data)
 
     def _hold(self, size: int) -> None:
         """Count bytes. Raises Unassembled above the limit."""

@@ -137,19 +137,26 @@ class PartialAnswer(WholeEvents):
             if _is_json(event.data):  # as with half a surrogate pair; of junk the reader gets nothing
                 self._refuse("an event of unknown form")
             return
+        except RecursionError:
+            self._refuse("an event of unknown form")
+            return
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             self._refuse("an event of unknown form")
             return
         self.identity = self.identity or {name: chunk[name] for name in IDENTITY if name in chunk}
         for choice in choices:
-            self._add_choice(choice)
+            if not self.obstacle:
+                self._add_choice(choice)
 
     def _add_choice(self, choice: Any) -> None:
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
             self._refuse("several choices")
             return
         delta = choice.get("delta") or {}
+        if not isinstance(delta, dict):
+            self._refuse("an event of unknown form")
+            return
         text = choice.get("text") or delta.get("content") or ""
         others = [name for name, value in delta.items() if value and name not in ("role", "content")]
         if others or not isinstance(text, str):

@@ -16,7 +16,7 @@ from tests.backends.replies.reply import openai_error
 TPM = "Request too large for m-1 in organization org-78asdf87asdf9aaa8976 on tokens per min (TPM): Limit 1, Requested 2"
 
 SHORT_TPM = (
-    "429 tokens: Request too large for …-1 in organization [account] on tokens per min (TPM): Limit 1, Requested 2"
+    "429 tokens: Request too large for … in organization [account] on tokens per min (TPM): Limit 1, Requested 2"
 )
 
 
@@ -71,6 +71,52 @@ def test_a_cause_holds_no_part_of_a_key(message: str) -> None:
     """Providers show the last characters of a key that they refuse."""
     assert "cret" not in cause(401, openai_error(message, "my-own-secret"), "my-own-secret")
     assert "cret" not in cause(500, openai_error(message, None, "my-own-secret"), "my-own-secret")
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("Broken with prompt: 'my card is 4111 1111 1111 1111 cvc 123, pin 4821'", "Broken with prompt…"),
+        ("my card is 4111 1111 1111 1111 cvc 123, pin 4821", "… is …"),
+        ("transfer 25000 to account 99 4433 21", "… to account …"),
+        ("key 83726-19283-44 is invalid", "key … is invalid"),
+        ("limit 4111 1111 tokens", "limit … tokens"),
+        ("code 4821", "code …"),
+        ("key ab-123s", "key …s"),
+        ("limit 4111,111,111,111", "limit …"),
+    ],
+)
+def test_a_cause_holds_no_number_of_a_prompt_or_key(message: str, line: str) -> None:
+    """A server may quote any text."""
+    assert cause(500, openai_error(message, None)) == f"500: {line}"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Limit 30000, Used 29937, Requested 385. Please try again in 644ms.",
+        "Please try again in 9m38.016s.",
+        "rate limit of 40,000 input tokens",
+        "maximum length is 131072",
+        "limited to 1000 API calls",
+        "allocate 2.50 GiB. GPU 0",
+        "[Errno 104] connection reset",
+        "worker-3 died, status_code=502",
+        "Rate limit for model `model` in organization `[account]` on tokens: Limit 30",
+        "The model's server doesn't start",
+    ],
+)
+def test_a_cause_keeps_a_number_beside_its_unit_or_name(message: str) -> None:
+    expected = message.replace("The model's", "The …")
+    assert cause(500, openai_error(message, None)) == f"500: {expected}"
+
+
+@pytest.mark.parametrize(
+    "quotation", ["'secret", '"secret', "“secret", "`no secret`", "b'secret", "input: secret", "request=secret"]
+)
+def test_a_cause_ends_before_a_quotation(quotation: str) -> None:
+    """Words of errors are words of prompts too."""
+    assert "account" not in cause(500, openai_error(f"It failed at {quotation} my account is limited", None))
 
 
 def test_a_cause_is_bounded_after_the_keys_are_out() -> None:

@@ -372,3 +372,19 @@ def test_texts_of_a_known_form_are_held_without_their_events() -> None:
     for _ in range(100):
         assembler.feed(token)
     assert assembler.held_bytes == first + 100 * len("word")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_nothing_after_done_is_of_the_answer(torn: bool) -> None:
+    """Not even an event of the known form."""
+    tokens = [chunk({"content": text}) for text in ("a", "b")]
+    stream = b"".join([*tokens, chunk({}, "stop"), END])
+    more = tokens[0] + event({"error": "late"})
+    found = assemble(stream + more, cuts=[len(stream) // 3] if torn else None)
+    assert found["choices"][0]["message"]["content"] == "ab"
+
+
+@pytest.mark.parametrize("delta", ["text", ["text"], 5])
+def test_a_delta_that_is_no_object_is_refused(delta: Any) -> None:
+    with pytest.raises(Unassembled):
+        assemble(chunk({"content": "a"}) + chunk(delta) + chunk({}, "stop") + END)

@@ -146,6 +146,45 @@ def test_what_is_not_known_to_be_exact_is_refused(body: bytes) -> None:
         assemble(stream_of(message([]), body))
 
 
+NESTED = b'event: ping\ndata: {"type":"ping","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        *(event("message_start", message=odd) + event("message_stop") for odd in ([], [["a", 1]], "text", 5)),
+        stream_of(message([]), b"").replace(json.dumps(START_USAGE).encode(), b"5"),
+        *(
+            stream_of(message([]), event("content_block_start", index=0, content_block=odd) + CLOSED)
+            for odd in ([], [["type", "text"]], 5)
+        ),
+        stream_of(
+            message([]),
+            event("content_block_start", index=0, content_block={"type": "text", "text": 5})
+            + event("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"})
+            + CLOSED,
+        ),
+        stream_of(message([]), TEXT + event("content_block_delta", index=0, delta="text") + CLOSED),
+        stream_of(message([]), event("message_delta", delta=[["stop_reason", "end_turn"]])),
+        stream_of(message([]), NESTED),
+        stream_of(message([]), NESTED).removesuffix(b"\n\n"),
+    ],
+)
+def test_a_malformed_event_is_refused_wherever_it_is_found(stream: bytes) -> None:
+    """When it is read, or only when the parts are joined."""
+    with pytest.raises(Unassembled):
+        assemble(stream)
+
+
+@given(st.booleans())
+def test_nothing_after_the_end_is_of_the_message(torn: bool) -> None:
+    """An SDK has stopped to read."""
+    whole = message([{"type": "text", "text": ""}])
+    stream = stream_of(whole, TEXT + CLOSED)
+    more = event("message_delta", delta={"stop_reason": "refusal"}, usage={"output_tokens": 99}) + event("error")
+    assert assemble(stream + more + b"data: {ju", (len(stream),) if torn else ()) == whole
+
+
 @given(st.data())
 def test_a_message_cut_short_is_no_answer(data: st.DataObject) -> None:
     """Wherever it is cut before message_stop."""

@@ -94,6 +94,21 @@ def test_an_answer_that_is_more_than_text_cannot_be_continued(delta: dict[str, A
     assert partial(ROLE, token("a"), token("b"), event(choices=[{"index": 0, "delta": delta}])).obstacle
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        event(choices=[{"index": 0, "delta": "text"}]),
+        event(choices=[{"index": 0, "delta": ["text"]}, {"index": 0, "delta": {"content": "more"}}]),
+        b'data: {"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n",
+    ],
+)
+def test_an_answer_with_a_malformed_event_passes_and_cannot_be_continued(odd: bytes) -> None:
+    answer = partial(ROLE, token("a"))
+    assert answer.feed(odd) == odd
+    assert answer.feed(token("b")) == token("b")
+    assert (answer.obstacle, answer.text) == ("an event of unknown form", "")
+
+
 def test_several_choices_cannot_be_continued() -> None:
     assert partial(token("one"), event(choices=[{"index": 1, "delta": {"content": "b"}}])).obstacle
 
