@@ -87,7 +87,7 @@ class OperationFit:
 
 
 def _counts(found: Mapping[str, float], caller: str) -> bool:
-    """What two callers have found, or this one."""
+    """Return whether two callers have found it, or this one."""
     now = monotonic()
     recent = [one for one, until in list(found.items()) if now < until]
     return caller in recent or len(recent) >= WITNESSES
