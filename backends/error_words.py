@@ -79,7 +79,7 @@ _NAME_BEFORE, _CODE_BEFORE = _before(_NAMES), _before(_CODE_NAMES)
 _UNIT_AFTER, _CODE_AFTER = _after(f"{_NAMES} {_UNITS}"), _after(_CODE_NAMES)
 _NUMBER_BEFORE = re.compile(r"\d[^A-Za-z]*$")
 _NUMBER_AFTER = re.compile(r"[^A-Za-z]*\d")
-_WITHIN_NAME = re.compile(r"[\w-](?<!\d[hm])$")  # what follows is the rest of an id; not in 9m38s
+_WITHIN_NAME = re.compile(r"[\w-](?<!\d[hm])$")  # the number is a part of an id; not in 9m38s
 _NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PUNCTUATION = frozenset(".,:;!?()[]{}<>=/+-_*'\"`%$#&|")
 

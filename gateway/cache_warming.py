@@ -71,7 +71,7 @@ class SavedPrompt:
     pool: str
     cache_group: str
     estimate: PoolEstimate
-    caller: str  # who may have provoked what the prompt brings back
+    caller: str  # of the answered request: evidence of a warm-up counts for this caller
 
     @property
     def size(self) -> int:

@@ -23,7 +23,7 @@ PING = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 class _Dropped:
-    """Receiver of an answer that nobody reads."""
+    """Drops the bytes of an answer."""
 
     written = True
 

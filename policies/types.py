@@ -168,7 +168,7 @@ class RequestView:
     max_tokens: int | None = None  # the caller's own, for each choice
     choices: int = 1  # answers to generate: `n` or `best_of`, for each prompt
     user_turns: int = 1
-    caller: str = ""  # whose request it is: a key's name, or an address; empty: the gateway's own
+    caller: str = ""  # name of the key, or an address; empty: the gateway itself
     tools: bool = False
     images: bool = False
     json_schema: bool = False

@@ -30,7 +30,7 @@ class Unassembled(ValueError):
     """The events cannot be put together exactly."""
 
 
-_MALFORMED = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)  # what code raises on odd values
+_MALFORMED = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)  # raised by odd values
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Drained:
         if not self.future.done():
             self.future.set_result(None)
 
-    on_shutdown = on_write_paused  # what is written is sent in the time that a shutdown gives
+    on_shutdown = on_write_paused  # a shutdown leaves time to send written bytes
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Carries out a request: performs the actions of the attempt machine, and reports what becomes of the attempts to it.
+"""Carries out a request: performs the actions of the attempt machine, and reports the events of the attempts to it.
 
     race -> attempt -> answer -> relay
 
@@ -321,7 +321,7 @@ class Race:
         else:
             self.done.set_exception(error)
 
-    # -- what becomes of attempts ------------------------------------------------------------------
+    # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
         if self.done.done():

@@ -1,4 +1,4 @@
-"""An endpoint as the gateway reaches it: its connections, its dialect, and what its configuration says."""
+"""Connections, dialect and configured values of an endpoint."""
 
 from __future__ import annotations
 

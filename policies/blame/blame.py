@@ -61,7 +61,7 @@ class Evidence(Enum):
     FAILED = "failed"
     UNREACHABLE = "unreachable"  # whatever is sent
     BROKE_OFF = "broke off"  # the connection died under this request
-    DENIED = "denies the gateway"  # its credential or its model
+    DENIED = "denies the gateway"  # the gateway's credential or model
     UNPAID = "unpaid"
 
     @property

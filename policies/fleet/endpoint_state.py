@@ -68,7 +68,7 @@ class EndpointStatistics:
     prefix_capacity: int  # of the index, in the estimator's blocks
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
     adapters: tuple[str, ...]  # LoRA adapters believed loaded, least recently used first
-    believed: tuple[Belief, ...]  # what keeps requests away, or fewer than its share, and why
+    believed: tuple[Belief, ...]  # reasons to send no requests, or fewer than the endpoint's share
 
 
 class EndpointState:

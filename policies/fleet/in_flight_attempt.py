@@ -64,7 +64,7 @@ class InFlightAttempt:
     context: int = 0  # tokens of the prompts of these answers
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
-    caller: str = ""  # whose request it is: a key's name, or an address; empty: the gateway's own
+    caller: str = ""  # name of the key, or an address; empty: the gateway itself
 
     @classmethod
     def sent(

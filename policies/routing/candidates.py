@@ -217,7 +217,7 @@ class CandidateSet:
     def _closed(
         self, endpoint: str, load: Load, pool: Pool, prompt: PoolEstimate, last_resort: bool
     ) -> tuple[RejectionKind, str] | None:
-        """Why the endpoint takes no request now, be its rate limit what it may; None: it may take this one."""
+        """The reason to send the endpoint no request now, rate limits apart; None: it takes this one."""
         pinned = self.queued.request.pinned
         if pinned and endpoint != pinned:
             return RejectionKind.PINNED_ELSEWHERE, "the state of the request is at another endpoint"

@@ -13,8 +13,11 @@ import aiohttp
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
+from gateway import cache_warming
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
+from gateway.synthetic_request import send_synthetic
+from gateway.upstream.attempt import WireAttempt
 from policies.types import Load
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -98,6 +101,23 @@ async def test_warm_up_requests_leave_no_record(caplog: pytest.LogCaptureFixture
         assert gateway.monitor.fleet.statistics(endpoint, monotonic()).samples > taught
         assert (load_of(gateway, mortal).in_flight, load_of(gateway, mortal).queued_tokens) == (0, 0)
         assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 3
+
+
+@pytest.mark.source  # replaces a function of a compiled module
+async def test_a_warm_up_is_a_request_of_the_caller_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evidence of a prompt is no second witness of its own caller."""
+    callers: list[str] = []
+
+    async def spy(*known: Any) -> WireAttempt:
+        callers.append(known[-1])
+        return await send_synthetic(*known)
+
+    monkeypatch.setattr(cache_warming, "send_synthetic", spy)
+    async with pair() as (gateway, _, mortal):
+        await ask(gateway, "user")
+        await restart(gateway, mortal)
+        await eventually(lambda: callers)
+        assert {*callers} == {"127.0.0.1"}
 
 
 async def test_a_failed_warm_up_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:

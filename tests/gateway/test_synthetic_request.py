@@ -38,9 +38,9 @@ async def sent_to(script: Script, *, stream: bool = True, timeout: float = 5.0) 
     return wire, fleet
 
 
-@pytest.mark.parametrize(("stream", "script"), [(True, [STREAMED]), (False, [reply(WHOLE)])])
+@pytest.mark.parametrize(("stream", "script"), [(True, [STREAMED]), (False, [reply(WHOLE)]), (True, [reply(WHOLE)])])
 async def test_an_answer_is_read_to_its_end_and_dropped(stream: bool, script: Script) -> None:
-    """The fleet learns of it like of any other."""
+    """The fleet learns of it like of any other, also where the server does not stream."""
     wire, fleet = await sent_to(script, stream=stream)
     assert (wire.state, fleet.endings) == (WireState.OVER, [AttemptOutcome.COMPLETED])
     assert wire.answered

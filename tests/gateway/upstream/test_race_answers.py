@@ -10,6 +10,7 @@ import pytest
 from backends.failures import LATE, NOT_ASSEMBLED, STOPPED
 from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome
+from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.types import AttemptOutcome
 from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
 from tests.gateway.upstream.relaying import RESET, Relaying, error_event
@@ -182,6 +183,7 @@ async def test_a_stream_that_cannot_be_put_together_is_asked_for_again_as_a_whol
     talk.run.on_end()
     assert talk.race._failure is NOT_ASSEMBLED
     assert [each.request.stream for each in talk.race.attempts.values()] == [True, False]
+    assert talk.race._machine._limits.first_token_limit == WHOLE_ANSWER
     talk.connections.sink.on_head(200, {"content-type": "application/json"})
     talk.connections.sink.on_body(WHOLE)
     talk.connections.sink.on_end()

@@ -1,0 +1,76 @@
+"""Crowds of attempts that end at once: the event loop stays free for all other requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.sending import Sending
+from policies.attempts.attempt_events import EndpointDown, Event
+from policies.attempts.budgets import RetryBudget
+from policies.types import AttemptKind
+from tests.gateway.builders import RecordingFleet, wire
+
+pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
+
+
+class Later:
+    """A queue of work that waits for the test."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+
+    def do(self, work: Callable[..., None], *given: Any) -> None:
+        self.work.append(lambda: work(*given))
+
+
+def test_attempts_at_an_endpoint_found_dead_are_given_up_one_by_one() -> None:
+    """By the queue that spreads work over turns of the event loop; an attempt with a token goes on."""
+    fleet, told = RecordingFleet(), list[Event]()
+    dispatcher = Dispatcher(fleet, RetryBudget())
+    later = Later()
+    dispatcher.losses = cast("Any", later)
+    attempts = [wire(fleet) for _ in range(3)]
+    dispatcher.races = dict.fromkeys(attempts, told.append)
+    assert fleet.on_found_dead is not None
+    fleet.on_found_dead([*attempts])
+    assert (len(later.work), told) == (3, [])
+    attempts[2].times.first_in = 1.0
+    for work in later.work:
+        work()
+    assert told == [EndpointDown(1)] * 2
+
+
+async def test_continuations_of_broken_answers_are_asked_for_a_few_at_a_time() -> None:
+    asked: list[str] = []
+    go_on = asyncio.Event()
+
+    class Rescue:
+        async def continued(self, upstream: object, request: object, endpoint: str) -> None:
+            asked.append(endpoint)
+            await go_on.wait()
+            raise asyncio.CancelledError
+
+    few = asyncio.Semaphore(2)
+    tasks: list[asyncio.Task[None]] = []
+
+    def run(work: Any) -> asyncio.Task[None]:
+        tasks.append(asyncio.get_running_loop().create_task(work))
+        return tasks[-1]
+
+    sending = Sending(run, few, cast("Any", Rescue()), wants_usage=False)
+    for number in range(5):
+        candidate = SimpleNamespace(endpoint=SimpleNamespace(id=str(number)))
+        attempt = SimpleNamespace(kind=AttemptKind.RESCUE, number=number, candidate=candidate)
+        broken = SimpleNamespace(attempt=attempt, request=None, upstream=None, readdress=None)
+        sending.send(cast("Any", broken), cast("Any", None))
+    await asyncio.sleep(0)
+    assert asked == ["0", "1"]
+    go_on.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert asked == ["0", "1", "2", "3", "4"]
