@@ -54,6 +54,7 @@ HARM = 0.03  # expected TPOT misses, above which a prefill is held while there i
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
+LATE = 0.5  # chance below which a request is late
 STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
@@ -113,9 +114,10 @@ class PlacementRound:
         if queued.deadline == FOREVER or self.shares.is_over(queued.tenant):
             return self._place_best_effort(queued, decision)
         if chosen.probability < queued.route.target:
-            decision = self.decide(queued, ignore_interference=True)
-            chosen = decision.ranked[0]
-            if chosen.probability < queued.route.target:
+            anyway = self.decide(queued, ignore_interference=True)
+            if anyway.ranked[0].probability >= queued.route.target or chosen.probability < LATE:
+                decision, chosen = anyway, anyway.ranked[0]
+            if chosen.probability < LATE:
                 return self._place_best_effort(queued, decision)
         return decision if self._assign_or_dispatch(queued, decision, chosen) else None
 
@@ -238,6 +240,9 @@ class PlacementRound:
         for candidate in decision.ranked:
             if candidate.endpoint.id == endpoint and candidate.probability >= STILL * queued.route.target:
                 return with_first(decision, candidate)
+        chosen = decision.chosen
+        if chosen is not None and chosen.endpoint.id == endpoint and chosen.probability >= LATE:
+            return decision
         return self.place(queued)
 
     def spill(self, queued: QueuedRequest) -> Decision | None:
