@@ -49,7 +49,8 @@ class Player:
         self.arrivals = arrivals
         self.clock = Clock()
         adapters = {endpoint.id: pool.adapters for pool in scenario.pools for endpoint in pool.endpoints}
-        self.servers = SimFleet(scenario.profiles, seed, 0.0 if scenario.clairvoyant else scenario.hung, adapters)
+        hung = 0.0 if scenario.clairvoyant else scenario.hung
+        self.servers = SimFleet(scenario.profiles, seed, hung, adapters, scenario.tokens_per_event)
         last = max(arrivals[-1].at, 1e-9) if arrivals else 1.0
         self.results = Results(scenario.scored_routes, scenario.seconds or last, keep)
         links, random = self._peer_links(), Random(seed)
@@ -78,7 +79,7 @@ class Player:
 
     def play(self) -> Results:
         """Runs until the last answer, or until DRAIN seconds after the last arrival."""
-        for fault in self.scenario.faults:
+        for fault in self.scenario.all_faults:
             self.clock.at(fault.at, self._apply_fault, fault)
         pairs = [(gateway, endpoint) for endpoint in self.scenario.profiles for gateway in self.gateways]
         for i, (gateway, endpoint) in enumerate(pairs):
