@@ -40,7 +40,7 @@ from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.placement_round import PlacementRound, with_first
 from policies.routes.route import Route
 from policies.routing import tiers
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.scorers import scorers
 from policies.types import FOREVER, Decision
 

@@ -33,7 +33,8 @@ from policies.fleet.fleet import Fleet
 from policies.latency.token_counts import AnswerLengths
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest, uncached_tokens
+from policies.queue.queued_request import QueuedRequest
+from policies.routing.candidates import uncached_tokens
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, Health, PromptEstimate
 

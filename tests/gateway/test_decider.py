@@ -16,7 +16,7 @@ from gateway.scheduler import LARGE, MANY, Decider
 from gateway.strict_json import decode, encode
 from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
 from tests.gateway.builders import candidate, record, request, route
 

@@ -21,7 +21,7 @@ from gateway.scheduler import NO_DEADLINE_PATIENCE, WOKEN, QueueTimeout, Request
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import Route, Ttft
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.upstream.dispatching import dead_url

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.routes.route import Route, with_preset
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     Candidate,

@@ -9,7 +9,7 @@ import pytest
 
 from policies.queue import late_work
 from policies.queue.late_work import PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER, TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 

@@ -12,7 +12,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.rate_limit import RateLimit
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import (
     AttemptOutcome,
     Decision,

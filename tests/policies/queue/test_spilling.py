@@ -13,7 +13,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.queue import late_work
 from policies.queue.placement_round import RECHECK_TIERS, TICK
 from policies.queue.queue_scheduler import MANY
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import (
     FOREVER,
     AttemptOutcome,
