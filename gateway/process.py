@@ -15,7 +15,7 @@ from gateway.config.models import Drain
 BACKLOG = 4096  # connections in the kernel, not accepted yet
 FILES = 1 << 20  # open files, where the system allows as many
 HANDLER_GRACE = 0.1  # s for a handler to end after an abort of the connection
-NEW_OBJECTS = 2_000  # until the young ones are collected, in 1 to 3 ms
+NEW_OBJECTS = 2_000  # until the young ones are collected
 OLDER = 200, 50  # collections of a generation until the next one is collected
 SWITCH_INTERVAL = 0.0005  # s a thread may keep the interpreter while the loop waits: Python's 5 ms would delay tokens
 
