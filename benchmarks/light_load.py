@@ -68,7 +68,7 @@ def replay_one(task: Task) -> LightLoad:
     else:
         played = played.with_scorer(scorer)
         results, refusals = play_refused(played, offered, seed)
-    row, queue, cold = results.overall(), queue_row(results, played), cold_start_row(results, offered, played)
+    row, queue, cold = results.overall(), queue_row(results, offered, played), cold_start_row(results, offered, played)
     took = process_time() - began
     return LightLoad(name, load, scorer, seed, row.good, row.ttft[2], queue, refusals, cold, took)
 
