@@ -31,8 +31,8 @@ class QueueRow:
     """Waits of the requests with a prefill under SHORT. Quantiles of none are NaN."""
 
     short: int
-    waits: tuple[float, ...]  # s in the queue, of those above 0
-    idle_waits: tuple[float, ...]  # s of these, of those above 0
+    waits: tuple[float, ...] = ()  # s in the queue, of those above 0
+    idle_waits: tuple[float, ...] = ()  # s of these, of those above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,14 @@ class ColdStartRow:
 
 
 def queue_row(results: Results, arrivals: Sequence[Arrival], scenario: Scenario) -> QueueRow:
+    waits = short_waits(results, arrivals, scenario)
+    return QueueRow(len(waits), *(_positive(column) for column in zip(*waits.values(), strict=True)))
+
+
+def short_waits(results: Results, arrivals: Sequence[Arrival], scenario: Scenario) -> dict[int, tuple[float, float]]:
+    """Wait and idle wait, s, by number of each request with a short prefill."""
     busy = {endpoint: merged(prefills) for endpoint, prefills in results.prefills.items()}
-    computed = blocks_computed(results, arrivals)
-    waits, idle_waits, short = list[float](), list[float](), 0
+    computed, found = blocks_computed(results, arrivals), dict[int, tuple[float, float]]()
     for result in results.requests:
         endpoint, queued = result.endpoint, result.queued
         profile = scenario.profiles.get(endpoint)
@@ -63,10 +68,8 @@ def queue_row(results: Results, arrivals: Sequence[Arrival], scenario: Scenario)
         last = arrivals[result.number - 1].hashes[count - 1] if count else None
         since = scenario.starts.get(endpoint, 0.0) if last is None else computed[endpoint][last]
         idle = min(max(queued[0], since), queued[1]), queued[1]
-        short += 1
-        waits.append(queued[1] - queued[0])
-        idle_waits.append(idle[1] - idle[0] - overlap(busy[endpoint], idle))
-    return QueueRow(short, _positive(waits), _positive(idle_waits))
+        found[result.number] = queued[1] - queued[0], idle[1] - idle[0] - overlap(busy[endpoint], idle)
+    return found
 
 
 def blocks_to_be_short(profile: EngineProfile, result: RequestResult) -> int:

@@ -85,7 +85,7 @@ def test_a_request_that_went_nowhere_has_no_engine_to_wait_for() -> None:
     """A refusal is judged as such (`gateway.replay.counterfactual`)."""
     refused = waited()
     refused.dispatched_at, refused.endpoint = None, ""
-    assert row(refused) == QueueRow(0, (), ())
+    assert row(refused) == QueueRow(0)
 
 
 def test_a_returned_request_waits_from_its_return() -> None:
@@ -94,7 +94,7 @@ def test_a_returned_request_waits_from_its_return() -> None:
 
 def test_the_quantile_is_of_all_short_requests() -> None:
     """Of several replays together, those without a wait included."""
-    rows = [QueueRow(90, (2.0,), (1.0,)), QueueRow(10, (), ())]
+    rows = [QueueRow(90, (2.0,), (1.0,)), QueueRow(10)]
     assert wait_quantile(rows, 0.98) == 0.0
     assert (wait_quantile(rows, 0.99), wait_quantile(rows, 0.99, idle=False)) == (1.0, 2.0)
 
@@ -118,7 +118,7 @@ def test_a_queue_that_holds_for_nothing_is_found_out() -> None:
     slow.gateways[0].queue = Slow()
     assert wait_quantile([queue_row(slow.play(), offered, idle)], 0.5) == pytest.approx(0.5, abs=0.06)
     plain = idle.with_scorer("lpwl")
-    assert queue_row(play(plain, offered), offered, plain) == QueueRow(40, (), ())
+    assert queue_row(play(plain, offered), offered, plain) == QueueRow(40)
 
 
 def test_every_attempt_is_a_prefill_from_sending_to_first_token() -> None:
