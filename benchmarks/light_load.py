@@ -1,6 +1,6 @@
 """Light load and cold starts: waits for nothing, refusals without need, and the first minute beside the fifth.
 
-    python -m benchmarks.light_load --traces DIR                            # all cold scenarios, two minutes a seed
+    python -m benchmarks.light_load --traces DIR                            # all cold scenarios, 4 seeds: four minutes
     python -m benchmarks.light_load --traces DIR agents --loads .6 --scorers ours,lpwl --seeds 2
 
 Goals: of requests with a prefill under 200 ms, one in a hundred waits in the gateway's queue for more than 100 ms while
