@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from gateway.replay.player import play
+from gateway.replay.queue_results import queue_row
 from gateway.replay.session_results import session_row
 
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
@@ -43,6 +44,7 @@ def replay_one(task: Task) -> dict[str, Any]:
         "seed": seed,
         "rows": rows,
         "sessions": sessions and asdict(sessions),
+        "queue": asdict(queue_row(tally, offered, played)),
     }
 
 
@@ -114,7 +116,7 @@ def chosen(args: argparse.Namespace) -> list[Task]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="a, b, c, d, e or e-closed; all, if absent")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all, if absent")
     parser.add_argument("--traces", type=Path, help="where the public traces are")
     parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
     parser.add_argument("--scorers", type=lambda text: text.split(","))
@@ -137,7 +139,7 @@ def main() -> None:
     for name in sorted({result["scenario"] for result in found} & set(args.scenarios or SCENARIOS)):
         print("\n".join(["", *table(name, found)]))
     if args.page:
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(found, PAGE.read_text()))
 
 
 if __name__ == "__main__":

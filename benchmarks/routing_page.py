@@ -6,11 +6,13 @@ offered), means over the seeds; and the cost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
 from benchmarks.scenarios import SCENARIOS, Scenario
+from gateway.replay.queue_results import QueueRow, wait_quantile
 from gateway.replay.sim_fleet import OURS, POOLED, REFERENCE, REFERENCE_LRU, REFERENCES
 
 Result = dict[str, Any]
@@ -22,7 +24,11 @@ simulated engines (`firsttoken replay` is the same workbench). A load of 1 is th
 TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offered. The best baseline is chosen anew
 at every load, after the fact; *reference* is a clairvoyant scheduler with perfect caches
 (`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
-what each engine has computed and not evicted: no bound. Means over {seeds}.
+what each engine has computed and not evicted: no bound.
+
+From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
+carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
+spends in our queue while the engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.
 """
 COLUMNS = (
     "load",
@@ -45,6 +51,7 @@ class Cell:
 
     def __init__(self, scorer: str, results: Sequence[Result]) -> None:
         self.scorer, self.rows = scorer, [result["rows"] for result in results]
+        self.queues = [QueueRow(**result["queue"]) for result in results if "queue" in result]
 
     def of(self, value: str, part: str = "all") -> float:
         return fmean(rows[part][value] for rows in self.rows)
@@ -58,31 +65,72 @@ class Cell:
         return fmean(rows["all"]["ttft"][2] for rows in self.rows)
 
     @property
+    def idle_wait(self) -> float:
+        """p99, s, of the requests with a short prefill."""
+        return wait_quantile(self.queues, 0.99)
+
+    @property
     def cost(self) -> float:
         """Of all routes: batch has no budget, and is no part of the whole."""
         parts = [part for part in self.rows[0] if part not in ("all", "trouble")]
         return sum(self.of("cost", part) for part in parts)
 
 
-def page(results: Sequence[Result]) -> str:
-    seeds = len({result["seed"] for result in results})
-    names = sorted({result["scenario"] for result in results})
-    sections = (f"## ({name}) {SCENARIOS[name].title}\n\n" + "\n".join(table(name, results)) for name in names)
-    return "\n\n".join([HEADING.format(seeds=f"{seeds} seeds" if seeds > 1 else "one seed").rstrip(), *sections]) + "\n"
+def page(results: Sequence[Result], before: str = "") -> str:
+    """`before`: the page so far, of which the sections of scenarios without a result are kept."""
+    found = sections(before)
+    for name in {result["scenario"] for result in results}:
+        found[name] = _section(name, results)
+    names = sorted(found, key=lambda name: (SCENARIOS[name].cold, name))
+    return "\n\n".join([HEADING.rstrip(), *(found[name] for name in names)]) + "\n"
+
+
+def sections(text: str) -> dict[str, str]:
+    """By scenario."""
+    parts = [part.rstrip() for part in re.split(r"^(?=## \()", text, flags=re.MULTILINE)[1:]]
+    return {part[4 : part.index(")")]: part for part in parts}
+
+
+def _section(name: str, results: Sequence[Result]) -> str:
+    seeds = len({result["seed"] for result in results if result["scenario"] == name})
+    means = f"Means over {seeds} seeds." if seeds > 1 else "One seed."
+    return f"## ({name}) {SCENARIOS[name].title}\n\n{means}\n\n" + "\n".join(table(name, results))
 
 
 def table(name: str, results: Iterable[Result]) -> list[str]:
     """Markdown, aligned for a terminal too."""
     scenario, cells = SCENARIOS[name], _cells(name, results)
+    if scenario.cold:
+        return _aligned(_light_rows(scenario, cells))
     tiered = any(scorer.startswith(POOLED) for scorer in scenario.scorers)
     rows = [(*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if name == "b" else ()))]
     for load in sorted({load for load, _ in cells}):
         at_load = {scorer: cell for (at, scorer), cell in cells.items() if at == load}
         if {OURS, REFERENCE} < at_load.keys():
             rows.append(_row(scenario, load, at_load, tiered))
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+def _light_rows(scenario: Scenario, cells: dict[tuple[float, str], Cell]) -> list[tuple[str, ...]]:
+    """Every scorer, by its share of good requests; then what is ours alone: the queue."""
+    rows = [("load", *scenario.scorers, "p99 best", "p99 ours", "503s", "idle wait p99")]
+    for load in sorted({load for load, _ in cells}):
+        at_load = [cells.get((load, scorer)) for scorer in scenario.scorers]
+        if (ours := cells.get((load, OURS))) is None:
+            continue
+        best = max((cell for cell in at_load if cell and cell is not ours), key=lambda cell: cell.good, default=ours)
+        shares = (f"{cell.good:.3f}" if cell else "-" for cell in at_load)
+        waits = f"{ours.idle_wait * 1e3:.0f} ms"
+        rows.append(
+            (f"{load:.2f}", *shares, f"{best.p99:.2f} s", f"{ours.p99:.2f} s", f"{ours.of('refused'):g}", waits)
+        )
+    return rows
 
 
 def _cells(name: str, results: Iterable[Result]) -> dict[tuple[float, str], Cell]:

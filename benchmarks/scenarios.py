@@ -5,7 +5,11 @@ and `azure2023_code.csv` (Azure/AzurePublicDataset, LLM inference 2023), and `ag
 sessions of kv-cache-tester). At a load of 1 round robin meets the TTFT of half of the requests; `benchmarks.routing
 --find` looks for the base. Of the recorded sessions, (e) and (e-closed), the load is the rate of new sessions per
 second. All engines are empty at first, and most sessions last longer than SESSIONS_SECONDS, so these two show a
-fleet that more and more sessions arrive at, not a steady state.
+fleet that more and more sessions arrive at, not a steady state. Of (agents) the load is a share of AGENTS sessions at
+a time, each followed by another: a level rate of requests, which shows how a cold start differs from the time after it.
+
+In `cold` scenarios the gateway starts before its engines, requests come once all are up, and the streams of the engines
+carry several tokens per event, as those of many proxies do.
 """
 
 from __future__ import annotations
@@ -35,11 +39,20 @@ FAULTS = (
 )
 TROUBLE = (120.0, 270.0)  # s, from the first to the last
 RATES = (0.4, 0.5, 0.6, 0.7)  # new sessions per second
+LIGHT = (0.2, 0.3, 0.45, 0.6, 0.8)  # loads at which most engines have nothing to prefill most of the time
+PLAIN = ("lpwl", "cache_aware", "lmetric")  # the baselines that light loads suit best
+AGENTS = 40  # sessions at a time, at a load of 1
+AGENTS_SECONDS = 480.0  # of virtual time: a cold start, and minutes after it
+LONGEST_GAP = 30.0  # s between two turns of these sessions
+COLD_TOKENS_PER_EVENT = 4
+FIRST_UP, NEXT_UP = 1.0, 0.25  # s after the gateway at which the first engine is up, and until each further one
+COLD_START = 4.0  # s after the gateway at which requests begin to come: every engine has answered a probe
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`base`: the trace's pace times `base` is a load of 1. `fleet`: file of the fleet, if another than `name`."""
+    """`base`: the trace's pace times `base` is a load of 1. `fleet`: file of the fleet, if another than `name`.
+    `traffic`: name of the scenario with the same requests, if another."""
 
     name: str
     title: str
@@ -47,6 +60,8 @@ class Scenario:
     scorers: tuple[str, ...] = (OURS, *BASELINES, *REFERENCES)
     loads: tuple[float, ...] = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
     fleet: str = ""
+    traffic: str = ""
+    cold: bool = False
 
 
 SCENARIOS = {
@@ -63,26 +78,71 @@ SCENARIOS = {
         Scenario("d", "agent sessions of many turns, nearly all of whose prompts were seen before", 0.83),
         Scenario("e", "recorded coding-agent sessions, turns at their recorded times", 1.0, loads=RATES, fleet="d"),
         Scenario("e-closed", "the same, each turn a think time after the last answer", 1.0, loads=RATES, fleet="d"),
+        Scenario(
+            "a-cold",
+            "(a) at light load, from a cold start",
+            2.5,
+            (OURS, *PLAIN),
+            (0.4, 0.6),
+            fleet="a",
+            traffic="a",
+            cold=True,
+        ),
+        Scenario(
+            "e-cold",
+            "(e) at light load, from a cold start",
+            1.0,
+            (OURS, *PLAIN),
+            LIGHT,
+            fleet="d",
+            traffic="e",
+            cold=True,
+        ),
+        Scenario(
+            "agents",
+            "recorded coding-agent sessions, a level number at a time, from a cold start",
+            AGENTS,
+            (OURS, *PLAIN),
+            LIGHT,
+            cold=True,
+        ),
     )
 }
 
 
 def setting(name: str) -> sim_fleet.Scenario:
-    fleet = SCENARIOS[name].fleet or name
-    found = replace(scenario_from(load([HERE / f"{fleet}.yaml"], {})), first_token=FIRST_TOKEN)
-    if name in ("e", "e-closed"):
-        return replace(
+    chosen = SCENARIOS[name]
+    found = replace(scenario_from(load([HERE / f"{chosen.fleet or name}.yaml"], {})), first_token=FIRST_TOKEN)
+    traffic = chosen.traffic or name
+    if traffic in ("e", "e-closed", "agents"):
+        found = replace(
             found,
             first_token=SESSIONS_FIRST_TOKEN,
-            seconds=SESSIONS_SECONDS,
-            returns=RETURNS if name == "e-closed" else 0,
+            seconds=AGENTS_SECONDS if traffic == "agents" else SESSIONS_SECONDS,
+            returns=RETURNS if traffic == "e-closed" else 0,
         )
+    if chosen.cold:
+        found = replace(found, starts=late(found), tokens_per_event=COLD_TOKENS_PER_EVENT)
     return replace(found, faults=FAULTS) if name == "b" else found
+
+
+def late(found: sim_fleet.Scenario) -> dict[str, float]:
+    """Time at which each engine is up, by endpoint."""
+    return {endpoint: FIRST_UP + NEXT_UP * number for number, endpoint in enumerate(found.profiles)}
 
 
 def arrivals(name: str, load: float, traces: Path, seed: int) -> list[Arrival]:
     """The first SECONDS of the scenario's requests at `load` times the base."""
-    factor = SCENARIOS[name].base * load
+    chosen = SCENARIOS[name]
+    offered = _offered(chosen.traffic or name, chosen.base * load, traces, seed)
+    return [replace(arrival, at=arrival.at + COLD_START) for arrival in offered] if chosen.cold else offered
+
+
+def _offered(name: str, factor: float, traces: Path, seed: int) -> list[Arrival]:
+    if name == "agents":
+        recorded = read_sessions(traces / "agent_sessions.jsonl")
+        turns = recorded.at_a_time(round(factor), AGENTS_SECONDS, seed, LONGEST_GAP)
+        return [replace(arrival, route="agent") for arrival in turns]
     if name in ("e", "e-closed"):
         recorded = read_sessions(traces / "agent_sessions.jsonl")
         started = recorded.started(factor, SESSIONS_SECONDS, seed, closed=name == "e-closed")

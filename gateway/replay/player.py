@@ -49,7 +49,8 @@ class Player:
         self.arrivals = arrivals
         self.clock = Clock()
         adapters = {endpoint.id: pool.adapters for pool in scenario.pools for endpoint in pool.endpoints}
-        self.servers = SimFleet(scenario.profiles, seed, 0.0 if scenario.clairvoyant else scenario.hung, adapters)
+        hung = 0.0 if scenario.clairvoyant else scenario.hung
+        self.servers = SimFleet(scenario.profiles, seed, hung, adapters, scenario.tokens_per_event)
         last = max(arrivals[-1].at, 1e-9) if arrivals else 1.0
         self.results = Results(scenario.scored_routes, scenario.seconds or last, keep)
         links, random = self._peer_links(), Random(seed)
@@ -63,6 +64,7 @@ class Player:
         self._next = 0  # index into `_timed`
         self._followers = followers(arrivals)
         self._thinking = 0  # sessions between two turns
+        self.end = self.results.seconds + DRAIN  # of the replay, at the latest
 
     def _peer_links(self) -> list[PeerLink | None]:
         """One per gateway process."""
@@ -77,16 +79,15 @@ class Player:
         return [*nodes]
 
     def play(self) -> Results:
-        """Runs until the last answer, or until DRAIN seconds after the last arrival."""
-        for fault in self.scenario.faults:
+        """Runs until the last answer, or until `end`: DRAIN seconds after the last arrival."""
+        for fault in self.scenario.all_faults:
             self.clock.at(fault.at, self._apply_fault, fault)
         pairs = [(gateway, endpoint) for endpoint in self.scenario.profiles for gateway in self.gateways]
         for i, (gateway, endpoint) in enumerate(pairs):
             self.clock.at(SCRAPE * i / len(pairs), self._scrape, gateway, endpoint)
             self.clock.at(PROGRESS * i / len(pairs), self._progress, gateway, endpoint)
-        end = self.results.seconds + DRAIN
-        while self.clock.now < end and self._unfinished():
-            self._advance(min(self._next_decision(), end))
+        while self.clock.now < self.end and self._unfinished():
+            self._advance(min(self._next_decision(), self.end))
         return self.results
 
     def _unfinished(self) -> bool:

@@ -19,6 +19,7 @@ from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 
 NAN = float("nan")
+Interval = tuple[float, float]  # s: start, end
 
 
 class ReplayOutcome(Enum):
@@ -43,6 +44,7 @@ class RequestResult:
     refusals: list[float] = field(default_factory=list)  # s waited before each 503
     returned_at: float | None = None  # last time that the refused caller came back
     end: ReplayOutcome = ReplayOutcome.UNFINISHED
+    dispatched_at: float | None = None  # of the first attempt: the end of the wait in the gateway's queue
     sent_at: float | None = None  # of the winning attempt
     first_at: float | None = None
     ended_at: float | None = None  # whatever the end
@@ -61,6 +63,13 @@ class RequestResult:
     @property
     def ttft(self) -> float | None:
         return None if self.first_at is None else self.first_at - self.arrived
+
+    @property
+    def queued(self) -> tuple[float, float] | None:
+        """Start and end of the wait in the gateway's queue, since the last return; None: never dispatched."""
+        if self.dispatched_at is None:
+            return None
+        return self.arrived if self.returned_at is None else self.returned_at, self.dispatched_at
 
     @property
     def tpot(self) -> float | None:
@@ -152,6 +161,7 @@ class Results:
     seconds: float
     keep: int = 0  # number of decisions kept, the most regretted
     requests: list[RequestResult] = field(default_factory=list)
+    prefills: dict[str, list[Interval]] = field(default_factory=dict)  # of all attempts, by endpoint
     _blocks: set[int] = field(default_factory=set)  # of all prompts so far
     _worst: list[RegrettedDecision] = field(default_factory=list)  # a heap, the least regret first
 
@@ -160,6 +170,10 @@ class Results:
         if self.keep and result.regret > 0:
             push = heappush if len(self._worst) < self.keep else heappushpop
             push(self._worst, RegrettedDecision(result, decision, estimate))
+
+    def prefilled(self, endpoint: str, sent_at: float, now: float) -> None:
+        """An attempt has its first token, or has ended without one: until `now` the endpoint had its prefill to do."""
+        self.prefills.setdefault(endpoint, []).append((sent_at, now))
 
     def worst(self) -> list[RegrettedDecision]:
         """Decisions with the most regret, the worst first."""

@@ -68,6 +68,22 @@ class Sessions:
         arrivals.sort(key=lambda arrival: arrival.at)
         return closed_loop(arrivals, seconds) if closed else arrivals
 
+    def at_a_time(self, count: int, seconds: float, seed: int, longest_gap: float) -> list[Arrival]:
+        """Turns of `count` sessions at a time, for `seconds`: each is followed by another. Open loop.
+
+        Sessions begin with their first turn, gaps between turns are cut to `longest_gap` seconds: a level rate of
+        requests, where sessions started as a Poisson process become more and more for half an hour.
+        """
+        random, number, arrivals = Random(seed), 0, list[Arrival]()
+        for _ in range(count):
+            at = random.uniform(0.0, longest_gap)
+            while at < seconds:
+                number += 1
+                turns = list(_with_gaps(self._own(random.choice(self.recorded), at, number), longest_gap))
+                arrivals += (turn for turn in turns if turn.at < seconds)
+                at = turns[-1].at + random.uniform(0.0, longest_gap)
+        return sorted(arrivals, key=lambda arrival: arrival.at)
+
     def _own(self, session: Session, start: float, number: int) -> Iterator[Arrival]:
         """The turns of a session, with blocks that no other session has."""
         for turn in session:
@@ -79,6 +95,15 @@ class Sessions:
 def _own_block(session: int, block: int) -> int:
     """Equal in every process: Python's hash of integers has no seed."""
     return hash((session, block)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _with_gaps(turns: Iterator[Arrival], longest: float) -> Iterator[Arrival]:
+    """Turns of a session, at most `longest` seconds apart."""
+    yield (turn := next(turns))
+    at, recorded = turn.at, turn.at
+    for turn in turns:
+        at, recorded = at + min(turn.at - recorded, longest), turn.at
+        yield replace(turn, at=at)
 
 
 def _at_rest(turns: Iterable[Arrival], start: float, seconds: float) -> Iterator[Arrival]:

@@ -5,6 +5,9 @@ Rules:
 - A server runs only up to the next possible change of input: a request reaches the scheduler `overhead`
   seconds after it was sent, so the outcome between two sends is exact.
 - A hung request is accepted and never answered, as behind a stuck server thread. Killing the server loses the request.
+- The gateway counts events of a stream, never tokens: with several tokens per event, their number is learned from the
+  usage that ends an answer. The first token is an event of its own, as with vLLM's `--stream-interval`. The text of an
+  event is taken to be too short to tell its tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class ScheduledFault:
 
 class SimFleet:
     """`profiles` by endpoint id. `hung`: share of requests that are never answered; `adapters`: LoRA adapters by
-    endpoint id."""
+    endpoint id; `tokens_per_event`: of the streams of engines."""
 
     def __init__(
         self,
@@ -77,8 +80,10 @@ class SimFleet:
         seed: int = 0,
         hung: float = 0.0,
         adapters: Mapping[str, AdapterFacts | None] | None = None,
+        tokens_per_event: int = 1,
     ) -> None:
         held = adapters or {}
+        self._tokens_per_event = tokens_per_event
         self.servers = {
             endpoint: _server(profile, seed * 1000 + i, held.get(endpoint))
             for i, (endpoint, profile) in enumerate(profiles.items())
@@ -124,9 +129,12 @@ class SimFleet:
         return ()
 
     def progress(self, endpoint: str) -> Iterable[tuple[RequestId, int]]:
-        """Output tokens so far of each running request."""
+        """Events so far in the stream of each running request."""
         server = self.servers[endpoint]
-        return server.engine.progress() if isinstance(server, VirtualEngine) else ()
+        tokens = server.engine.progress() if isinstance(server, VirtualEngine) else ()
+        if self._tokens_per_event == 1:
+            return tokens
+        return [(key, events_of(count, self._tokens_per_event)) for key, count in tokens]
 
     def load_of(self, endpoint: str) -> EngineLoad | None:
         """Metrics that a scrape would return; None for an API or a dead engine."""
@@ -145,6 +153,11 @@ class SimFleet:
             prefix_hits=float(engine.prefix_hits),
             adapters=tuple(sorted(engine.running_adapters)) if engine.adapters.names else (),
         )
+
+
+def events_of(tokens: int, per_event: int) -> int:
+    """Events written after `tokens` tokens: the first token alone, then `per_event` at a time."""
+    return 1 + (tokens - 1) // per_event
 
 
 def _server(profile: Profile, seed: int, adapters: AdapterFacts | None) -> VirtualEngine | HostedApi:
@@ -217,12 +230,18 @@ SCORERS = (OURS, *BASELINES, *(POOLED + name for name in POOLABLE), *REFERENCES)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`profiles` by endpoint id. `scorer`: one of SCORERS; `ours` leaves every route as configured."""
+    """`profiles` by endpoint id. `scorer`: one of SCORERS; `ours` leaves every route as configured.
+
+    `starts`: time at which each late server comes up, by endpoint id. Until then connections are refused and probes
+    fail; others are up before the gateway.
+    """
 
     pools: tuple[Pool, ...]
     routes: Mapping[str, Route]
     profiles: Mapping[str, Profile]
     faults: tuple[ScheduledFault, ...] = ()
+    starts: Mapping[str, float] = field(default_factory=dict)  # s
+    tokens_per_event: int = 1  # of the streams of engines
     hung: float = 0.0  # share of requests that an engine accepts and never answers
     first_token: float = 120.0  # s: limit of a silent attempt, and of the time in the queue
     scorer: str = OURS
@@ -242,6 +261,13 @@ class Scenario:
         growth = {"per_1k_tokens": self.score_per_1k or None}
         budgets = {name: route.ttft and route.ttft.model_copy(update=growth) for name, route in self.routes.items()}
         return {name: route.model_copy(update={"ttft": budgets[name]}) for name, route in self.routes.items()}
+
+    @property
+    def all_faults(self) -> tuple[ScheduledFault, ...]:
+        """`faults`, and those that keep the late servers down until they start."""
+        down = (ScheduledFault(0.0, endpoint, "kill") for endpoint in self.starts)
+        up = (ScheduledFault(at, endpoint, "restart") for endpoint, at in self.starts.items())
+        return (*down, *up, *self.faults)
 
     @property
     def clairvoyant(self) -> bool:

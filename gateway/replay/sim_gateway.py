@@ -87,6 +87,17 @@ class SimFacts:
         return bool(self._queue.held)
 
 
+class DecisionOverride:
+    """Decisions in place of those of the gateway. This one leaves all as they are."""
+
+    def on_entry(self, request: ActiveRequest) -> Decision | None:
+        """For a request that would enter the queue; None: it does."""
+        return None
+
+    def on_refusal(self, request: ActiveRequest, refusal: Decision) -> Decision:
+        return refusal
+
+
 class SimGateway:
     """`on_ended` is called with the number of each request at its end, whatever the end.
 
@@ -113,6 +124,7 @@ class SimGateway:
         self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
         self.queue = self.clairvoyant or QueueScheduler()
         self.active: dict[int, ActiveRequest] = {}
+        self.override = DecisionOverride()
         self.racing: set[int] = set()  # requests with several attempts, or with a cancellation in transit
         self._retries = RetryBudget()
         self._hedges = {name: HedgeBudget(route.hedge_share) for name, route in scenario.routes.items()}
@@ -131,6 +143,9 @@ class SimGateway:
         self._enter(request)
 
     def _enter(self, request: ActiveRequest) -> None:
+        if (decision := self.override.on_entry(request)) is not None:
+            self.on_decision(request, decision)
+            return
         self._enqueue(request)
         limit = self.scenario.queue_limit
         if request.decision is None and request.route.ttft and limit < FOREVER:
@@ -168,6 +183,8 @@ class SimGateway:
             self._shed(request, LONGEST_WAIT)
 
     def on_decision(self, request: ActiveRequest, decision: Decision) -> None:
+        if decision.outcome is not Placement.PLACE:
+            decision = self.override.on_refusal(request, decision)
         request.decision = decision
         if decision.outcome is not Placement.PLACE:
             return self._shed(request, decision.retry_after)
@@ -224,6 +241,8 @@ class SimGateway:
         candidate, now = attempt.candidate, self.clock.now
         endpoint, key, arrival = candidate.endpoint, request.key(attempt.number), request.arrival
         request.open[attempt.number] = OpenAttempt(candidate, now)
+        if request.result.dispatched_at is None:
+            request.result.dispatched_at = now
         request.result.attempts += 1
         request.result.hedges += attempt.kind is AttemptKind.HEDGE
         if len(request.open) > 1:
@@ -244,7 +263,9 @@ class SimGateway:
 
     def _cancel(self, request: ActiveRequest, number: int, outcome: AttemptOutcome) -> None:
         """The cancellation reaches the engine after `overhead` seconds, as a request does."""
-        endpoint, key, now = request.open.pop(number).candidate.endpoint.id, request.key(number), self.clock.now
+        opened, key, now = request.open.pop(number), request.key(number), self.clock.now
+        endpoint = opened.candidate.endpoint.id
+        self.results.prefilled(endpoint, opened.sent_at, now)
         self.racing.add(request.number)
         self.clock.at(now + self.servers.overhead, self._abort, request.number, endpoint, key)
         self.fleet.on_ended(key, outcome, now)
@@ -283,6 +304,7 @@ class SimGateway:
         candidate, result, decision = opened.candidate, request.result, request.decision
         assert decision is not None
         self.fleet.on_first_token(request.key(attempt), now)
+        self.results.prefilled(candidate.endpoint.id, opened.sent_at, now)
         result.first_at = now
         result.sent_at = opened.sent_at
         result.endpoint = candidate.endpoint.id
@@ -329,8 +351,8 @@ class SimGateway:
             self._fail(request, steps.Failed(key % ATTEMPTS, blame, refused.retry_after))
 
     def _fail(self, request: ActiveRequest, failure: steps.Failed) -> None:
-        del request.open[failure.number]
-        blame = failure.blame
+        opened, blame = request.open.pop(failure.number), failure.blame
+        self.results.prefilled(opened.candidate.endpoint.id, opened.sent_at, self.clock.now)
         connected = failure.accepted or blame.kind not in ("connect", "reset")
         reported = AttemptReport(retry_after=failure.retry_after, connected=connected, blame=blame)
         self.fleet.on_ended(request.key(failure.number), blame.outcome, self.clock.now, reported)

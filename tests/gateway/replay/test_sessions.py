@@ -106,6 +106,31 @@ def test_sessions_start_at_the_rate_and_equal_seeds_draw_equally(sessions: Sessi
     assert max(arrival.at for arrival in arrivals) < 2000.0
 
 
+def test_so_many_sessions_at_a_time_are_a_level_rate(sessions: Sessions) -> None:
+    """Each session is followed by another, which begins with its first turn; none shares its blocks."""
+    turns = sessions.at_a_time(3, 400.0, seed=1, longest_gap=5.0)
+    assert turns == sessions.at_a_time(3, 400.0, seed=1, longest_gap=5.0)
+    assert turns != sessions.at_a_time(3, 400.0, seed=2, longest_gap=5.0)
+    assert [turn.at for turn in turns] == sorted(turn.at for turn in turns)
+    by_number: dict[int, list[Arrival]] = {}
+    for turn in turns:
+        by_number.setdefault(turn.session, []).append(turn)
+    assert all(len(found[0].hashes) == 8 for found in by_number.values())
+    for at in (20.0, 100.0, 380.0):
+        under_way = [found for found in by_number.values() if found[0].at <= at <= found[-1].at]
+        assert 1 <= len(under_way) <= 3
+    quarters = [sum(start <= turn.at < start + 100.0 for turn in turns) for start in (0.0, 100.0, 200.0, 300.0)]
+    assert max(quarters) < 1.5 * min(quarters)
+
+
+def test_gaps_between_turns_are_cut(tmp_path: Path) -> None:
+    """A caller that was away for an hour is away for `longest_gap` seconds."""
+    rows = [{**ROW, "timestamp": at} for at in (0, 2_000, 3_602_000, 3_604_000)]
+    turns = read_sessions(written(tmp_path, *rows)).at_a_time(1, 60.0, seed=1, longest_gap=20.0)
+    first = [turn.at for turn in turns if turn.session == 1]
+    assert [later - at for at, later in pairwise(first)] == pytest.approx([2.0, 20.0, 2.0])
+
+
 # ---------------------------------------------------------------- the closed loop
 
 
