@@ -1,10 +1,14 @@
-"""Death of an engine under many long streams: `python -m benchmarks.dying_engine [STREAMS [TOKENS]] [--profile]`.
+"""Death of an engine under many long streams.
+
+    python -m benchmarks.dying_engine [STREAMS [TOKENS]] [--paced] [--profile]
 
 A gateway with `rescue: on` before two tiers of one engine each. STREAMS streams (1,000) have TOKENS tokens (6,000) when
-the first engine is killed: all its connections are reset at once. It writes these tokens as fast as they are read, and
-from then on a token every TRICKLE s: a silent stream would be left before. The second engine checks the text that it is
-sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more, at the same pace; asked anew, it writes
-all. Gateway, engines and callers have a process each.
+the first engine is killed: all its connections are reset at once. It writes these tokens as fast as they are read. This
+saturates the gateway: each turn of its loop reads all streams, and the stalls before the death are such turns. With
+`--paced` it writes BATCH tokens to a stream every PACE s, as a fast engine does. From then on it writes a token every
+TRICKLE s: a silent stream would be left before. The second engine checks the text that it is sent, byte for byte,
+counts its tokens (/tokenize), and writes REST tokens more, at the same pace; asked anew, it writes all. Gateway,
+engines and callers have a process each.
 
 Printed:
 
@@ -53,6 +57,7 @@ LATER = 1_000  # tokens of such a stream, at most
 REST = 5  # tokens of the second engine
 PROMPT_TOKENS = 10
 BATCH = 20  # tokens in a write of the first engine
+PACE = 0.25  # s between two writes to a stream, where it is paced: 80 tokens/s
 LIMIT = 0.02  # s: the longest stall wanted
 LAST = 1_000  # bytes at the end of an answer: finish_reason, usage, [DONE]
 TICK = 0.001  # s
@@ -75,12 +80,13 @@ class Script(engine.Connection):
     """A stream of `tokens` tokens and a few more, or the rest of such an answer."""
 
     tokens = TOKENS
+    pace = 0.0  # s
     events: Sequence[bytes] = ()
     text = ""
 
     @classmethod
-    def prepare(cls, tokens: int) -> None:
-        cls.tokens, numbers = tokens, range(tokens + LATER + REST)
+    def prepare(cls, tokens: int, pace: float) -> None:
+        cls.tokens, cls.pace, numbers = tokens, pace, range(tokens + LATER + REST)
         cls.events = [event(b'{"content":"%b"}' % word(number)) for number in numbers]
         cls.text = b"".join(map(word, numbers)).decode()
 
@@ -116,7 +122,7 @@ class Script(engine.Connection):
         self.write()
 
     def write(self) -> None:
-        """A write in a turn of the loop: all streams advance together."""
+        """A write in a turn of the loop, or at the pace: all streams advance together."""
         if self.paused or self.transport.is_closing():
             return
         at = self.known + self.written
@@ -124,7 +130,7 @@ class Script(engine.Connection):
         self.transport.write(b"".join(self.events[at : at + size]))
         self.written += size
         if at + size < self.tokens:
-            self.turn = self.loop.call_soon(self.write)
+            self.timer = self.loop.call_later(self.pace, self.write)
         elif at + size < self.end:
             self.timer = self.loop.call_later(TRICKLE, self.write)
         else:
@@ -132,12 +138,12 @@ class Script(engine.Connection):
 
     def pause_writing(self) -> None:
         self.paused = True
-        for handle in filter(None, (self.turn, self.timer)):
-            handle.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.turn = self.loop.call_soon(self.write)
+        self.timer = self.loop.call_later(self.pace, self.write)
 
 
 def ending(known: int, written: int) -> bytes:
@@ -150,9 +156,9 @@ def ending(known: int, written: int) -> bytes:
     return event(b"{}", b'"stop"') + framed(last) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
-async def serve_engine(port: int, tokens: int) -> None:
+async def serve_engine(port: int, tokens: int, pace: float) -> None:
     raise_file_limit()
-    Script.prepare(tokens)
+    Script.prepare(tokens, pace)
     server = await asyncio.get_running_loop().create_server(Script, HOST, port, backlog=4096)
     await server.serve_forever()
 
@@ -344,11 +350,12 @@ def peak(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def measure(streams: int, tokens: int, profiled: bool) -> Measured:
+def measure(streams: int, tokens: int, pace: float, profiled: bool) -> Measured:
     module = [sys.executable, "-m", "benchmarks.dying_engine"]
     with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
         ticks, ports = Path(home) / "ticks", [free_port() for _ in range(3)]
-        pids = [stack.enter_context(child([*module, "engine", str(port), str(tokens)], port)) for port in ports[1:]]
+        script = [str(tokens), str(pace)]
+        pids = [stack.enter_context(child([*module, "engine", str(port), *script], port)) for port in ports[1:]]
         options = [str(ticks), str(int(profiled)), *map(str, ports)]
         gateway = stack.enter_context(child([*module, "gateway", *options], ports[0], quiet=True))
         return uvloop.run(play(streams, tokens, ports[0], gateway, pids[0], ticks))
@@ -383,16 +390,17 @@ def profile(found: Measured) -> str:
 
 def main(arguments: list[str]) -> int:
     match arguments:
-        case ["engine", port, tokens]:
-            uvloop.run(serve_engine(int(port), int(tokens)))
+        case ["engine", port, tokens, pace]:
+            uvloop.run(serve_engine(int(port), int(tokens), float(pace)))
         case ["gateway", path, profiled, *ports]:
             raise_file_limit()
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(serve_gateway(Path(path), profiled == "1", *map(int, ports)))
         case _:
-            given = [int(each) for each in arguments if each != "--profile"]
+            given = [int(each) for each in arguments if not each.startswith("--")]
+            pace = PACE if "--paced" in arguments else 0.0
             numbers = [*given, *(STREAMS, TOKENS)[len(given) :]]
-            found = measure(numbers[0], numbers[1], "--profile" in arguments)
+            found = measure(numbers[0], numbers[1], pace, "--profile" in arguments)
             print(report(found))
             if "--profile" in arguments:
                 print(profile(found))

@@ -1,6 +1,6 @@
 """Light load and cold starts: waits for nothing, refusals without need, and the first minute beside the fifth.
 
-    python -m benchmarks.light_load --traces DIR                            # all cold scenarios, two minutes a seed
+    python -m benchmarks.light_load --traces DIR                            # all cold scenarios, 4 seeds: four minutes
     python -m benchmarks.light_load --traces DIR agents --loads .6 --scorers ours,lpwl --seeds 2
 
 Goals: of requests with a prefill under 200 ms, one in a hundred waits in the gateway's queue for more than 100 ms while
@@ -27,7 +27,15 @@ from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.cli.config_commands import aligned
 from gateway.replay.counterfactual import RefusalRow, play_refused
 from gateway.replay.player import Player
-from gateway.replay.queue_results import NOTICED, ColdStartRow, QueueRow, cold_start_row, queue_row, wait_quantile
+from gateway.replay.queue_results import (
+    NOTICED,
+    ColdStartRow,
+    QueueRow,
+    cold_start_row,
+    queue_row,
+    short_waits,
+    wait_quantile,
+)
 from gateway.replay.results import Results
 from gateway.replay.sim_fleet import Scenario
 from gateway.replay.traces import Arrival
@@ -53,6 +61,7 @@ class LightLoad:
     queue: QueueRow
     refusals: RefusalRow
     cold_start: ColdStartRow | None
+    named: tuple[str, ...]  # requests that waited for nothing, or were refused wrongly
     took: float
 
 
@@ -64,13 +73,26 @@ def replay_one(task: Task) -> LightLoad:
         played = replace(played, starts={})
         results = warm_replay(played, offered, arrivals(name, load, traces, seed + LEARNED), seed)
         refused = sum(bool(result.refusals) for result in results.requests)
-        refusals = RefusalRow(len(results.requests), refused, 0, 0)
+        refusals = RefusalRow(len(results.requests), refused)
     else:
         played = played.with_scorer(scorer)
         results, refusals = play_refused(played, offered, seed)
-    row, queue, cold = results.overall(), queue_row(results, played), cold_start_row(results, offered, played)
-    took = process_time() - began
-    return LightLoad(name, load, scorer, seed, row.good, row.ttft[2], queue, refusals, cold, took)
+    row, queue, cold = results.overall(), queue_row(results, offered, played), cold_start_row(results, offered, played)
+    named, took = tuple(_named(results, offered, played, refusals)), process_time() - began
+    return LightLoad(name, load, scorer, seed, row.good, row.ttft[2], queue, refusals, cold, named, took)
+
+
+def _named(results: Results, offered: Sequence[Arrival], played: Scenario, refusals: RefusalRow) -> Iterator[str]:
+    waits = short_waits(results, offered, played)
+    for result in results.requests:
+        number = result.number
+        what = f"#{number} at {result.arrived:.2f} s, {result.prompt_tokens} tokens"
+        waited, idle = waits.get(number, (0.0, 0.0))
+        if idle > NOTICED:
+            yield f"{what}, {result.cached} cached at {result.endpoint}: waited {waited:.2f} s, {idle:.2f} s idle"
+        if number in refusals.wrong_from_arrival:
+            when = "at the refusal" if number in refusals.wrong else "from arrival on"
+            yield f"{what}: refused after {result.refusals[0]:.2f} s, wrong {when}"
 
 
 def warm_replay(scenario: Scenario, offered: Sequence[Arrival], before: Sequence[Arrival], seed: int) -> Results:
@@ -88,8 +110,8 @@ def warm_replay(scenario: Scenario, offered: Sequence[Arrival], before: Sequence
 # ---------------------------------------------------------------- tables
 
 
-def report(found: Sequence[LightLoad]) -> Iterator[str]:
-    """Means over the seeds; waits and refusals of all seeds together."""
+def report(found: Sequence[LightLoad], each: bool = False) -> Iterator[str]:
+    """Means over the seeds; waits and refusals of all seeds together. `each`: requests by number, too."""
     groups: dict[tuple[str, float, str], list[LightLoad]] = {}
     for one in found:
         groups.setdefault((one.scenario, one.load, one.scorer), []).append(one)
@@ -102,6 +124,8 @@ def report(found: Sequence[LightLoad]) -> Iterator[str]:
         columns = ("good", "p99 TTFT", "refused", "good if possible", "p99 if possible")
         yield ""
         yield from aligned([("first minute / from the fifth on", "load", *columns), *starts])
+    for one in found if each else ():
+        yield from (f"{one.scenario} {one.load:g} {one.scorer} seed {one.seed}: {line}" for line in one.named)
 
 
 def _row(scenario: str, load: float, scorer: str, group: Sequence[LightLoad]) -> tuple[str, ...]:
@@ -114,8 +138,8 @@ def _row(scenario: str, load: float, scorer: str, group: Sequence[LightLoad]) ->
         _mean([one.good for one in group]),
         f"{fmean(one.ttft_p99 for one in group):.2f} s",
         f"{refused} of {sum(one.refusals.offered for one in group)}",
-        _share(sum(one.refusals.wrong for one in group), refused),
-        _share(sum(one.refusals.wrong_from_arrival for one in group), refused),
+        _share(sum(len(one.refusals.wrong) for one in group), refused),
+        _share(sum(len(one.refusals.wrong_from_arrival) for one in group), refused),
         f"{sum(row.short for row in queues)}",
         f"{wait_quantile(queues, 0.99):.3f} s",
         f"{noticed}",
@@ -181,8 +205,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="replays at a time")
+    parser.add_argument("--each", action="store_true", help="name each idle wait and each wrong refusal")
     args = parser.parse_args()
-    print("\n".join(report(list(sweep(list(chosen(args)), args.jobs)))))
+    print("\n".join(report(list(sweep(list(chosen(args)), args.jobs)), args.each)))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def replay_one(task: Task) -> dict[str, Any]:
         "seed": seed,
         "rows": rows,
         "sessions": sessions and asdict(sessions),
-        "queue": asdict(queue_row(tally, played)),
+        "queue": asdict(queue_row(tally, offered, played)),
     }
 
 

@@ -25,11 +25,10 @@ TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offere
 at every load, after the fact; *reference* is a clairvoyant scheduler with perfect caches
 (`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
 what each engine has computed and not evicted: no bound.
-"""
-COLD = """\
-Light loads. The gateway starts before its engines, and its requests come once these are up; an event of a stream
-carries four tokens. *idle wait*: time that a request with less than 200 ms to prefill spends in our queue while the
-engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.
+
+From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
+carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
+spends in our queue while the engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.
 """
 COLUMNS = (
     "load",
@@ -95,8 +94,7 @@ def sections(text: str) -> dict[str, str]:
 def _section(name: str, results: Sequence[Result]) -> str:
     seeds = len({result["seed"] for result in results if result["scenario"] == name})
     means = f"Means over {seeds} seeds." if seeds > 1 else "One seed."
-    said = f"{COLD}{means}" if SCENARIOS[name].cold else means
-    return f"## ({name}) {SCENARIOS[name].title}\n\n{said}\n\n" + "\n".join(table(name, results))
+    return f"## ({name}) {SCENARIOS[name].title}\n\n{means}\n\n" + "\n".join(table(name, results))
 
 
 def table(name: str, results: Iterable[Result]) -> list[str]:
@@ -128,7 +126,7 @@ def _light_rows(scenario: Scenario, cells: dict[tuple[float, str], Cell]) -> lis
             continue
         best = max((cell for cell in at_load if cell and cell is not ours), key=lambda cell: cell.good, default=ours)
         shares = (f"{cell.good:.3f}" if cell else "-" for cell in at_load)
-        waits = f"{ours.idle_wait:.2f} s"
+        waits = f"{ours.idle_wait * 1e3:.0f} ms"
         rows.append(
             (f"{load:.2f}", *shares, f"{best.p99:.2f} s", f"{ours.p99:.2f} s", f"{ours.of('refused'):g}", waits)
         )

@@ -99,7 +99,12 @@ SCENARIOS = {
             cold=True,
         ),
         Scenario(
-            "agents", "recorded coding-agent sessions, so many at a time", AGENTS, (OURS, *PLAIN), LIGHT, cold=True
+            "agents",
+            "recorded coding-agent sessions, a level number at a time, from a cold start",
+            AGENTS,
+            (OURS, *PLAIN),
+            LIGHT,
+            cold=True,
         ),
     )
 }

@@ -15,6 +15,8 @@ from gateway.config.models import Drain
 BACKLOG = 4096  # connections in the kernel, not accepted yet
 FILES = 1 << 20  # open files, where the system allows as many
 HANDLER_GRACE = 0.1  # s for a handler to end after an abort of the connection
+NEW_OBJECTS = 2_000  # until the young ones are collected
+OLDER = 200, 50  # collections of a generation until the next one is collected
 SWITCH_INTERVAL = 0.0005  # s a thread may keep the interpreter while the loop waits: Python's 5 ms would delay tokens
 
 
@@ -28,10 +30,11 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 def tune_gc() -> None:
-    """Exempts long-lived objects from collection; requests leave no cycles behind."""
+    """Exempts long-lived objects from collection; requests leave no cycles behind. A request has 80 objects, and a
+    collection of 20,000 new ones would stall all streams for 5 to 30 ms."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(NEW_OBJECTS, *OLDER)
 
 
 def raise_file_limit() -> None:

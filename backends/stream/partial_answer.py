@@ -115,17 +115,19 @@ class PartialAnswer(WholeEvents):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        tokens, size = self.tokens, len(self._text)
         try:
             events = self._decoder.feed(data)
         except StreamError:
             self._refuse("an event of unknown form")
             return
+        tokens, size = self.tokens, len(self._text)
         for event in events:
-            if not self.obstacle:
-                self._add(event)
-        if len(events) == 1 and self.tokens == tokens + 1 and not self.obstacle:
-            self._form.learn(data, read_text(self._text[size:]))
+            if self.obstacle:
+                return
+            tokens, size = self.tokens, len(self._text)
+            self._add(event)
+        if self.tokens == tokens + 1 and not self.obstacle:
+            self._form.learn(bytes(events[-1]), read_text(self._text[size:]))
 
     def _add(self, event: ServerSentEvent) -> None:
         if event.data.startswith(b"[DONE]"):

@@ -42,7 +42,7 @@ class ResponsesTap(StreamTap):
         super().__init__(secret=secret)
         self._failed = b""  # data of a `response.failed`
 
-    def _learn_form(self, data: bytes) -> None:
+    def _learn_form(self, event: ServerSentEvent) -> None:
         """Events are numbered: none is like another."""
 
     def _read_events(self, events: list[ServerSentEvent], rest: bytes = b"") -> None:

@@ -118,11 +118,27 @@ class StreamTap(_ReplyTap):
             self.tokens += 1
             self.text_bytes += len(data) - len(prefix) - len(suffix)
             return True
-        if known := self._known_events(data):
-            self.tokens += known
-            self.text_bytes += len(data) - known * (len(prefix) + len(suffix))
-            return True
-        tokens, was_pending = self.tokens, self._decoder.pending
+        return self._feed_known(data) if b"\n\n" in data and b"\r" not in data else self._decode(data)
+
+    def _feed_known(self, data: bytes) -> bool:
+        """Decode at most the torn events at both ends of a read, where all between are of the known form."""
+        start = data.find(b"\n\n") + 2 if self._decoder.pending else 0
+        end = data.rfind(b"\n\n") + 2
+        contents = self._known_contents(data[start:end])
+        if not contents:
+            return self._decode(data)
+        visible = self._decode(data[:start]) if start else False
+        if self.spoiled:
+            return visible
+        self.tokens += len(contents)
+        self.text_bytes += sum(map(len, contents))
+        if end < len(data):
+            self._decode(data[end:])
+        return True
+
+    def _decode(self, data: bytes) -> bool:
+        """Read events of any form."""
+        tokens = self.tokens
         rest = self._decoder.rest_of_event(data) if self._decoder.shortened else b""
         try:
             events = self._decoder.feed(data)
@@ -130,18 +146,17 @@ class StreamTap(_ReplyTap):
             self._fail(failures.LINE_TOO_LONG)
             return False
         self._read_events(events, rest)
-        if len(events) == 1 and self.tokens == tokens + 1 and not was_pending:
-            self._learn_form(data)
         return self.tokens > tokens
 
-    def _known_events(self, data: bytes) -> int:
-        """The number of events in a read of several of the known form, and of nothing else; or 0."""
+    def _known_contents(self, data: bytes) -> list[bytes]:
+        """The contents of several events of the known form; empty if `data` holds anything else."""
         prefix, suffix = self._prefix, self._suffix
-        if self._decoder.pending or not (data.startswith(prefix) and data.endswith(suffix)):
-            return 0
+        if not (data.startswith(prefix) and data.endswith(suffix)):
+            return []
         contents = data[len(prefix) : -len(suffix)].split(suffix + prefix)
-        plain = all(contents) and all(map(_IS_STRING, contents)) and (data.isascii() or _is_utf8(data))
-        return len(contents) if plain else 0
+        # a space completes no escape: the contents are strings each, if they are one string together
+        plain = all(contents) and _IS_STRING(b" ".join(contents)) and (data.isascii() or _is_utf8(data))
+        return contents if plain else []
 
     def close(self) -> None:
         """The body is complete."""
@@ -150,8 +165,9 @@ class StreamTap(_ReplyTap):
         if self._doubtful:
             self._settle()
 
-    def _learn_form(self, data: bytes) -> None:
-        """Keep the form of an event with a plain content and no end."""
+    def _learn_form(self, event: ServerSentEvent) -> None:
+        """Keep the form of an event with a plain content and no end, as most servers write it."""
+        data = bytes(event)
         start = data.find(_CONTENT_KEY) + len(_CONTENT_KEY)
         end = data.find(b'"', start)
         whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and b"\\" not in data
@@ -161,8 +177,9 @@ class StreamTap(_ReplyTap):
 
     def _read_events(self, events: list[ServerSentEvent], rest: bytes = b"") -> None:
         """`rest`: the end of a first event of which strings were left out."""
-        self._passing = bool(rest)
+        self._passing, tokens = bool(rest), self.tokens
         for number, event in enumerate(events):
+            tokens = self.tokens
             if event.data.startswith(b"[DONE]"):
                 self.missing = b""
                 if self.done_ends:
@@ -178,6 +195,8 @@ class StreamTap(_ReplyTap):
                 self.sound = b"".join(map(bytes, events[bool(rest) : number]))
                 self.error_event = bytes(event) if _holds_error(event.data) else b""
                 return
+        if self.tokens == tokens + 1:
+            self._learn_form(events[-1])
 
     def _read_chunk(self, data: bytes) -> None:
         try:

@@ -46,7 +46,9 @@ class TokenForm:
         if not (data.endswith(suffix) and data.startswith(prefix)):
             return []
         texts = data[len(prefix) : -len(suffix)].split(suffix + prefix)
-        return texts if all(texts) and all(map(_IS_STRING, texts)) and (data.isascii() or _is_utf8(data)) else []
+        # a space completes no escape: the texts are strings each, if they are one string together
+        plain = all(texts) and _IS_STRING(b" ".join(texts)) and (data.isascii() or _is_utf8(data))
+        return texts if plain else []
 
     def learn(self, data: bytes, text: str) -> None:
         """Learn the form of `data`, an event with the effect of adding `text` and no other."""

@@ -11,7 +11,7 @@ parent goes on as if nothing had happened. So the past is the same to the bit, a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from traceback import print_exc
 
@@ -28,12 +28,13 @@ IN_TIME, LATE = b"1", b"0"
 
 @dataclass(frozen=True, slots=True)
 class RefusalRow:
-    """Refusals of a replay. `wrong`, `wrong_from_arrival`: the request would have been in time, if dispatched then."""
+    """Refusals of a replay. `wrong`, `wrong_from_arrival`: numbers of the requests that would have been in time, had
+    they been dispatched at the refusal, or at the arrival."""
 
     offered: int
     refused: int
-    wrong: int
-    wrong_from_arrival: int
+    wrong: tuple[int, ...] = ()
+    wrong_from_arrival: tuple[int, ...] = ()
 
 
 class Fork:
@@ -140,5 +141,8 @@ def play_refused(scenario: Scenario, arrivals: Sequence[Arrival], seed: int) -> 
             gateway.override = TriesAtArrival(gateway, second, later)
         second.play()
         from_arrival |= second.in_time
-    row = RefusalRow(len(results.requests), len(refused), sum(first.in_time.values()), sum(from_arrival.values()))
-    return results, row
+    return results, RefusalRow(len(results.requests), len(refused), _true(first.in_time), _true(from_arrival))
+
+
+def _true(found: Mapping[int, bool]) -> tuple[int, ...]:
+    return tuple(sorted(number for number, holds in found.items() if holds))

@@ -1,19 +1,23 @@
 """Results of a replay at light load: waits for nothing, and a cold start beside the time after it.
 
-An idle wait is time in the gateway's queue during which the engine that answers in the end had no prefill to do: no
-attempt there was without its first token. It counts for requests with a short prefill there, which no policy has a
-reason to hold for long. A request is possible if an idle engine, with all in its cache that an earlier prompt began
-with, prefills it within the TTFT budget: other misses are nobody's fault. Durations are those of the profile, without
-noise and without decodes beside the prefill.
+An idle wait is time in the gateway's queue during which the engine that answers in the end would have had a short
+prefill to do for the request, and had no other: no attempt there was without its first token. It counts from the moment
+at which the engine had so much of the prompt in its cache. Engines that hold back for the pace of their answers are
+idle too: a short prefill is borne by all.
+
+A request is possible if an idle engine, with all in its cache that an earlier prompt began with, prefills it within the
+TTFT budget: other misses are nobody's fault. Durations are those of the profile, without noise and without decodes
+beside the prefill.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from backends.simulated.profiles import EngineProfile
-from gateway.replay.results import Interval, Results, quantile
+from gateway.replay.results import Interval, RequestResult, Results, quantile
 from gateway.replay.sim_fleet import Scenario
 from gateway.replay.traces import BLOCK, Arrival
 
@@ -27,8 +31,8 @@ class QueueRow:
     """Waits of the requests with a prefill under SHORT. Quantiles of none are NaN."""
 
     short: int
-    waits: tuple[float, ...]  # s in the queue, of those above 0
-    idle_waits: tuple[float, ...]  # s of these, of those above 0
+    waits: tuple[float, ...] = ()  # s in the queue, of those above 0
+    idle_waits: tuple[float, ...] = ()  # s of these, of those above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +48,48 @@ class ColdStartRow:
     possible_p99: tuple[float, float]  # s, TTFT of these
 
 
-def queue_row(results: Results, scenario: Scenario) -> QueueRow:
+def queue_row(results: Results, arrivals: Sequence[Arrival], scenario: Scenario) -> QueueRow:
+    waits = short_waits(results, arrivals, scenario)
+    return QueueRow(len(waits), *(_positive(column) for column in zip(*waits.values(), strict=True)))
+
+
+def short_waits(results: Results, arrivals: Sequence[Arrival], scenario: Scenario) -> dict[int, tuple[float, float]]:
+    """Wait and idle wait, s, by number of each request with a short prefill."""
     busy = {endpoint: merged(prefills) for endpoint, prefills in results.prefills.items()}
-    waits, idle_waits, short = list[float](), list[float](), 0
+    computed, found = blocks_computed(results, arrivals), dict[int, tuple[float, float]]()
     for result in results.requests:
-        profile, queued = scenario.profiles.get(result.endpoint), result.queued
+        endpoint, queued = result.endpoint, result.queued
+        profile = scenario.profiles.get(endpoint)
         if not isinstance(profile, EngineProfile) or queued is None:
             continue
-        if prefill_seconds(profile, result.prompt_tokens, result.cached) < SHORT:
-            short += 1
-            waits.append(queued[1] - queued[0])
-            idle_waits.append(waits[-1] - overlap(busy[result.endpoint], queued))
-    return QueueRow(short, _positive(waits), _positive(idle_waits))
+        count = blocks_to_be_short(profile, result)
+        if count * BLOCK > result.cached:
+            continue
+        last = arrivals[result.number - 1].hashes[count - 1] if count else None
+        since = scenario.starts.get(endpoint, 0.0) if last is None else computed[endpoint][last]
+        idle = min(max(queued[0], since), queued[1]), queued[1]
+        found[result.number] = queued[1] - queued[0], idle[1] - idle[0] - overlap(busy[endpoint], idle)
+    return found
+
+
+def blocks_to_be_short(profile: EngineProfile, result: RequestResult) -> int:
+    """Blocks of the prompt that must be cached for a prefill under SHORT."""
+    return bisect_left(
+        range(result.prompt_tokens // BLOCK + 1),
+        True,
+        key=lambda blocks: prefill_seconds(profile, result.prompt_tokens, blocks * BLOCK) < SHORT,
+    )
+
+
+def blocks_computed(results: Results, arrivals: Sequence[Arrival]) -> dict[str, dict[int, float]]:
+    """Time at which each engine first had each block of a prompt in its cache."""
+    found: dict[str, dict[int, float]] = {}
+    answered = ((result.first_at, result) for result in results.requests if result.first_at is not None)
+    for first_at, result in sorted(answered, key=lambda pair: pair[0]):
+        here = found.setdefault(result.endpoint, {})
+        for block in arrivals[result.number - 1].hashes:
+            here.setdefault(block, first_at)
+    return found
 
 
 def _positive(seconds: Iterable[float]) -> tuple[float, ...]:

@@ -58,7 +58,7 @@ def test_usage_counts_the_text_that_was_given_as_prompt() -> None:
 
 async def test_all_answers_are_whole_after_the_death() -> None:
     """Three streams, with a process for the gateway and each engine."""
-    found = await asyncio.to_thread(measure, 3, TOKENS, False)
+    found = await asyncio.to_thread(measure, 3, TOKENS, 0.01, False)
     assert found.ends == ["", "", ""]
     assert found.before
     assert found.after

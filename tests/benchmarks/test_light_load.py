@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from gateway.replay.queue_results import ColdStartRow, QueueRow
 from gateway.replay.sim_fleet import OURS
 from gateway.replay.traces import Arrival
 from policies.fleet.circuit_breaker import BreakerState
+from policies.fleet.fleet import Fleet
+from policies.queue.queue_scheduler import QueueScheduler, Released
+from policies.types import FOREVER, Placement
 from tests.gateway.replay.builders import agent_sessions
 
 COLD = [name for name, scenario in SCENARIOS.items() if scenario.cold]
@@ -88,8 +92,10 @@ def test_a_warm_gateway_begins_with_what_another_has_learned(traces: Path) -> No
 
 def replayed(scorer: str, seed: int, idle: float, wrong: int, good: float = 0.9) -> LightLoad:
     cold = ColdStartRow((60, 180), (good - 0.1, good), (6.0, 4.0), (1, 0), (50, 150), (good, good), (3.0, 2.0))
-    refusals = RefusalRow(240, 4 if wrong else 0, wrong, wrong)
-    return LightLoad("agents", 0.6, scorer, seed, good, 4.5, QueueRow(100, (2.0,), (idle,)), refusals, cold, 1.0)
+    numbers = tuple(range(wrong))
+    refusals = RefusalRow(240, 4 if wrong else 0, numbers, numbers)
+    queue = QueueRow(100, (2.0,), (idle,))
+    return LightLoad("agents", 0.6, scorer, seed, good, 4.5, queue, refusals, cold, (f"#{seed} waits",), 1.0)
 
 
 def test_the_report_joins_the_seeds() -> None:
@@ -104,6 +110,30 @@ def test_the_report_joins_the_seeds() -> None:
     assert "0.750 / 0.850" in ours
     assert "2 of 120 / 0 of 360" in ours
     assert warm.startswith("agents warm")
+
+
+def test_each_wait_and_wrong_refusal_is_named(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the request's number in the replay, so that one can look for the reason."""
+    monkeypatch.setattr("gateway.replay.sim_gateway.QueueScheduler", HoldsAndRefuses)
+    found = replay_one(("agents", 0.3, OURS, 0, traces))
+    assert found.refusals.wrong == tuple(range(3, found.refusals.offered + 1, 3))
+    assert any(line.startswith("#3 ") and "wrong at the refusal" in line for line in found.named)
+    assert any("waited 0.3" in line and line.endswith("s idle") for line in found.named)
+    assert "agents 0.6 ours seed 1: #1 waits" in report([replayed(OURS, 1, 0.1, 0)], each=True)
+
+
+class HoldsAndRefuses(QueueScheduler):
+    """Holds each request for 0.3 s, then refuses every third."""
+
+    def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
+        new = self.queues.new
+        fresh = [queued for queued in new if now < queued.request.arrival + 0.3]
+        self.queues.new = [queued for queued in new if queued not in fresh]
+        for key, decision in super().release(fleet, now):
+            refuse = isinstance(key, int) and key % 3 == 0
+            yield key, replace(decision, outcome=Placement.SHED) if refuse else decision
+        self.queues.new += fresh
+        self.wake_at = now + 0.05 if self.held else FOREVER
 
 
 def test_the_page_keeps_the_sections_that_were_not_measured(traces: Path) -> None:

@@ -60,6 +60,14 @@ def test_the_text_is_kept_whatever_it_holds(words: list[str], escaped: bool, gro
     assert (answer.text, answer.tokens, answer.obstacle) == ("".join(words), len(words), "")
 
 
+def test_a_read_of_several_events_teaches_their_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that writes many events at a time never sends one alone."""
+    answer = partial(ROLE + token("one") + token(" two"))
+    monkeypatch.setattr(answer, "_parse", pytest.fail)
+    answer.feed(token(" three") + token(" four"))
+    assert (answer.text, answer.tokens) == ("one two three four", 4)
+
+
 def test_half_an_event_is_no_text_yet() -> None:
     answer = partial(ROLE, token("one"), token(" two"), b'data: {"choices": [{"delta": {"content": " thr')
     assert (answer.text, answer.tokens, answer.finished, answer.obstacle) == ("one two", 2, False, "")

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interface import EngineTimes, FailureKind, Usage
+from backends.stream import taps
 from backends.stream.sse import EXCERPT_LIMIT
-from backends.stream.taps import BodyTap, StreamTap
+from backends.stream.taps import BodyTap, StreamTap, decode_as
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
@@ -154,7 +155,8 @@ def read_until_spoiled(parts: Sequence[bytes]) -> StreamTap:
     for part in parts:
         if not tap.spoiled:
             tap.feed(part)
-    tap.close()
+    if not tap.spoiled:
+        tap.close()
     return tap
 
 
@@ -166,6 +168,39 @@ def test_several_tokens_in_one_read_are_read_like_one_after_the_other(contents: 
     apart, together = read_until_spoiled(events), read_until_spoiled(groups)
     assert state(together) == state(apart)
     assert together.junk == apart.junk
+
+
+@given(st.lists(st.sampled_from(CONTENTS), min_size=1, max_size=9), st.sets(st.integers(1, 500), max_size=6))
+def test_tokens_in_reads_torn_anywhere_are_read_like_one_after_the_other(contents: list[bytes], cuts: set[int]) -> None:
+    """Also where known events stand between torn ones."""
+    events = [
+        b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % each for each in (b"a", *contents, b"b")
+    ]
+    stream = b"".join(events)
+    torn = [stream[start:end] for start, end in pairwise([0, *sorted(cuts), None])]
+    assert state(read_until_spoiled(torn)) == state(read_until_spoiled(events))
+
+
+def test_known_events_between_torn_ones_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where every read has held several events, as from a server that writes many at a time."""
+    decoded: list[bytes] = []
+    monkeypatch.setattr(taps, "decode_as", lambda data, decoder: decoded.append(data) or decode_as(data, decoder))
+    stream = 100 * delta(content="word").replace(b": ", b":").replace(b"data:", b"data: ")
+    tap = StreamTap()
+    for start in range(0, len(stream), 1000):
+        assert tap.feed(stream[start : start + 1000])
+    assert tap.tokens == 100
+    assert len(decoded) < 100 // 4
+
+
+def test_before_a_broken_event_all_of_a_torn_read_is_sound() -> None:
+    """Whichever line ends follow: known events before it are not lost."""
+    tap, token, broken = StreamTap(), delta(content="a"), b'data: {"error":{"message":"boom"}}\r\n\r\n'
+    tap.feed(token)
+    tap.feed(token[:9])
+    tap.feed(token[9:] + 2 * token + broken)
+    assert tap.spoiled
+    assert tap.sound.count(b'"a"') == 3
 
 
 def test_tokens_in_one_read_are_counted() -> None:

@@ -75,30 +75,34 @@ def test_a_fork_is_the_whole_replay_without_one_refusal(monkeypatch: pytest.Monk
 def with_queue(
     monkeypatch: pytest.MonkeyPatch, queue: type[QueueScheduler], chosen: Scenario, prompt: int = 6_000
 ) -> RefusalRow:
+    """Of forty requests, one per second."""
     monkeypatch.setattr("gateway.replay.sim_gateway.QueueScheduler", queue)
     return play_refused(chosen, arrivals(40, rate=1.0, prompt=prompt), 0)[1]
 
 
+FOURTHS = tuple(range(4, 41, 4))
+
+
 def test_refusals_beside_idle_engines_are_all_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_queue(monkeypatch, Refuses, scenario(4)) == RefusalRow(40, 10, 10, 10)
+    assert with_queue(monkeypatch, Refuses, scenario(4)) == RefusalRow(40, 10, FOURTHS, FOURTHS)
 
 
 def test_a_request_refused_once_it_is_lost_was_wrong_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the time of the refusal nobody could answer in time any more."""
     patient = replace(scenario(4), first_token=8.0)
-    assert with_queue(monkeypatch, HoldsFourths, patient) == RefusalRow(40, 10, 0, 10)
+    assert with_queue(monkeypatch, HoldsFourths, patient) == RefusalRow(40, 10, (), FOURTHS)
 
 
 def test_a_refusal_that_no_engine_could_mend_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that take longer than the budget on an idle engine."""
-    assert with_queue(monkeypatch, Refuses, scenario(4, "8b-l4"), prompt=60_000) == RefusalRow(40, 10, 0, 0)
+    assert with_queue(monkeypatch, Refuses, scenario(4, "8b-l4"), prompt=60_000) == RefusalRow(40, 10)
 
 
 def test_engines_that_are_down_are_no_remedy() -> None:
     """A request that comes before any engine is up is refused rightly."""
     down = replace(scenario(2), starts={"main/0": 30.0, "main/1": 30.0})
     _, row = play_refused(down, [Arrival(5.0, 1_000, 10, (), "agent")], 0)
-    assert row == RefusalRow(1, 1, 0, 0)
+    assert row == RefusalRow(1, 1)
 
 
 def test_a_child_that_fails_is_an_error_of_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:

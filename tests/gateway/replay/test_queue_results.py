@@ -44,7 +44,8 @@ def waited(prompt: int = 1_000, **known: float) -> RequestResult:
 
 def row(*requests: RequestResult, prefills: list[tuple[float, float]] | None = None) -> QueueRow:
     results = Results({"agent": route()}, 60.0, requests=list(requests), prefills={HERE: prefills or []})
-    return queue_row(results, scenario())
+    offered = [Arrival(each.arrived, each.prompt_tokens, 10, range(each.prompt_tokens // 512)) for each in requests]
+    return queue_row(results, offered, scenario())
 
 
 # --------------------------------------------------------------------------- idle waits
@@ -63,14 +64,28 @@ def test_time_in_which_the_engine_prefills_is_no_idle_wait() -> None:
 def test_a_long_prefill_may_wait() -> None:
     """Only requests that an engine answers at once count; a cached prompt is such, however long it is."""
     assert row(waited(prompt=60_000)).short == 0
-    assert row(waited(prompt=60_000, cached=59_500)).short == 1
+    assert row(waited(prompt=60_000, cached=59_392, first_at=14.1)).short == 1
+
+
+def test_an_idle_wait_begins_once_the_prompt_is_cached_there() -> None:
+    """Before the session's turn before is computed, this one would have been a long prefill."""
+    before = waited(prompt=59_500, first_at=12.5)
+    before.number, before.dispatched_at = 2, 10.0
+    after = waited(prompt=60_000, cached=59_392, first_at=14.1)
+    assert row(after, before).idle_waits == (1.5,)
+
+
+def test_no_engine_is_idle_before_its_start() -> None:
+    late = replace(scenario(), starts={HERE: 13.0})
+    results = Results({"agent": route()}, 60.0, requests=[waited()], prefills={HERE: []})
+    assert queue_row(results, [Arrival(10.0, 1_000, 10)], late).idle_waits == (1.0,)
 
 
 def test_a_request_that_went_nowhere_has_no_engine_to_wait_for() -> None:
     """A refusal is judged as such (`gateway.replay.counterfactual`)."""
     refused = waited()
     refused.dispatched_at, refused.endpoint = None, ""
-    assert row(refused) == QueueRow(0, (), ())
+    assert row(refused) == QueueRow(0)
 
 
 def test_a_returned_request_waits_from_its_return() -> None:
@@ -79,7 +94,7 @@ def test_a_returned_request_waits_from_its_return() -> None:
 
 def test_the_quantile_is_of_all_short_requests() -> None:
     """Of several replays together, those without a wait included."""
-    rows = [QueueRow(90, (2.0,), (1.0,)), QueueRow(10, (), ())]
+    rows = [QueueRow(90, (2.0,), (1.0,)), QueueRow(10)]
     assert wait_quantile(rows, 0.98) == 0.0
     assert (wait_quantile(rows, 0.99), wait_quantile(rows, 0.99, idle=False)) == (1.0, 2.0)
 
@@ -101,9 +116,9 @@ def test_a_queue_that_holds_for_nothing_is_found_out() -> None:
     offered, idle = arrivals(40, rate=1.0, prompt=1_000), scenario(4)
     slow = Player(idle, offered)
     slow.gateways[0].queue = Slow()
-    assert wait_quantile([queue_row(slow.play(), idle)], 0.5) == pytest.approx(0.5, abs=0.06)
+    assert wait_quantile([queue_row(slow.play(), offered, idle)], 0.5) == pytest.approx(0.5, abs=0.06)
     plain = idle.with_scorer("lpwl")
-    assert queue_row(play(plain, offered), plain) == QueueRow(40, (), ())
+    assert queue_row(play(plain, offered), offered, plain) == QueueRow(40)
 
 
 def test_every_attempt_is_a_prefill_from_sending_to_first_token() -> None:
