@@ -42,6 +42,7 @@ MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 ENDLESS = 1 << 40  # bytes of a stream, which is not held
 MAX_EXPANDED = 4 << 20  # bytes that one read of a compressed stream may expand to: all go on in one call
 BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
+LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
 
 
 class WireState(Enum):
@@ -387,10 +388,12 @@ class WireAttempt:
 
     @property
     def output_tokens(self) -> int:
-        """As reported by the engine; without a report, by events and by length of the text, whichever is more."""
+        """As reported by the engine; without a report, one for each event, or by length of the text where an event has
+        more text than a token."""
         if self.tap.usage.completion is not None:
             return self.tap.usage.completion
-        return max(self.tap.tokens, round(self.tap.text_bytes / BYTES_PER_TOKEN))
+        by_text = round(self.tap.text_bytes / BYTES_PER_TOKEN)
+        return by_text if by_text > LONGEST_TOKENS * self.tap.tokens else self.tap.tokens
 
     @property
     def consumption(self) -> Consumption:

@@ -46,6 +46,14 @@ def test_without_usage_content_chunks_are_counted() -> None:
     assert (stage.wire.output_tokens, stage.fleet.reports[0].completion_tokens) == (3, None)
 
 
+def test_without_usage_an_event_with_more_text_than_a_token_counts_by_its_text() -> None:
+    """Four bytes a token: an engine that writes eight tokens an event is metered by all of them."""
+    several = TOKEN.replace(b"hi", b"x" * 32)
+    assert several != TOKEN
+    stage = Stage().reads(several, several, several).ends()
+    assert stage.wire.output_tokens >= 2 * 8  # the form of the first event is learned
+
+
 def test_the_engines_own_times_are_preferred() -> None:
     """Without the network in between."""
     timed = b'data: {"choices":[],"usage":{"completion_tokens":3},"metrics":{"mean_itl_ms":12.5,"queue_time_ms":20,"time_to_first_token_ms":80}}\n\n'  # noqa: E501
