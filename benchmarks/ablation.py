@@ -38,9 +38,9 @@ from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.queue import late_work, placement_round
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.placement_round import PlacementRound, with_first
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing import tiers
-from policies.queue.queued_request import QueuedRequest
 from policies.scorers import scorers
 from policies.types import FOREVER, Decision
 

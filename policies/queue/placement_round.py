@@ -27,7 +27,7 @@ from policies.queue.late_work import (
     retry_after_of,
 )
 from policies.queue.queue_view import QueueView
-from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.routes.route import Route
 from policies.types import FOREVER, Candidate, Decision, Health, Placement, RejectionKind
 
@@ -57,22 +57,48 @@ class PlacementRound:
         if (rule := self.admission.must_wait(queued, chosen)) is not None:
             self._assign(queued, decision, chosen, rule)
             return None
-        if queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
+        if self._is_sent_on(queued, chosen):
             return decision
         queued.returned |= self.refused.take(queued, self.now)
-        if chosen.probability < queued.route.target and not self._is_best_effort(queued):
-            decision = self._as_if_open(queued, decision)
-        if self._is_best_effort(queued) or decision.ranked[0].probability < LATE:
+        decision = self._as_if_open(queued, decision)
+        if self._is_late(queued, decision):
             return self._place_late(queued, decision)
         return self._dispatch_or_assign(queued, decision, decision.ranked[0])
+
+    def would_hold(self, queued: QueuedRequest, decision: Decision) -> Hold | None:
+        """The rule that would hold the request if placed now; None: none, or it would be refused. Changes no queue."""
+        chosen = decision.chosen
+        if chosen is None:
+            return None
+        rule = self.admission.must_wait(queued, chosen)
+        if rule is None and not self._is_sent_on(queued, chosen):
+            decision = self._as_if_open(queued, decision)
+            if self._is_late(queued, decision):
+                chosen = (order := self._fastest(queued, decision))[0]
+                others = HoldRule.TURN if self.queues.best_effort else None
+                rule = others if self._first_idle(queued, order) else self._late_rule(queued, chosen)
+            else:
+                chosen = decision.ranked[0]
+                self._plan(queued, chosen)
+                rule = self.admission.hold(queued, chosen)
+        return None if rule is None else Hold(rule, chosen.endpoint.id, self.now)
 
     # ---------------------------------------------------------------- requests in time
 
     def _is_best_effort(self, queued: QueuedRequest) -> bool:
         return queued.deadline == FOREVER or self.admission.shares.is_over(queued.tenant)
 
+    def _is_sent_on(self, queued: QueuedRequest, chosen: Candidate) -> bool:
+        """The queue of the endpoint is its own: of an API, and of every endpoint on a route with another scorer."""
+        return queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id)
+
+    def _is_late(self, queued: QueuedRequest, decision: Decision) -> bool:
+        return self._is_best_effort(queued) or decision.ranked[0].probability < LATE
+
     def _as_if_open(self, queued: QueuedRequest, decision: Decision) -> Decision:
         """The decision without waits for answers in progress, where that makes the request one in time."""
+        if decision.ranked[0].probability >= queued.route.target or self._is_best_effort(queued):
+            return decision
         as_if = self.view.decide(queued, as_if_open=True)
         in_time, late = as_if.ranked[0].probability >= queued.route.target, decision.ranked[0].probability < LATE
         return as_if if in_time or late else decision
@@ -200,7 +226,7 @@ class PlacementRound:
         return None
 
     def next_late(self, queued: QueuedRequest) -> Decision | None:
-        """A decision for an idle endpoint, or for the fastest if the request must wait no longer. None: stays queued."""
+        """A decision for an idle endpoint, or for the fastest where the wait must end. None: stays queued."""
         decision = self.view.decide(queued)
         if decision.chosen is None:
             return decision
@@ -262,9 +288,10 @@ class PlacementRound:
         shares = self.admission.shares
         for queue in tuple(self.queues.waiting()):
             for queued in [queued for queued in queue if shares.is_over(queued.tenant)]:
+                assert queued.assigned is not None
+                queued.hold_by(HoldRule.SHARE, queued.assigned.id, self.now)
                 self.queues.unassign(queued)
                 self.queues.best_effort.add(queued, self.now)
-                queued.hold_by(HoldRule.SHARE, "", self.now)
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
         """An API of a tier before `tier` was rejected for a rate limit."""

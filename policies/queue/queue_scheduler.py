@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import chain
 from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
@@ -32,7 +33,7 @@ from policies.queue.fair_share import FairShare
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
-from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.queue.queued_request import Hold, QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
 
 MAX_HELD = 4096  # requests
@@ -89,7 +90,7 @@ class QueueScheduler:
         """The fleet counts the request's first attempt, or there will be none."""
         self.queues.in_dispatch.pop(request_key, None)
 
-    def leave(self, request_key: Hashable, now: float = NEVER) -> Mapping[HoldRule, float]:
+    def leave(self, request_key: Hashable, now: float = NEVER) -> Mapping[str, float]:
         """Removes a request whose caller is gone; seconds for which each rule had held it."""
         queued = self.queues.remove(request_key)
         if not self.held:
@@ -98,6 +99,15 @@ class QueueScheduler:
             return {}
         queued.end_hold(now)
         return queued.held_s
+
+    def holds(self) -> Iterator[QueuedRequest]:
+        """Requests that a rule holds now."""
+        held = chain(self.queues.best_effort, *self.queues.waiting())
+        return (queued for queued in held if queued.hold is not None)
+
+    def would_hold(self, queued: QueuedRequest, decision: Decision, fleet: Fleet) -> Hold | None:
+        """The rule that would hold a new request with this decision. Changes nothing."""
+        return self._round(fleet, decision.at).would_hold(queued, decision)
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Yield requests leaving the queue now; the caller dispatches each before the next is placed."""
@@ -205,5 +215,4 @@ def _least(requests: list[QueuedRequest], attribute: str) -> list[QueuedRequest]
 
 def _with_holds(queued: QueuedRequest, decision: Decision) -> Released:
     queued.end_hold(decision.at)
-    held = {rule.value: seconds for rule, seconds in queued.held_s.items()}
-    return queued.request_key, replace(decision, held=held) if held else decision
+    return queued.request_key, replace(decision, held=queued.held_s) if queued.held_s else decision

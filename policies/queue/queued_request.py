@@ -6,13 +6,13 @@ Written by `policies.queue` alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from policies.routing.candidates import PlacementRequest
 from policies.types import FOREVER, NEVER, Endpoint
 
 
-class HoldRule(Enum):
+class HoldRule(StrEnum):
     """A rule of the queue that holds a request; the value is its name in Records, metrics and on the page."""
 
     CAP = "cap"
@@ -41,7 +41,7 @@ FREED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A rule holds a request since a time, for an endpoint; empty: for any."""
+    """A rule holds a request since a time, at the endpoint where it would go."""
 
     rule: HoldRule
     endpoint: str
@@ -61,7 +61,7 @@ class QueuedRequest(PlacementRequest):
     late_since: float = FOREVER  # entry into the best-effort queue
     returned: bool = False  # refused lately, and sent again
     hold: Hold | None = None
-    held_s: dict[HoldRule, float] = field(default_factory=dict)  # by rule, without the current hold
+    held_s: dict[str, float] = field(default_factory=dict)  # by rule, without the current hold
 
     def __lt__(self, other: QueuedRequest) -> bool:
         return (self.deadline, self.sequence) < (other.deadline, other.sequence)
@@ -76,6 +76,6 @@ class QueuedRequest(PlacementRequest):
     def end_hold(self, now: float) -> None:
         """Note that nothing holds the request any more."""
         if self.hold is not None:
-            rule, since = self.hold.rule, self.hold.since
-            self.held_s[rule] = self.held_s.get(rule, 0.0) + max(now - since, 0.0)
+            rule, seconds = self.hold.rule.value, max(now - self.hold.since, 0.0)
+            self.held_s[rule] = self.held_s.get(rule, 0.0) + seconds
             self.hold = None

@@ -11,8 +11,8 @@ import pytest
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
+from gateway.decider import LARGE, MANY, Decider
 from gateway.observe.record import RequestOutcome
-from gateway.scheduler import LARGE, MANY, Decider
 from gateway.strict_json import decode, encode
 from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet

@@ -20,8 +20,8 @@ from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget
 from gateway.scheduler import NO_DEADLINE_PATIENCE, WOKEN, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.routes.route import Route, Ttft
 from policies.queue.queued_request import QueuedRequest
+from policies.routes.route import Route, Ttft
 from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.upstream.dispatching import dead_url

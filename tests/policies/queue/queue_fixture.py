@@ -16,8 +16,8 @@ import pytest
 from policies.fleet.fleet import Fleet
 from policies.queue import placement_round
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.routes.route import Route
 from policies.queue.queued_request import QueuedRequest
+from policies.routes.route import Route
 from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,
