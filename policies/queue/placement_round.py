@@ -138,10 +138,13 @@ class PlacementRound:
         return self.place(queued, decision)
 
     def note_hold(self, endpoint: str) -> bool:
-        """Note the rule that holds the head of the queue of an endpoint. False: none does."""
-        rule = self.admission.hold_next(endpoint)
-        if rule is not None:
-            self.queues.assigned[endpoint][0].hold_by(rule, endpoint, self.now)
+        """Note the rule that holds the head of the queue of an endpoint. False: none does.
+
+        A request that waits here because an API of a better tier refuses is held by that rate limit.
+        """
+        rule, head = self.admission.hold_next(endpoint), self.queues.assigned[endpoint][0]
+        if rule is not None and (head.hold is None or head.hold.rule is not HoldRule.RATE_LIMIT):
+            head.hold_by(rule, endpoint, self.now)
         return rule is not None
 
     # ---------------------------------------------------------------- other tiers, and closed endpoints
