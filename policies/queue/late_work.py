@@ -25,6 +25,7 @@ from policies.types import FOREVER, NEVER
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
+SOON = 2.0  # s: who has waited, and would begin within this, is not sent away
 MARGIN = 2.0  # Retry-After / predicted wait: a caller that comes back too early waits again
 TIME_CONSTANT = 30.0  # s of the averages
 PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken

@@ -1,9 +1,9 @@
 """Where a request goes at one moment: to an endpoint, into a queue, or back to the caller.
 
 Rules:
-- A request is late where it would miss the deadline more likely than not (LATE), were answers in progress no obstacle:
-  when these have caught up is unreliable to forecast. The target of the route is another question: it chooses the tier.
-  A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
+- A request is late where it would miss the deadline more likely than not (LATE). The target of the route is another
+  question: it chooses the tier.
+- A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
 - A request in time goes to the endpoint of its decision, or is assigned to it until `policies.queue.admission` holds it
   no longer. At the head of the queue it is decided again.
 - The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
@@ -29,7 +29,7 @@ from policies.queue.late_work import (
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.routes.route import Route
-from policies.types import FOREVER, Candidate, Decision, Health, Placement, RejectionKind
+from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Placement, RejectionKind
 
 LATE = 0.5  # chance of the deadline, below which a request is late
 STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
@@ -60,7 +60,6 @@ class PlacementRound:
         if self._is_sent_on(queued, chosen):
             return decision
         queued.returned |= self.refused.take(queued, self.now)
-        decision = self._as_if_open(queued, decision)
         if self._is_late(queued, decision):
             return self._place_late(queued, decision)
         return self._dispatch_or_assign(queued, decision, decision.ranked[0])
@@ -72,7 +71,6 @@ class PlacementRound:
             return None
         rule = self.admission.must_wait(queued, chosen)
         if rule is None and not self._is_sent_on(queued, chosen):
-            decision = self._as_if_open(queued, decision)
             if self._is_late(queued, decision):
                 chosen = (order := self._fastest(queued, decision))[0]
                 others = HoldRule.TURN if self.queues.best_effort else None
@@ -95,14 +93,6 @@ class PlacementRound:
     def _is_late(self, queued: QueuedRequest, decision: Decision) -> bool:
         return self._is_best_effort(queued) or decision.ranked[0].probability < LATE
 
-    def _as_if_open(self, queued: QueuedRequest, decision: Decision) -> Decision:
-        """The decision without waits for answers in progress, where that makes the request one in time."""
-        if decision.ranked[0].probability >= queued.route.target or self._is_best_effort(queued):
-            return decision
-        as_if = self.view.decide(queued, as_if_open=True)
-        in_time, late = as_if.ranked[0].probability >= queued.route.target, decision.ranked[0].probability < LATE
-        return as_if if in_time or late else decision
-
     def _dispatch_or_assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> Decision | None:
         """Dispatched now, where the endpoint has room and no queue; else assigned."""
         self._plan(queued, chosen)
@@ -116,7 +106,8 @@ class PlacementRound:
         forecast, load = chosen.forecast, chosen.load
         alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
         queued.prefill_s = forecast.prefill
-        queued.send_by = queued.deadline - alone * forecast.ratio(_sure(queued.route))
+        is_sure = chosen.probability >= queued.route.target
+        queued.send_by = queued.deadline - alone * forecast.ratio(_sure(queued.route)) if is_sure else NEVER
 
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> None:
         self._plan(queued, chosen)

@@ -26,19 +26,15 @@ class QueueView:
     fleet: Fleet
     now: float
 
-    def decide(self, queued: QueuedRequest, behind: float = 0.0, as_if_open: bool = False) -> Decision:
-        """`behind`: more seconds to wait for any engine; `as_if_open`: without waits for answers in progress."""
+    def decide(self, queued: QueuedRequest, behind: float = 0.0) -> Decision:
+        """`behind`: more seconds to wait for any engine."""
         snapshot = self.fleet.snapshot_for(queued.request.caller, self.now)
-        if queued.route.scorer == "predicted" and (
-            delayed := self._delayed(queued, snapshot.loads, behind, as_if_open)
-        ):
+        if queued.route.scorer == "predicted" and (delayed := self._delayed(queued, snapshot.loads, behind)):
             snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         queued.checked_at = self.now
         return decide(queued, snapshot, self.fleet, self.now)
 
-    def _delayed(
-        self, queued: QueuedRequest, loads: Mapping[str, Load], behind: float, as_if_open: bool
-    ) -> Mapping[str, Load]:
+    def _delayed(self, queued: QueuedRequest, loads: Mapping[str, Load], behind: float) -> Mapping[str, Load]:
         """Endpoints with something ahead of the request."""
         queues = self.queues
         occupied = queues.in_dispatch or queues.assigned
@@ -47,7 +43,7 @@ class QueueView:
         delayed: dict[str, Load] = {}
         for name, load in loads.items():
             wait = ahead.get(name, 0.0) + (behind if behind and self.fleet.is_local(name) else 0.0)
-            if load.reopens_in and not as_if_open:
+            if load.reopens_in:
                 wait += max(load.reopens_in - load.backlog_s, 0.0)
             requests, tokens = held.get(name, (0, 0.0)) if load.limits else (0, 0.0)
             if wait or requests:
