@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.config.models import Config
 
 MAX_WORKERS = 256
-COMMANDS = ("serve", "check", "schema", "explain", "keys", "replay", "top", "demo", "simulate")
+COMMANDS = ("serve", "check", "schema", "import", "explain", "keys", "replay", "top", "demo", "simulate")
 FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
 
 
@@ -66,10 +66,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
 
-    def command(name: str, text: str, module: str = "") -> argparse.ArgumentParser:
-        """The function of the command is the attribute `name` of `module`, by default gateway.cli.NAME."""
+    def command(name: str, text: str, module: str = "", function: str = "") -> argparse.ArgumentParser:
+        """The command is a function of `module`, by default the attribute `name` of gateway.cli.NAME."""
         added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=lambda args: getattr(import_module(module or f"gateway.cli.{name}"), name)(args))
+        called = function or name
+        added.set_defaults(run=lambda args: getattr(import_module(module or f"gateway.cli.{name}"), called)(args))
         return added
 
     serve = command("serve", "run the gateway; without a file, from the API keys in the environment", __name__)
@@ -96,6 +97,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
     top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two polls")
     top.add_argument("--once", action="store_true", help="print one frame, over one interval")
+    importing = "gateway.cli.importing.import_command"
+    _add_import(command("import", "write a configuration of ours from another gateway's", importing, "run_import"))
     command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands")
     demo_text = "simulated engines, gateway, traffic and a live table: no GPU, no key"
     demo = command("demo", demo_text, "gateway.cli.demo.demo")
@@ -125,6 +128,16 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
             action.add_argument("--weight", type=_positive, default=1.0, help="share of engine time among keys")
             action.add_argument("--cache-group", metavar="NAME", help="keys of one group share prefix caches")
         action.add_argument("--config", dest="files", **FILES)
+
+
+def _add_import(importing: argparse.ArgumentParser) -> None:
+    formats = importing.add_subparsers(metavar="FORMAT", dest="format", required=True, parser_class=_Parser)
+    texts = {"litellm": "LiteLLM's proxy, config.yaml", "production-stack": "vLLM's production-stack, Helm values"}
+    for name, text in texts.items():
+        added = formats.add_parser(name, help=text, description=text)
+        added.add_argument("file", metavar="FILE", type=Path)
+        added.add_argument("-o", dest="output", metavar="FILE", type=Path, help="a new file, in place of stdout")
+    added.add_argument("--release", metavar="NAME", default="vllm", help="name of the Helm release")
 
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:
