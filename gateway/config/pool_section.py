@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,9 @@ PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest 
 Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
+
+
+_VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,8 @@ class PoolSection(Section):
         if self.kind.needs_key and not any(self.keys) and not {"authorization", "api-key"} & self.headers.keys():
             hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
             raise ValueError(f"{self.backend} needs a key; {hint}")
+        if any(map(_VARIABLE_NAME.fullmatch, self.keys)):
+            raise ValueError('a key is the name of a variable, not its value; write "${NAME}"')
         if self.api_keys and self.api_key.get_secret_value():
             raise ValueError("api_key and api_keys exclude each other; keep one")
         if self.api_keys and self.kind.local:
