@@ -32,6 +32,8 @@ SYNONYMS: Mapping[tuple[str, str], str] = {
     ("pools", "provider"): "; write backend: NAME",
     ("pools", "type"): "; write backend: NAME",
     ("pools", "model_name"): "; write model: NAME, as its servers know it",
+    ("pools", "rpm"): "; write requests_per_minute",
+    ("pools", "tpm"): "; write tokens_per_minute",
     ("pools", "max_parallel_requests"): "; write concurrent_requests",
     ("routes", "pools"): "; write tiers: [POOL]",
     ("routes", "pool"): "; write tiers: [POOL]",

@@ -220,6 +220,10 @@ class PoolSection(Section):
     adapters: AdaptersSection | None = None
     concurrent_requests: int | None = Field(default=None, gt=0, le=1_000_000)
     """Maximum of requests in progress at each endpoint, or key; further requests go elsewhere or wait."""
+    requests_per_minute: int | None = Field(default=None, gt=0, le=1_000_000_000)
+    """Limit of requests to each endpoint of an API, or key, shared by the workers."""
+    tokens_per_minute: int | None = Field(default=None, gt=0, le=1_000_000_000_000)
+    """The same, of the tokens of prompts and answers."""
     first_token: Positive | None = None
     """Hard timeout of the first token from these servers, in place of defaults.first_token."""
     stream_idle: Positive | None = None
@@ -256,6 +260,10 @@ class PoolSection(Section):
             )
             raise ValueError(f"a {self.backend} pool needs {needed}")
         self._check_keys()
+        if self.kind.local and (self.requests_per_minute or self.tokens_per_minute):
+            raise ValueError(
+                f"{self.backend} servers are limited by concurrent_requests; limits per minute are of APIs"
+            )
         if taken := self.rename.keys() & self.drop:
             raise ValueError(f"{min(taken)} is both renamed and dropped; keep one")
         if self.tls and all(url.startswith("http:") for url in self.urls):
@@ -353,8 +361,8 @@ class PoolSection(Section):
     def proxy_address(self) -> ProxyAddress | None:
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
 
-    def to_pool(self, name: str, resolved: Addresses | None, of_apis: SilenceLimits) -> facts.Pool:
-        """The pool as a value of the policies."""
+    def to_pool(self, name: str, resolved: Addresses | None, of_apis: SilenceLimits, processes: int = 1) -> facts.Pool:
+        """The pool as a value of the policies. `processes`: that share its limits per minute."""
         own = SilenceLimits() if self.kind.local else of_apis
         return facts.Pool(
             name=name,
@@ -377,4 +385,6 @@ class PoolSection(Section):
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
             adapters=None if self.adapters is None else self.adapters.facts,
+            requests_per_minute=self.requests_per_minute and self.requests_per_minute / processes,
+            tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / processes,
         )

@@ -31,6 +31,7 @@ PRICES = {
     "cache_read_input_token_cost": "cached_input",
     "cache_creation_input_token_cost": "cache_write",
 }
+MOST_PER_MINUTE = 10**9
 _RESOURCE = ".openai.azure.com"
 
 
@@ -216,6 +217,11 @@ class _EntryReader:
         if (limit := whole(self.params.get("max_parallel_requests"))) is not None:
             self.settings["concurrent_requests"] = min(limit, 1_000_000)
             self._moved("max_parallel_requests", "concurrent_requests")
+        for key, name in (("rpm", "requests_per_minute"), ("tpm", "tokens_per_minute")):
+            limit = whole(self.params.get(key))
+            if limit is not None and limit <= MOST_PER_MINUTE and not KINDS[self.settings["backend"]].local:
+                self.settings[name] = limit
+                self._moved(key, name)
         if (silence := seconds(self.params.get("stream_timeout"))) is not None:
             self.settings["first_token"] = silence
             self._moved("stream_timeout", "first_token")

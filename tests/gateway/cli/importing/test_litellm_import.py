@@ -52,6 +52,7 @@ def test_servers_of_one_model_are_one_pool_and_others_are_tiers_by_order() -> No
     }
     assert document["routes"]["chat"]["tiers"] == ["chat", "chat-2", "claude"]
     assert document["pools"]["chat-2"]["context_window"] == 1000000
+    assert document["pools"]["chat-2"]["requests_per_minute"] == 60
 
 
 def test_fallbacks_become_tiers_of_pools_that_were_there_before() -> None:
