@@ -48,6 +48,7 @@ MAX_ASKED = 32  # endpoints at a time
 STEPS = 4  # timeouts of one endpoint
 MAX_LISTING = 4 << 20  # bytes of a list of models
 PROMPT_TOKENS = 16  # of the question, its template included
+NAMELESS = "azure"  # lists the models of the resource, not the names of its deployments
 QUESTIONS = (Operation.CHAT, Operation.MESSAGES)  # that PING is a body of
 LOOKING = 1.0  # s for each place where an API may be
 
@@ -142,13 +143,13 @@ async def _ask(live: LiveFleet, endpoint: Endpoint) -> EndpointFacts:
     config, pool = live.runtime.config, endpoint.pool
     section = config.pools[pool]
     adapters = () if section.adapters is None else section.adapters.names
-    models = (*((section.model,) if section.model else ()), *adapters)
+    models = () if section.backend == NAMELESS else (*((section.model,) if section.model else ()), *adapters)
     url = live.addresses[endpoint.id].url
     facts = EndpointFacts(endpoint.id, pool, url, models, section.kind.local, ListingFacts(), overdue=True)
     with suppress(TimeoutError):
         async with asyncio.timeout(STEPS * live.timeout):
             facts = replace(facts, listing=await _list_models(live, endpoint))
-            if facts.listing.status and facts.listing.status != 401 and live.tokens and models:
+            if facts.listing.status and facts.listing.status != 401 and live.tokens:
                 facts = replace(facts, token=await _ask_tokens(live, endpoint))
             facts = replace(facts, overdue=False)
     return facts

@@ -18,6 +18,7 @@ from gateway.config.notes import duration
 
 MAX_SKEW = 30.0  # s between two clocks
 HEADROOM = 1.5  # budget that is proposed, in times of what was measured
+NO_MATTER = "of no matter if the pool is for embeddings or reranking, or its model reasons before its first token"
 _UNREACHABLE = (  # beginning of the cause, and the mend
     ("connection refused", "start the server, or correct the port"),
     ("no connection", "correct the address, start the host, or let the connection through the firewall"),
@@ -97,7 +98,7 @@ def _failed(facts: EndpointFacts, failure: Failure, secrets: Sequence[str], keye
     if failure.kind in _LOST:
         return _unreachable(facts, cause)
     words = f"refuses a chat of one token: {harmless(failure.message, secrets)}"
-    return _of(facts, "refusing", words, "of no matter if the pool is for embeddings or reranking", fault=False)
+    return _of(facts, "refusing", words, NO_MATTER, fault=False)
 
 
 def _certificate(facts: EndpointFacts) -> Finding:
@@ -116,7 +117,8 @@ def _unreachable(facts: EndpointFacts, cause: str) -> Finding:
 def _key(facts: EndpointFacts, cause: str, keyed: bool) -> Finding:
     place = dotted(("pools", facts.pool))
     if keyed:
-        return _of(facts, "key", f"refuses the key: {cause}", f"correct the variable in api_key of {place}")
+        name = "api_keys" if "/key" in facts.id else "api_key"
+        return _of(facts, "key", f"refuses the key: {cause}", f"correct the variable in {name} of {place}")
     return _of(facts, "key", f"wants a key: {cause}", f'add api_key: "${{NAME}}" to {place}')
 
 

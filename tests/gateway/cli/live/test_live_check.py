@@ -196,6 +196,52 @@ async def test_a_wrong_clock_is_a_warning(command: Command) -> None:
     assert command.code == 0
 
 
+async def test_each_key_of_an_api_is_tried(command: Command) -> None:
+    """The refused one is named by its number; the other is well."""
+
+    class Keyed(Upstream):
+        def script(self, received: Received) -> Script:
+            if received.headers["authorization"] != "Bearer sk-first":
+                return [reply(b'{"error":{"message":"no","code":"invalid_api_key"}}', "401 Unauthorized", JSON)]
+            return [STREAMED if received.method == "POST" else MODELS]
+
+    async with Keyed() as server:
+        keyed = {"backend": "openai", "model": "served", "base_url": server.url, "api_keys": ["sk-first", "sk-second"]}
+        [line] = await command.run({"a": keyed})
+    assert line.startswith(f"fault: a/{server.url[7:]}/key2 ")
+    assert line.endswith("correct the variable in api_keys of pools.a")
+
+
+async def test_deployments_of_azure_are_not_looked_for_in_the_list_of_models(command: Command) -> None:
+    """The list has the models of the resource."""
+    async with Upstream([MODELS], [STREAMED], [MODELS]) as server:
+        azure = {"backend": "azure", "model": "my-deployment", "base_url": server.url, "api_key": KEY}
+        assert await command.run({"a": azure}) == []
+        assert await command.run({"a": azure}, "--no-tokens") == []
+    assert server.requests[0].target == "/openai/models?api-version=2024-10-21"
+    assert server.requests[0].headers["api-key"] == KEY
+
+
+async def test_a_pool_of_embeddings_is_a_warning(command: Command) -> None:
+    """It refuses a chat; whether that matters the configuration does not say."""
+    refusal = reply(b'{"error":{"message":"does not support chat","type":"invalid_request_error"}}', "400 Bad", JSON)
+    async with Upstream([MODELS], [refusal]) as server:
+        [line] = await command.run({"a": api(server.url)})
+    assert (command.code, line.startswith("warning: "), "does not support chat; of no matter if" in line) == (
+        0,
+        True,
+        True,
+    )
+
+
+async def test_an_endpoint_by_name_is_asked_once_for_all_its_addresses(command: Command) -> None:
+    """`resolve` finds addresses in a running gateway alone."""
+    async with engines() as [server]:
+        named = {"url": f"http://localhost:{server.port}", "resolve": "10s"}
+        assert await command.run({"a": engine_pool(server, endpoints=[named])}) == []
+    assert command.code == 0
+
+
 # --------------------------------------------------------------------------- costs
 
 
