@@ -233,6 +233,9 @@ class _EntryReader:
             reason = self.left.get(str(key)) or reasons.reason_for(str(key), reasons.DEPLOYMENT)
             if path not in moved and reason and not (key == "max_tokens" and output_tokens):
                 account.dropped(path, reason)
+        for key in self.entry:
+            if reason := reasons.ENTRY.get(str(key)):
+                account.dropped((*self.path, str(key)), reason)
         for key in self.info:
             path = (*self.path, "model_info", str(key))
             if path not in moved:

@@ -16,6 +16,9 @@ _SAMPLING = "a route sets no sampling parameters: callers send them"
 _CALLBACKS = "no callbacks: Prometheus is served at /metrics of the admin port, OpenTelemetry by telemetry.otlp"
 _CAPABILITY = "capabilities exclude what they do not list: write all that the model has into `capabilities`"
 _DESCRIPTION = "describes, and decides nothing here"
+_CALLERS_KEYS = "callers are known by keys, whose digests the configuration holds"
+_OAUTH = "callers are known by keys; behind other authentication: server: {open: true}"
+_NAMED = "callers name a route"
 _SPEND = "costs are in the access log and in metrics, by the price of a pool"
 
 DEPLOYMENT: Mapping[str, str] = {
@@ -64,6 +67,12 @@ DEPLOYMENT: Mapping[str, str] = {
     "max_budget": _BUDGET,
     "budget_duration": _BUDGET,
 }
+ENTRY: Mapping[str, str] = {  # beside litellm_params
+    "rpm": "write requests_per_minute into the pool",
+    "tpm": "write tokens_per_minute into the pool",
+    "tags": "tiers have conditions: `when: {header.NAME: ...}`",
+    "team_id": "there are no teams: the routes of a key are keys[].routes",
+}
 MODEL_INFO: Mapping[str, str] = {
     "supports_*": _CAPABILITY,
     "mode": "the operation is the path that the caller asks",
@@ -91,6 +100,17 @@ ROUTER: Mapping[str, str] = {
     "enable_tag_filtering": "tiers have conditions: `when: {header.NAME: ...}`",
     "routing_strategy_args": "there are no such arguments: docs/routing.md",
     "optional_pre_call_checks": "affinity to caches is part of the prediction, always",
+    "enable_pre_call_check": "always on: a prompt that does not fit context_window goes elsewhere",
+    "default_max_parallel_requests": "write concurrent_requests into the pools",
+    "default_priority": "requests wait by their deadlines; `x-priority` is a condition of a tier",
+    "polling_interval": "a queued request is placed at once when there is room",
+    "client_ttl": "connections are kept as long as their servers keep them",
+    "cache_kwargs": "there is no cache of answers",
+    "caching_groups": "there is no cache of answers",
+    "alerting_config": "alert rules for Prometheus are generated: docs/operations.md, Alerts",
+    "assistants_config": "files, batches and assistants are not served",
+    "provider_budget_config": "limits: {external: {usd_per_hour}} on a route",
+    "router_general_settings": "there are no such settings",
     "set_verbose": _LOGS,
     "debug_level": _LOGS,
     "default_model": "not a key of LiteLLM's; callers name a route",
@@ -150,6 +170,9 @@ LITELLM: Mapping[str, str] = {
     "default_key_generate_params": _DATABASE,
     "cost_*": _SPEND,
     "enable_preview_features": "there are none",
+    "service_callbacks": _CALLBACKS,
+    "force_ipv4": "the addresses of a name race, of either version",
+    "disable_end_user_cost_tracking*": "there are no figures by end user",
 }
 GENERAL: Mapping[str, str] = {
     "master_key": ('keys are written as digests: printf %s "$KEY" | sha256sum, then keys: [{name, sha256}]'),
@@ -194,8 +217,8 @@ GENERAL: Mapping[str, str] = {
     "ui*": "/dashboard of the admin port, always",
     "enable_key_management": "`firsttoken keys` over Redis: state: {keys: redis}",
     "enable_metrics": "/metrics of the admin port, always",
-    "completion_model": "callers name a route",
-    "infer_model_from_keys": "callers name a route",
+    "completion_model": _NAMED,
+    "infer_model_from_keys": _NAMED,
     "global_max_parallel_requests": "server.max_connections bounds a worker; keys[].concurrent_requests a key",
     "max_request_size_mb": "write defaults: {max_body: ...}",
     "max_response_size_mb": "bounds of answers are fixed: docs/operations.md, Limits",
@@ -204,6 +227,31 @@ GENERAL: Mapping[str, str] = {
     "use_azure_key_vault": "secrets come from the environment: ${NAME}",
     "mcp_*": "tools are the callers' matter: MCP is not served",
     "include_call_id_in_error_body": "every answer has an id in x-request-id",
+    "max_parallel_requests": "write concurrent_requests into the pools",
+    "disable_master_key_return": _CALLERS_KEYS,
+    "disable_adding_master_key_hash_to_db": _CALLERS_KEYS,
+    "litellm_key_header_name": "keys come in authorization, x-api-key or api-key",
+    "user_api_key_cache_ttl": "keys in Redis are followed as they change",
+    "allow_client_side_credentials": "servers get the keys of their pools, never those of callers",
+    "service_account_settings": _CALLERS_KEYS,
+    "custom_key_generate": "`firsttoken keys add` makes keys",
+    "custom_sso": "the admin port has no login: keep it private",
+    "disable_retry_on_max_parallel_request_limit_error": "a full endpoint is no candidate: nothing is retried for it",
+    "disable_reset_budget": _BUDGET,
+    "spend_report_frequency": _SPEND,
+    "allowed_routes": "the routes of a key: keys[].routes",
+    "admin_only_routes": "the admin port is apart: keep it private",
+    "public_routes": "health and readiness need no key",
+    "use_client_credentials_pass_through_routes": "paths of its own are not served",
+    "enforced_params": "members of requests are the callers' matter",
+    "enable_oauth2_*": _OAUTH,
+    "oauth2_config_mappings": _OAUTH,
+    "use_x_forwarded_for": "addresses decide nothing but whose fault a failure is, without keys",
+    "image_generation_model": "images are not served",
+    "embedding_model": _NAMED,
+    "moderation_model": "moderation is not served",
+    "litellm_license": "there is no licence key",
+    "forward_*": "headers of callers are sent on where docs/dialects.md says so",
     "control_plane_url": "replicas share state over Redis",
     "role": "there are no roles",
 }
