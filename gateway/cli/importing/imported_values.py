@@ -15,6 +15,8 @@ from gateway.config.field_types import HEADER_NAME, OWN_PARAMETER, TRANSPORT_HEA
 
 _ENVIRON = re.compile(r"os\.environ/([A-Za-z_][A-Za-z0-9_]*)")
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
+_DOLLAR = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\})?")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SENSITIVE = re.compile(r"(?i)auth|key|token|secret|cookie|passw|credential")
 _OPERATIONS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/messages")
 PLACEHOLDERS = frozenset(  # that users write where a server takes any key
@@ -57,6 +59,14 @@ class Variables:
         match = _ENVIRON.fullmatch(value.strip()) or _REFERENCE.fullmatch(value.strip())
         return self.reference(match[1]) if match else None
 
+    def literal(self, value: Any) -> str:
+        """Text as it is written: a dollar sign is doubled, unless it begins a `${NAME}`."""
+
+        def written(match: re.Match[str]) -> str:
+            return self.reference(match[1]) if match[1] else "$$"
+
+        return _DOLLAR.sub(written, str(value))
+
     def secret(self, value: Any, *words: str) -> str:
         """A reference, in any case."""
         return self.of(value) or self.in_place_of_literal(value, *words)
@@ -68,7 +78,7 @@ class Variables:
         text = str(value)
         if _SENSITIVE.search(name) or any(is_secret(word) for word in text.split() if not word.startswith("http")):
             return self.in_place_of_literal(value, *words, name)
-        return text.replace("$", "$$")
+        return self.literal(text)
 
 
 def is_placeholder(value: Any) -> bool:
@@ -78,6 +88,15 @@ def is_placeholder(value: Any) -> bool:
 def is_header(name: str) -> bool:
     """A header that a pool may set."""
     return re.fullmatch(HEADER_NAME, name) is not None and not re.fullmatch(TRANSPORT_HEADER, name)
+
+
+def is_header_value(text: str) -> bool:
+    return re.fullmatch(r"[\t -~]*", text) is not None
+
+
+def is_host(text: str) -> bool:
+    """A host name or an IPv4 address."""
+    return _HOST.fullmatch(text) is not None
 
 
 def is_parameter(name: str) -> bool:

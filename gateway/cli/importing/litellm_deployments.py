@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 from typing import Any
 
@@ -10,6 +11,7 @@ from gateway.cli.importing import litellm_reasons as reasons
 from gateway.cli.importing.imported_values import (
     Variables,
     is_header,
+    is_header_value,
     is_parameter,
     is_placeholder,
     number,
@@ -32,7 +34,7 @@ PRICES = {
     "cache_creation_input_token_cost": "cache_write",
 }
 MOST_PER_MINUTE = 10**9
-_RESOURCE = ".openai.azure.com"
+_RESOURCE = re.compile(r"https://[A-Za-z0-9-]+\.openai\.azure\.com(?=/|$)")
 
 
 class LeftOutError(Exception):
@@ -108,7 +110,10 @@ class _EntryReader:
             self._provider = self._known(name, text, url)
             if not model:
                 raise LeftOutError("the model is missing")
-            self.settings |= {"backend": self._backend(name, url), "model": model.removeprefix("responses/")}
+            self.settings |= {
+                "backend": self._backend(name, url),
+                "model": self.variables.literal(model.removeprefix("responses/")),
+            }
         self._moved("model", "model")
         if "custom_llm_provider" in self.params:
             self._moved("custom_llm_provider", "backend")
@@ -145,13 +150,17 @@ class _EntryReader:
                 return self._provider.base_url
             return self.variables.reference("AZURE_API_BASE") if backend == "azure" else self._vllm_url(backend)
         self._moved(key, "url")
-        url = self.variables.of(value) or server_url(value)
+        url = self.variables.of(value) or server_url(self._resource(str(value)) or value)
         if url is None:  # credentials, a query, or no URL
             return self.variables.in_place_of_literal(value, self.group, "base_url")
-        if _RESOURCE in url and backend in ("azure", "openai"):
-            root = url.partition(_RESOURCE)[0] + _RESOURCE
-            return f"{root}/openai/v1" if backend == "openai" else root
-        return None if url == KINDS[backend].base_url else url
+        return None if url == KINDS[backend].base_url else self.variables.literal(url)
+
+    def _resource(self, url: str) -> str:
+        """The URL of an Azure resource, of the URL of a deployment; empty: it is none."""
+        match, backend = _RESOURCE.match(url.strip()), self.settings["backend"]
+        if match is None or backend not in ("azure", "openai"):
+            return ""
+        return f"{match[0]}/openai/v1" if backend == "openai" else match[0]
 
     def _vllm_url(self, backend: str) -> str | None:
         return self.variables.reference("HOSTED_VLLM_API_BASE") if backend == "vllm" else None
@@ -182,17 +191,17 @@ class _EntryReader:
         if "organization" in self.params:
             self._moved("organization", "headers")
             headers["openai-organization"] = self.variables.secret(self.params["organization"], self.group, "ORG")
-        headers = {name: value for name, value in headers.items() if is_header(name)}
+        headers = {name: value for name, value in headers.items() if is_header(name) and is_header_value(value)}
         if headers:
             self.settings["headers"] = headers
         version = self.params.get("api_version")
         if version is not None and self.settings["backend"] == "azure":
             self._moved("api_version", "query")
-            self.settings["query"] = {"api-version": self.variables.of(version) or str(version).replace("$", "$$")}
+            self.settings["query"] = {"api-version": self.variables.of(version) or self.variables.literal(version)}
         dropped = self.params.get("additional_drop_params")
         if isinstance(dropped, list) and (names := [str(name) for name in dropped if is_parameter(str(name))]):
             self._moved("additional_drop_params", "drop")
-            self.settings["drop"] = names
+            self.settings["drop"] = [self.variables.literal(name) for name in names]
 
     # -- prices and limits
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gateway.cli.importing import litellm_reasons as reasons
 from gateway.cli.importing.imported_config import ImportedConfig
-from gateway.cli.importing.imported_values import Variables, pool_name, route_name, seconds
+from gateway.cli.importing.imported_values import Variables, is_host, pool_name, route_name, seconds
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.litellm_deployments import DeploymentReader
 from gateway.cli.importing.pool_drafts import Deployment, PoolDraft, joined
@@ -181,7 +181,7 @@ class _LitellmImport:
                 self.account.moved((*path, str(alias)), "routes", name)
 
     def _add_strategy(self, path: Path, strategy: Any) -> None:
-        if strategy in STRATEGIES:
+        if isinstance(strategy, str) and strategy in STRATEGIES:
             for route in self.routes.values():
                 route["prefer"] = STRATEGIES[strategy]
             self.account.moved(path, "routes", "*", "prefer")
@@ -210,8 +210,10 @@ class _LitellmImport:
             known = self.variables.of(url)
             text = known or self.variables.in_place_of_literal(url, "REDIS_URL")
         elif host:
-            port = self._word(settings.get("redis_port") or 6379)
-            text = f"redis://{self._credentials(settings)}{self._word(host)}:{port}"
+            host, port = self._word(host, is_host), self._word(settings.get("redis_port") or 6379, str.isdecimal)
+            if not host or not port:
+                return
+            text = f"redis://{self._credentials(settings)}{host}:{port}"
         else:
             return
         self.more["state"] = {"redis": text}
@@ -222,14 +224,12 @@ class _LitellmImport:
         password = settings.get("redis_password")
         if not password:
             return ""
-        return (
-            f"{self._word(settings.get('redis_username') or '')}:{self.variables.secret(password, 'REDIS_PASSWORD')}@"
-        )
+        user = self._word(settings.get("redis_username") or "", is_host)
+        return f"{user}:{self.variables.secret(password, 'REDIS_PASSWORD')}@"
 
-    def _word(self, value: Any) -> str:
-        if "@" in str(value):
-            return self.variables.in_place_of_literal(value, "REDIS_HOST")
-        return self.variables.of(value) or str(value).replace("$", "$$")
+    def _word(self, value: Any, valid: Callable[[str], bool]) -> str:
+        """A variable, or a word of a URL; empty: neither."""
+        return self.variables.of(value) or (str(value) if valid(str(value)) else "")
 
     # -- all other keys
 

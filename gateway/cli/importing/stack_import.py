@@ -6,11 +6,12 @@ chart: `RELEASE-NAME-engine-service`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.cli.importing.imported_config import ImportedConfig
-from gateway.cli.importing.imported_values import Variables, pool_name, route_name, server_url, whole
+from gateway.cli.importing.imported_values import Variables, is_host, pool_name, route_name, server_url, whole
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.pool_drafts import Deployment, joined
 from gateway.config.config_errors import ConfigError, Path
@@ -107,8 +108,8 @@ class _StackImport:
         specs = self._engines.get("modelSpec")
         for i, spec in enumerate(specs if isinstance(specs, list) else ()):
             path: Path = ("servingEngineSpec", "modelSpec", i)
-            if not isinstance(spec, dict) or not spec.get("name") or not spec.get("modelURL"):
-                self.account.dropped(path, "an engine has name and modelURL")
+            if not isinstance(spec, dict) or not is_host(str(spec.get("name", ""))) or not spec.get("modelURL"):
+                self.account.dropped(path, "an engine has a name, of letters, digits and hyphens, and a modelURL")
             elif self._engines.get("enableEngine") is False or spec.get("enabled") is False:
                 self.account.dropped(path, "the engine is switched off")
             else:
@@ -120,7 +121,7 @@ class _StackImport:
         model = served or str(spec["modelURL"])
         moves = [((*path, "name"), "url")]
         moves.append(((*path, "vllmConfig", "extraArgs"), "model") if served else ((*path, "modelURL"), "model"))
-        settings: dict[str, Any] = {"backend": "vllm", "model": model}
+        settings: dict[str, Any] = {"backend": "vllm", "model": self.variables.literal(model)}
         if (window := whole(config.get("maxModelLen"))) is not None:
             settings["context_window"] = window
             moves.append(((*path, "vllmConfig", "maxModelLen"), "context_window"))
@@ -152,8 +153,12 @@ class _StackImport:
         for i, adapter in enumerate(listed if isinstance(listed, list) else ()):
             source = _mapping(_mapping(adapter).get("adapterSource"))
             name = str(source.get("adapterName") or "")
-            if name and name not in names and _mapping(adapter).get("baseModel") in (spec["name"], spec["modelURL"]):
-                names.append(name)
+            if (
+                re.fullmatch(r"[!-~]+", name)
+                and name not in names
+                and _mapping(adapter).get("baseModel") in (spec["name"], spec["modelURL"])
+            ):
+                names.append(self.variables.literal(name))
                 moves.append((("loraAdapters", i, "adapterSource", "adapterName"), "adapters.names"))
         return {"names": names} if names else {}
 
@@ -163,7 +168,7 @@ class _StackImport:
         urls, models = (_listed(self._router.get(key)) for key in ("staticBackends", "staticModels"))
         for text, model in zip(urls, models, strict=False):
             url = server_url(text) or self.variables.in_place_of_literal(text, model, "base_url")
-            settings = {"backend": "vllm", "model": model}
+            settings = {"backend": "vllm", "model": self.variables.literal(model)}
             moves: list[tuple[Path, str]] = [
                 (("routerSpec", "staticBackends"), "endpoints"),
                 (("routerSpec", "staticModels"), "model"),

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway.cli.importing.key_account import Fate
+from gateway.cli.importing.litellm_import import import_litellm
+from gateway.cli.importing.stack_import import import_stack
 from gateway.config.config_errors import ConfigError
-from tests.gateway.cli.importing.import_cases import CANARY, TEAM, deployment, litellm, loaded
+from tests.gateway.cli.importing.import_cases import CANARY, HELM, TEAM, deployment, litellm, loaded
+from tests.gateway.config.loading_cases import places, spoilt
 
 
 def pool(params: str, **more: Any) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def test_settings_come_over_once_the_routers_before_the_programs() -> None:
             {
                 "backend": "azure",
                 "model": "d",
-                "base_url": "${CHAT_BASE_URL}",
+                "base_url": "https://r.openai.azure.com",
                 "api_key": "${AZURE_API_KEY}",
                 "query": {"api-version": "v1"},
             },
@@ -197,3 +201,24 @@ def test_a_file_of_another_kind_is_refused() -> None:
     for text in ("pools: {}", "[]", "text", "model_list:"):
         with pytest.raises(ConfigError, match="not a configuration of LiteLLM"):
             litellm(text)
+
+
+ODD = [None, -1.5, "${", "$X y", [{}], {"a": {"b": 1}}, "é\u001b[2J\n", float("inf")]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize(("text", "read"), [(TEAM, import_litellm), (HELM, lambda data: import_stack(data, "v"))])
+def test_a_file_with_a_strange_value_is_imported_or_refused(text: str, read: Any, odd: Any) -> None:
+    """At every place. What is written loads; every key is accounted for; nothing but ConfigError is raised."""
+    data, seen = yaml.safe_load(text), set()
+    for path in places(data):
+        try:
+            found = read(spoilt(data, path, odd))
+        except ConfigError:
+            continue
+        assert sum(found.account.counts().values()) == len(found.account.keys)
+        assert CANARY not in found.text() + "\n".join(found.report())
+        assert all(line.isprintable() for line in found.report())
+        if (written := found.text()) not in seen:
+            loaded(found)
+        seen.add(written)
