@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway.cli.importing import litellm_reasons as reasons
@@ -12,6 +13,7 @@ from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.litellm_deployments import DeploymentReader
 from gateway.cli.importing.pool_drafts import Deployment, PoolDraft, joined
 from gateway.config.config_errors import ConfigError, Path
+from gateway.config.pool_section import PoolSection
 from policies.routes.route import Route
 
 KNOWN = ("model_list", "litellm_settings", "router_settings", "general_settings")
@@ -87,13 +89,20 @@ class _LitellmImport:
         return groups
 
     def _add_wildcard(self, one: Deployment, path: Path) -> None:
-        if one.group != "*" or one.settings["model"] != "*" or self.passthrough is not None:
-            self.account.dropped(path, f"{one.group}: {WILDCARD}")
-            return
+        prefix = one.group.removesuffix("/*")
         settings = {key: value for key, value in one.settings.items() if key != "model"}
-        draft = PoolDraft(settings, [one.url], [one.api_key], deployments=[one])
-        self.passthrough = self._add_pool("any-model", draft)
-        self.account.moved((*path, "model_name"), "passthrough")
+        if one.settings["model"] == "*" and one.group == "*" and self.passthrough is None:
+            self.passthrough = self._add_pool("any-model", PoolDraft.of(replace(one, settings=settings)))
+            self.account.moved((*path, "model_name"), "passthrough")
+        elif one.settings["model"] == "*" and self._may_have_models(prefix):
+            self._add_pool(prefix, PoolDraft.of(replace(one, settings={**settings, "models": ["*"]})))
+            self.account.moved((*path, "model_name"), "pools", prefix, "models")
+        else:
+            self.account.dropped(path, f"{one.group}: {WILDCARD}")
+
+    def _may_have_models(self, prefix: str) -> bool:
+        """A pool of this name may answer to PREFIX/MODEL."""
+        return "models" in PoolSection.model_fields and pool_name(prefix, self.pools) == prefix
 
     def _add_group(self, group: str, deployments: list[Deployment]) -> None:
         name = self.names[group] = route_name(group, self.routes)
@@ -169,16 +178,21 @@ class _LitellmImport:
             return
         for alias, target in aliases.items():
             group = str(target.get("model") if isinstance(target, dict) else target)
-            known = self.names.get(group)
+            known, name = self.names.get(group), route_name(str(alias), self.routes)
             if known is None:
                 self.account.dropped((*path, str(alias)), "there is no route of this name")
+            elif name in self._taken() or "*" in name:
+                self.account.dropped((*path, str(alias)), "the name is that of a route already, or a pattern")
             elif "aliases" in Route.model_fields:
-                self.routes[known].setdefault("aliases", []).append(str(alias))
+                self.routes[known].setdefault("aliases", []).append(name)
                 self.account.moved((*path, str(alias)), "routes", known, "aliases")
-            elif str(alias) not in self.routes:
-                name = route_name(str(alias), self.routes)
-                self.routes[name] = dict(self.routes[known])
+            else:
+                self.routes[name] = self.routes[known]
                 self.account.moved((*path, str(alias)), "routes", name)
+
+    def _taken(self) -> set[str]:
+        """Names of routes, and their aliases."""
+        return {*self.routes, *(alias for route in self.routes.values() for alias in route.get("aliases", ()))}
 
     def _add_strategy(self, path: Path, strategy: Any) -> None:
         if isinstance(strategy, str) and strategy in STRATEGIES:
