@@ -23,7 +23,7 @@ from gateway.admin.admin_views import explain as in_words
 from gateway.admission.auth import ANYONE, Routes
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
-from gateway.cli.config_commands import aligned
+from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config

@@ -25,9 +25,9 @@ from policies.routes.route import Duration, Strict
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]]+)):([0-9]{1,5})")
 _TCP = r"tcp://[^/@\s]+:[0-9]{1,5}"
 _POOL = r"[A-Za-z0-9][A-Za-z0-9._:-]*"
-_HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
-_TRANSPORT_HEADER = r"(?i:host|content-length|transfer-encoding|connection)"
-_OWN_PARAMETER = r"model|stream|messages|prompt|input|cache_salt"
+HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
+TRANSPORT_HEADER = r"(?i:host|content-length|transfer-encoding|connection)"
+OWN_PARAMETER = r"model|stream|messages|prompt|input|cache_salt"
 _DIGEST = r"[0-9a-fA-F]{64}"
 REDIS_OPTIONS = frozenset(
     "db client_name ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_keyfile_password ssl_cert_reqs"
@@ -272,8 +272,8 @@ Sha256 = Annotated[  # the value may be the key itself: not repeated
 ]
 HeaderName = Annotated[
     str,
-    _matching(_HEADER_NAME, "not the name of a header"),
-    _matching(f"(?!{_TRANSPORT_HEADER}$).*", "the connection sets this header itself; leave it out"),
+    _matching(HEADER_NAME, "not the name of a header"),
+    _matching(f"(?!{TRANSPORT_HEADER}$).*", "the connection sets this header itself; leave it out"),
     AfterValidator(str.lower),
 ]
 HeaderValue = Annotated[SecretStr, _matching(r"[\t -~]*", "the value of a header is one line of visible ASCII")]
@@ -282,7 +282,7 @@ ParameterName = Annotated[
     str,
     _matching(r"[!-~]+", "a parameter has a name of visible ASCII"),
     _matching(
-        f"(?!(?:{_OWN_PARAMETER})$).*", "'{value}' is the gateway's own to set: it is neither renamed nor dropped"
+        f"(?!(?:{OWN_PARAMETER})$).*", "'{value}' is the gateway's own to set: it is neither renamed nor dropped"
     ),
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_proxy), _text(r"^http://[^/?#\s]+/?$")]

@@ -250,4 +250,7 @@ def _known_adapter(config: Config, tier: Tier, path: KeyPath) -> Iterator[Proble
 
 def _known_pool(config: Config, name: str, path: KeyPath) -> Iterator[Problem]:
     if name not in config.pools:
-        yield Problem(path, f"no pool '{name}'{did_you_mean(name, config.pools)}")
+        named = next(
+            (f"; it is the model of pool '{pool}'" for pool, one in config.pools.items() if one.model == name), ""
+        )
+        yield Problem(path, f"no pool '{name}'{named or did_you_mean(name, config.pools)}")

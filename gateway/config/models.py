@@ -205,7 +205,8 @@ class Config(Section):
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""
-        return tuple(pool.to_pool(name, self._addresses, self.defaults.of_apis) for name, pool in self.pools.items())
+        apis, workers = self.defaults.of_apis, self.server.workers
+        return tuple(pool.to_pool(name, self._addresses, apis, workers) for name, pool in self.pools.items())
 
     def addresses_of(self, pool: str) -> Mapping[str, EndpointAddress]:
         """Of one pool, by endpoint id."""

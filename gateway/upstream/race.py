@@ -286,9 +286,19 @@ class Race:
             http.keep_alive = False
         http.writer.flow_control = self
         headers = wire.headers if not wire.assembled else JSON_HEADERS
-        head = answer_head(http, wire.status, headers, self.routed.timeline, length, streams)
+        cost = self._cost_of_whole(wire)
+        head = answer_head(http, wire.status, headers, self.routed.timeline, length, streams, cost)
         self.relay.begin(head, first, length)
         self.routed.timeline.first_token_out(monotonic(), wire.status)
+
+    def _cost_of_whole(self, wire: WireAttempt) -> float:
+        """USD of all attempts. 0: the answer is a stream or incomplete, its pool has no price, or the cost would tell
+        what is in a cache that several tenants share."""
+        if self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED:
+            return 0.0
+        if any(self.routed.masks_counts(each.attempt.candidate.endpoint) for each in self.attempts.values()):
+            return 0.0
+        return sum(each.consumption.cost_usd for each in self.attempts.values())
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> tuple[WireAttempt, WireEvent] | None:
         """Stop reading a committed stream."""

@@ -13,7 +13,7 @@ from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.learned_rate_limit import LearnedRateLimit
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
-from policies.fleet.rate_limits import ReportedLimits
+from policies.fleet.rate_limits import ConfiguredLimits, ReportedLimits
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (
@@ -90,6 +90,7 @@ class EndpointState:
         self.interference = DecodeInterference()
         self.rate_limit = self._new_rate_limit()
         self.limits = ReportedLimits()
+        self.own_limits = ConfiguredLimits(pool.requests_per_minute, pool.tokens_per_minute)
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
@@ -109,6 +110,9 @@ class EndpointState:
         """Another configuration of an endpoint with the same model."""
         if pool.adapters != self.pool.adapters:
             self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
+        own = pool.requests_per_minute, pool.tokens_per_minute
+        if own != (self.pool.requests_per_minute, self.pool.tokens_per_minute):
+            self.own_limits = ConfiguredLimits(*own)
         self.endpoint, self.pool = endpoint, pool
         self.rate_limit = self._new_rate_limit()
         self.breaker.on_reload()
@@ -202,7 +206,7 @@ class EndpointState:
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
             blocked_until=blocked_until,
-            limits=self.limits.current,
+            limits=self.limits.current + self.own_limits.current,
             unknown_adapters=None if self.adapters is None else self.adapters.unknown,
             full=cap is not None and in_flight >= cap,
             backlog_s=backlog_s,
