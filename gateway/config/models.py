@@ -249,10 +249,21 @@ class Config(Section):
         }
         return {**self.routes, **added} if added else self.routes
 
+    @cached_property
+    def model_routes(self) -> Mapping[str, Route]:
+        """Route of the models that callers ask a pool for, by pool: one for all, so that callers create no metric
+        labels."""
+        return {
+            pool: Route.model_validate(_completed(f"{pool}/*", {"tiers": [pool]}, self.defaults.max_attempts))
+            for pool, section in self.pools.items()
+            if section.models
+        }
+
     @property
     def all_routes(self) -> tuple[Route, ...]:
-        """Every route, `passthrough_route` last."""
-        return (*self.named_routes.values(), *([self.passthrough_route] if self.passthrough_route else []))
+        """Every route, those of models after the named ones, `passthrough_route` last."""
+        passed = [self.passthrough_route] if self.passthrough_route else []
+        return (*self.named_routes.values(), *self.model_routes.values(), *passed)
 
 
 def _completed(name: str, raw: Any, max_attempts: int) -> Any:
