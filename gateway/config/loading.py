@@ -3,8 +3,8 @@
 Steps: read, merge, validate each section, check between sections. A step runs if the previous one found no problem;
 each step reports all of its problems in the order of the lines.
 
-Without a file, API keys in the environment are the configuration: every API with a key becomes a pool, and the first
-one receives all requests, model names unchanged.
+Without a file, API keys in the environment are the configuration: every API with a key becomes a pool whose models are
+asked for as POOL/MODEL, and the first one receives all other requests, model names unchanged.
 
 Reload: `server`, `state` and `telemetry` are fixed at start-up, all other sections take effect at once. No file may
 contain that combination, so all checks run again. Differences are reported by path, without values: possible secrets.
@@ -88,7 +88,7 @@ def _from_environment(environ: Mapping[str, str]) -> Document:
     for name in names:
         if not environ.get(f"{name.upper()}_API_KEY"):
             continue
-        pools[name] = {"backend": name}
+        pools[name] = {"backend": name, "models": ["*"]}
         for key in ("api_key", "base_url"):
             variable, path = f"{name.upper()}_{key.upper()}", ("pools", name, key)
             if value := environ.get(variable):

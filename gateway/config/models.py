@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
@@ -182,6 +183,15 @@ class Config(Section):
     def with_workers(self, count: int) -> Config:
         """A copy with `server.workers: count`."""
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
+
+    def with_ports(self, data: int | None, admin: int | None) -> Config:
+        """A copy with other ports, where given."""
+        listen, other = self.server.listen, self.server.admin
+        ports = {
+            "listen": listen if data is None else replace(listen, port=data),
+            "admin": other if admin is None else replace(other, port=admin),
+        }
+        return self.model_copy(update={"server": self.server.model_copy(update=ports)})
 
     def resolved_hosts(self) -> Mapping[str, float]:
         """Host names with an endpoint per address, and their resolution intervals in seconds."""
