@@ -64,7 +64,7 @@ def up(args: argparse.Namespace) -> int:
     found = discovered(os.environ, args.local, port)
     if args.tokens is not False:
         found = asyncio.run(first_tokens([(each, _timed_models(each, args.tokens)) for each in found]))
-    print("\n".join(table(found)), flush=True)
+    print(*table(found), sep="\n", flush=True)
     if args.tokens is None and (priced := _agreed(found)):
         found = asyncio.run(first_tokens([(each, _timed_models(each, each in priced)) for each in found]))
         print("\n".join(table(found)), flush=True)
@@ -112,9 +112,9 @@ def text_of(found: Sequence[FoundServer], port: int, admin: int, access_log: str
 
 
 def table(found: Sequence[FoundServer]) -> list[str]:
-    """A line for each server."""
+    """A line for each server, under a heading; nothing without servers."""
     rows = [("server", "at", "models", "first token", "state"), *map(_row, found)]
-    return aligned(rows, left=None)
+    return aligned(rows, left=None) if found else []
 
 
 def _row(found: FoundServer) -> tuple[str, ...]:
@@ -146,7 +146,8 @@ def _agreed(found: Sequence[FoundServer]) -> list[FoundServer]:
         return []
     models = ", ".join(f"{each.server.name}/{model}" for each in priced for model in _timed_models(each, True))
     try:
-        answer = input(QUESTION.format(models=models))
+        print(QUESTION.format(models=models), end="", flush=True)
+        answer = input()
     except EOFError:
         return []
     return priced if answer.strip().lower() in ("y", "yes") else []

@@ -26,6 +26,10 @@ HEADER = """\
 # Every model answers as POOL/MODEL, and under its own name where one pool alone lists it. Keys stay in the environment.
 # All keys are explained in docs/policies.md; `firsttoken check {file}` reports mistakes.
 """
+PASSTHROUGH = """
+# Takes every other name, because its list of models is not known.
+passthrough: {pool}
+"""
 ROUTES = """
 # The same models under three promises. Of the tiers that can keep the promise, `quality` takes the first and `latency`
 # the fastest. A request for one of them may go to an API, and cost.
@@ -69,7 +73,9 @@ def config_text(found: Sequence[FoundServer], listen: str, admin: str, access_lo
     for each in found:
         parts += [f"  # {each.reach.value}; models found: {len(each.models)}\n", _indented(_pools(each))]
     if (passthrough := _passthrough(found)) is not None:
-        parts += ["\n# Takes every other name, because its list of models is not known.\n", _yaml(passthrough)]
+        parts.append(
+            f"\n# Takes every other name, because its list of models is not known.\npassthrough: {passthrough}\n"
+        )
     if routes := _routes(found):
         parts += [ROUTES, _yaml({"routes": routes})]
     return "".join(parts)
@@ -99,14 +105,14 @@ def _reached(found: FoundServer) -> dict[str, Any]:
     return section
 
 
-def _passthrough(found: Sequence[FoundServer]) -> dict[str, str] | None:
+def _passthrough(found: Sequence[FoundServer]) -> str | None:
     """The first API without a list takes names that nobody lists, unless a server of this machine was found: a
     misspelt name of its models must not send a prompt out of the machine."""
     unlisted = [each for each in found if each.is_api and each.reach is not Reach.OK]
     unlisted.sort(key=lambda each: each.reach is Reach.REFUSED)
     if not unlisted or not all(each.is_api for each in found):
         return None
-    return {"passthrough": unlisted[0].server.name}
+    return unlisted[0].server.name
 
 
 def _routes(found: Sequence[FoundServer]) -> dict[str, Any]:
