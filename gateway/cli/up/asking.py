@@ -86,15 +86,16 @@ async def _ask_api(client: aiohttp.ClientSession, server: KnownServer) -> FoundS
 
 
 async def _ask_local(client: aiohttp.ClientSession, server: KnownServer) -> FoundServer | None:
-    paths = ("/v1/models", "/api/version", "/info", "/api/ps")
+    """A server is what its list of models says; the other answers tell its kind, and may be missing."""
+    others = asyncio.gather(*(_hint(client, server.url, path) for path in ("/api/version", "/info", "/api/ps")))
     try:
-        async with asyncio.timeout(LOCAL_TIME):
-            answers = await asyncio.gather(*(_json(client, server.url, path) for path in paths))
+        models = await _json(client, server.url, "/v1/models")
     except aiohttp.ClientConnectorError:
         return None
     except TimeoutError:
         return FoundServer(server, "", Reach.SILENT)
-    models, version, info, running = answers
+    finally:
+        version, info, running = await others
     if (listed := listed_models(models)) is None:
         return FoundServer(server, "", Reach.GARBAGE)
     if listed.owner == GATEWAY:
@@ -105,11 +106,20 @@ async def _ask_local(client: aiohttp.ClientSession, server: KnownServer) -> Foun
     return FoundServer(replace(server, name=name), kind, reach, listed.names, listed.left_out, loaded)
 
 
+async def _hint(client: aiohttp.ClientSession, url: str, path: str) -> Any:
+    """An answer that may be missing: None."""
+    try:
+        return await _json(client, url, path)
+    except (TimeoutError, aiohttp.ClientConnectorError):
+        return None
+
+
 async def _json(client: aiohttp.ClientSession, url: str, path: str) -> Any:
     """The answer of a server of this machine; None: none of use. Raises ClientConnectorError, TimeoutError."""
     try:
-        status, answer = await _get(client, url, HttpCall("GET", path))
-    except aiohttp.ClientConnectorError:
+        async with asyncio.timeout(LOCAL_TIME):
+            status, answer = await _get(client, url, HttpCall("GET", path))
+    except (aiohttp.ClientConnectorError, TimeoutError):
         raise
     except FAILURES:
         return None

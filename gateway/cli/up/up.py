@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from textwrap import shorten
 
 from gateway import serve as server
@@ -26,6 +28,7 @@ from gateway.config.models import Config
 from gateway.config.notes import notes
 from gateway.config.yaml_source import parse
 from gateway.reload import ConfigSource
+from gateway.synthetic_request import PING
 from gateway.tokenize.tokenizers import EncoderError
 from policies.routes.model_names import is_pattern
 
@@ -42,7 +45,7 @@ PASTE = """
 base_url  {url}/v1      models: {names}
 page      {admin}/dashboard   in a terminal: firsttoken top --admin {admin}
 
-curl {url}/v1/chat/completions -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}]}}'
+curl {url}/v1/chat/completions -d {body}
 python -c "from openai import OpenAI; print(OpenAI(base_url='{url}/v1', api_key='none').models.list())"
 ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=none ANTHROPIC_MODEL={name} claude
 
@@ -73,7 +76,7 @@ def up(args: argparse.Namespace) -> int:
         _write(text)
     config = _config(text)
     source = ConfigSource(lambda: load([FILE], os.environ), [FILE]) if args.write else None
-    return server.serve(config, source, lambda url, admin_url: _greeting(config, url, admin_url))
+    return server.serve(config, source, lambda url, admin_url: greeting_of(config, url, admin_url))
 
 
 def serve_found(args: argparse.Namespace) -> int:
@@ -122,9 +125,7 @@ def _row(found: FoundServer) -> tuple[str, ...]:
     names = ", ".join(found.models[:SHOWN_MODELS])
     more = f" and {len(found.models) - SHOWN_MODELS} more" if len(found.models) > SHOWN_MODELS else ""
     models = shorten(names, SHOWN_WIDTH, placeholder=" …") + more if names else "-"
-    times = ", ".join(
-        f"{model} {'-' if ttft is None else f'{ttft * 1e3:.0f} ms'}" for model, ttft in found.ttfts.items()
-    )
+    times = ", ".join(f"{model} {_time(ttft)}" for model, ttft in found.ttfts.items())
     return found.server.name or "?", address, models, times or "not timed", found.reach.value
 
 
@@ -167,11 +168,13 @@ def _write(text: str) -> None:
     print(f"wrote {FILE}", flush=True)
 
 
-def _greeting(config: Config, url: str, admin_url: str) -> str:
+def greeting_of(config: Config, url: str, admin_url: str) -> str:
+    """The addresses, and lines to paste into a shell, in which the name of a server's model is quoted."""
     models = [f"{pool}/{model}" for pool, each in config.pools.items() for model in each.models]
     names = [*config.routes] or [name for name in models if not is_pattern(name)] or models
     name = "balanced" if "balanced" in names else names[0].replace("*", "MODEL")
-    lines = PASTE.format(url=url, admin=admin_url, name=name, names=", ".join(names[:SHOWN_MODELS]))
+    body = quote(json.dumps({"model": name, **PING}))
+    lines = PASTE.format(url=url, admin=admin_url, body=body, name=quote(name), names=", ".join(names[:SHOWN_MODELS]))
     return f"{server.serving_line(url, admin_url)}\n{lines}"
 
 

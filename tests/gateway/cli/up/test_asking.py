@@ -71,6 +71,11 @@ async def nested(http: web.Request) -> web.StreamResponse:
     return web.Response(body=b"[" * 1_000_000)
 
 
+async def test_a_path_that_hangs_hides_no_list_of_models() -> None:
+    """The other questions are hints."""
+    assert await reach(answering("/v1/models", models("m")), web.get("/api/ps", hang)) is Reach.OK
+
+
 @pytest.mark.parametrize(
     ("route", "expected"),
     [
