@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import ANYONE, Tenant
+from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
@@ -186,7 +186,7 @@ class Proxy:
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
         timeline.end_stage(Stage.PARSE)
-        named = runtime.routes.match(request.model, tenant)
+        named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
         route = named.route
         timeline.routed(request, route)
         request.caller = http.address if tenant is ANYONE else tenant.name
@@ -255,7 +255,7 @@ class Proxy:
         """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
         if no route takes the model any more."""
         timeline.held(monotonic(), 0.0)
-        named = runtime.routes.match(request.model, tenant)
+        named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
         timeline.routed(request, named.route)
         runtime.routes.admit(tenant, named.route, request.model)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}

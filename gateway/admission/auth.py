@@ -81,6 +81,11 @@ def presented_key(headers: Mapping[str, str]) -> str:
     return next(iter(given.values()))
 
 
+def sent_keys(headers: Mapping[str, str]) -> list[str]:
+    """Texts in the headers of keys, whatever they are."""
+    return [headers[name].rpartition(" ")[2] for name in KEY_HEADERS if name in headers]
+
+
 def _unauthorized(message: str) -> ApiError:
     """Claude Code (2.1) repeats a 401 ten times, for minutes, unless told not to."""
     headers = {"www-authenticate": "Bearer", "x-should-retry": "false"}

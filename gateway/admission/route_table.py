@@ -5,12 +5,14 @@ Names, in the order in which they are tried (`policies.routes.model_names` order
 - patterns: aliases with `*`, and `POOL/*` for a pool that takes every model;
 - `passthrough`, which takes every other name.
 
-A 404 names the nearest names among those that the caller may use, which GET /v1/models lists too.
+A 404 names the nearest names among those that the caller may use, which GET /v1/models lists too. Its log line has the
+name that was asked for, if it looks like one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.admission.auth import ANYONE, Tenant
@@ -19,7 +21,19 @@ from policies.routes.model_names import ANY, by_precedence, is_pattern, matches,
 from policies.routes.route import Route
 
 SHOWN_NAME = 100  # characters of an unknown name in messages and logs
+UNKNOWN = "unknown model"
+SHORTEST_KEY = 8  # characters; a shorter text in a header of keys is a placeholder, such as `none`
+_PLAIN_NAME = re.compile(rf"[\w./:@+*-]{{1,{SHOWN_NAME}}}", re.ASCII)
+_KNOWN_KEY = re.compile(r"(?:^|\W)(?:sk|pk|rk|gsk|xai|fw|hf|nvapi|ft)[-_][\w-]{16}|AIza[\w-]{16}")
 SHOWN_NAMES = 20  # names in a 404 without a near one
+
+
+def logged_name(model: str, keys: Iterable[str]) -> str:
+    """An unknown name with a space before it, for the log; empty where it may be a prompt or a key, put into the wrong
+    member: it has no form of a name, or holds a text of the caller's headers of keys."""
+    if not _PLAIN_NAME.fullmatch(model) or _KNOWN_KEY.search(model):
+        return ""
+    return "" if any(len(key) >= SHORTEST_KEY and key in model for key in keys) else f" {model}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +96,13 @@ class Routes:
         """Requests of this route name their model themselves."""
         return route is self.passthrough or any(route is found.route for found in self.models.values())
 
-    def match(self, model: str, tenant: Tenant = ANYONE) -> RoutedName:
-        """Raises ApiError (404 model_not_found)."""
+    def match(self, model: str, tenant: Tenant = ANYONE, keys: Iterable[str] = ()) -> RoutedName:
+        """Raises ApiError (404 model_not_found). `keys`: texts of the caller's headers that are not to be logged."""
         found = self._exact.get(model) or self._by_pattern(model)
         if found is None and self.passthrough is not None:
             found = RoutedName(self.passthrough, model)
         if found is None:
-            raise self.unknown(model, tenant)
+            raise self.unknown(model, tenant, keys)
         return found
 
     def _by_pattern(self, model: str) -> RoutedName | None:
@@ -109,7 +123,7 @@ class Routes:
                 names[name] = None
         return list(names)
 
-    def unknown(self, model: str, tenant: Tenant) -> ApiError:
+    def unknown(self, model: str, tenant: Tenant, keys: Iterable[str] = ()) -> ApiError:
         """The nearest names, or else the first of all."""
         shown = model if len(model) <= SHOWN_NAME else model[:SHOWN_NAME] + "…"
         names = sorted(self.listed(tenant))
@@ -118,8 +132,9 @@ class Routes:
         if not near and names:
             hint = f" Known: {', '.join(names[:SHOWN_NAMES])}."
         message = f"The model '{shown}' does not exist here.{hint}"
-        logged = f"unknown model {shown!a}"
-        return ApiError(404, message, code="model_not_found", param="model", logged=logged)
+        return ApiError(
+            404, message, code="model_not_found", param="model", logged=f"{UNKNOWN}{logged_name(model, keys)}"
+        )
 
     def wanted_headers(self) -> frozenset[str]:
         """Request headers read by a tier's `when`."""

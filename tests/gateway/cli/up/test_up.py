@@ -68,8 +68,9 @@ async def answered_by(url: str, model: str) -> tuple[str, str]:
 
 
 async def test_two_keys_and_an_ollama_give_a_first_token_within_ten_seconds(tmp_path: Path) -> None:
-    """One command, without a file. Nothing but a list of models is asked of an API, and no key is printed. A machine with
-    more to do than it has cores takes longer by as much."""
+    """One command, without a file. Nothing but a list of models is asked of an API, and no key is printed.
+
+    A machine with more to do than it has cores takes longer by as much."""
     limit = 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     async with (
         http_server(*ollama("llama3.2")) as port,
