@@ -26,7 +26,7 @@ from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import parse_redis_url
 from gateway.config.loading import load
-from gateway.config.models import PASSTHROUGH, Config, Key
+from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
 from policies.routes.route import Route, Tier, Ttft
 
@@ -61,7 +61,7 @@ def report(config: Config) -> str:
     """Several lines, the verdict first."""
     counts = {"pool": len(config.pools), "endpoint": len(config.urls()), "route": len(config.named_routes)}
     verdict = "ok: " + ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
-    rows = [_route_row(name, route) for name, route in config.named_routes.items()]
+    rows = [_route_row(route.name, route) for route in (*config.named_routes.values(), *config.model_routes.values())]
     if config.passthrough_route is not None:
         rows.append(_route_row("(any other)", config.passthrough_route))
     table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
@@ -129,7 +129,7 @@ def _key_row(key: Key) -> tuple[str, ...]:
 
 def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
     routes = None if args.routes is None else [name.strip() for name in args.routes.split(",")]
-    known = [*config.named_routes, *([PASSTHROUGH] if config.passthrough else [])]
+    known = [route.name for route in config.all_routes]
     for route in routes or ():
         if route not in known:
             raise ConfigError([f"--routes: no route '{route}'{did_you_mean(route, known)}"])

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from gateway.config.models import Config
 
 MAX_WORKERS = 256
-COMMANDS = ("serve", "check", "schema", "import", "explain", "keys", "replay", "top", "demo", "simulate")
+COMMANDS = ("up", "serve", "check", "schema", "import", "explain", "keys", "replay", "top", "demo", "simulate")
 FROM_ENVIRONMENT = "merged in this order (default: API keys in the environment)"
+FROM_MACHINE = "merged in this order (default: the servers that `up` finds)"
 WORKERS_HELP = "processes that share the port (default: server.workers)"
 FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
 
@@ -92,8 +93,10 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
         added.set_defaults(run=lambda args: getattr(import_module(module or f"gateway.cli.{name}"), called)(args))
         return added
 
-    serve = command("serve", "run the gateway; without a file, from the API keys in the environment", __name__)
-    serve.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
+    _add_up(command("up", "find model servers and API keys on this machine, and serve them", "gateway.cli.up.up"))
+    serve = command("serve", "run the gateway; without a file, of the servers that `up` finds", __name__)
+    serve.add_argument("--config", dest="files", help=FROM_MACHINE, **FILES)
+    _add_ports(serve)
     serve.add_argument("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
     check = command("check", "validate a configuration without starting anything", "gateway.cli.config_commands")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*", help=FROM_ENVIRONMENT)
@@ -134,6 +137,26 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     simulate.add_argument("--host", default="127.0.0.1", help="address to listen on")
     simulate.add_argument("--model", help="the name of the model it serves (default: that of the profile)")
     simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
+
+
+def _add_ports(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--port", type=PORT, metavar="N", help="data port (default: as in the file, or 8080)")
+    command.add_argument("--admin-port", type=PORT, metavar="N", help="admin port (default: as in the file, or 9090)")
+    local = "without a file: ports of this machine to ask, as 8000,11434, or none (default: those of model servers)"
+    command.add_argument("--local", type=_ports, metavar="PORTS", help=local)
+
+
+def _add_up(up: argparse.ArgumentParser) -> None:
+    _add_ports(up)
+    up.add_argument("--write", action="store_true", help="write firsttoken.yaml; never over an existing file")
+    tokens = up.add_mutually_exclusive_group()
+    yes, no = "time first tokens of APIs too, unasked: they cost", "send no prompt to any server"
+    tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
+    tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
+
+
+def _ports(text: str) -> tuple[int, ...]:
+    return () if text == "none" else tuple(map(PORT, text.split(",")))
 
 
 def _add_keys(keys: argparse.ArgumentParser) -> None:
@@ -228,6 +251,10 @@ def _version(args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
+    if not args.files:
+        from gateway.cli.up.up import serve_found
+
+        return serve_found(args)
     from gateway import serve as server
     from gateway.config.loading import load
     from gateway.config.notes import notes
@@ -235,7 +262,7 @@ def serve(args: argparse.Namespace) -> int:
     from gateway.tokenize.tokenizers import EncoderError
 
     def read() -> Config:
-        config = load(args.files, os.environ)
+        config = load(args.files, os.environ).with_ports(args.port, args.admin_port)
         return config if args.workers is None else config.with_workers(args.workers)
 
     source = ConfigSource(read, args.files)

@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SecretStr,
+    WithJsonSchema,
+)
 
 from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
@@ -212,6 +222,12 @@ def _one_of(noun: str, known: Collection[str]) -> AfterValidator:
     return AfterValidator(validate)
 
 
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := [value for value, times in Counter(values).items() if times > 1]:
+        raise ValueError(f"'{twice[0]}' is there twice")
+    return values
+
+
 def _redis(value: SecretStr) -> SecretStr:
     parse_redis_url(value.get_secret_value())
     return value
@@ -260,6 +276,17 @@ TcpUrl = Annotated[
 ]
 PoolName = Annotated[str, _matching(_POOL, "a pool name may contain letters, digits and . _ : - only")]
 Name = Annotated[str, _matching(r"[!-~]+", "a name is sent in a header: visible ASCII without spaces only")]
+ModelName = Annotated[
+    str,
+    Name.__metadata__[0],
+    _matching(r"\*|[^*]+", "'{value}' is no model: write its whole name, or '*' for every model"),
+]
+ModelNames = Annotated[
+    tuple[ModelName, ...],
+    BeforeValidator(lambda value: [value] if value == "*" else value),
+    AfterValidator(_distinct),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"const": "*"}]}),
+]
 Namespace = Annotated[
     str,
     _matching(_POOL, "a namespace may contain letters, digits and . _ : - only: it is the prefix of every Redis key"),

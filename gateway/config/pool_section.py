@@ -196,6 +196,8 @@ class PoolSection(Section):
     """Kind of server."""
     model: str = ""
     """Model name that the servers know."""
+    models: fields.ModelNames = ()
+    """Models that callers may ask for as POOL/MODEL: names, and `*` for every other one."""
     endpoints: tuple[EndpointSection, ...] = ()
     """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve, dp_rank}."""
     base_url: fields.HttpUrl | None = None

@@ -273,7 +273,7 @@ class Race:
         model = routed.model_at(endpoint, wire.upstream)
         routed.timeline.won(
             wire.attempt.candidate,
-            header_safe(model) if routed.passthrough else model,
+            header_safe(model) if routed.model else model,
             opened=times.opened,
             connected=times.connected,
             sent=times.sent or times.opened,

@@ -33,7 +33,7 @@ class RoutedRequest:
     timeline: RequestTimeline
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
-    passthrough: bool = False  # the model name is the caller's
+    model: str = ""  # for the servers, as the caller names it; empty: the pool's own
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
     path: str = ""  # of the caller's request
@@ -104,9 +104,7 @@ class RoutedRequest:
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
-        if self.passthrough:
-            return self.request.model
-        return self.route.adapters.get(endpoint.pool, upstream.model)
+        return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request = self.request
@@ -130,7 +128,7 @@ class RoutedRequest:
             cache_salt=self.cache_group,
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
-            model_is_callers=self.passthrough,
+            model_is_callers=bool(self.model),
         )
 
     def _priority(self) -> int:

@@ -58,7 +58,7 @@ def test_check_without_files_reads_the_environment(
     assert (code, out.splitlines()[0]) == (0, "ok: 1 pool, 1 endpoint, 0 routes")
 
 
-KNOWN = "serve, check, schema, import, explain, keys, replay, top, demo, simulate"
+KNOWN = "up, serve, check, schema, import, explain, keys, replay, top, demo, simulate"
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")])
