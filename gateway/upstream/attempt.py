@@ -156,8 +156,8 @@ class WireAttempt:
         if self.stream and self.is_success and content_type.startswith("text/html"):
             return self.fail(NOT_EVENTS)
         if self.assembled and self.is_success and "event-stream" not in content_type:
-            self.stream = self.assembled = False  # the server does not stream this one
-            self.tap = self.upstream.backend.tap(replace(self.request, stream=False))
+            self.stream = self.assembled = self.request.stream = False  # the server does not stream this one
+            self.tap = self.upstream.backend.tap(self.request)
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         self._decompressor = self._decompressor_of(headers["content-encoding"])

@@ -211,12 +211,13 @@ class AttemptMachine:
         pending = self.pending.get(answer.number)
         if pending is None:
             return
-        pool = pending.attempt.candidate.endpoint.pool
-        others = any(each.endpoint.pool != pool for each in self._ranked)
-        if answer.shortcoming and self._kept is None and others and self._may_open:
+        if answer.shortcoming and self._kept is None and self._may_open and self._has_other_pool(pending.attempt):
             self._keep(pending.attempt, answer.shortcoming, now)
         else:
             self._first_token(answer.number, now)
+
+    def _has_other_pool(self, attempt: Attempt) -> bool:
+        return any(each.endpoint.pool != attempt.candidate.endpoint.pool for each in self._ranked)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
         """Ask another pool, and hold this answer meanwhile."""
