@@ -31,6 +31,7 @@ from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest, header_safe
 from gateway.upstream.sending import Sending
 from gateway.upstream.upstream import EVERYWHERE
+from gateway.upstream.wake_timer import WakeTimer
 from policies.attempts.attempt_events import (
     Action,
     Answered,
@@ -54,8 +55,6 @@ from policies.attempts.attempt_machine import AttemptMachine
 from policies.blame.blame import BLAME, Blame, Elsewhere
 from policies.types import Attempt, AttemptKind, AttemptOutcome
 
-LATE_TIMER = 0.005  # s of tolerated delay of a timer
-READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 JSON_HEADERS = {"content-type": "application/json"}
 
 
@@ -97,8 +96,7 @@ class Race:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self.rescue: Rescue | None = None
@@ -120,7 +118,7 @@ class Race:
         self._broken: BrokenOff | None = None  # the committed answer
         self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
         self._sending = Sending(dispatcher.run, dispatcher.take_overs, self.rescue, routed.request.wants_usage)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = WakeTimer()
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
@@ -137,6 +135,7 @@ class Race:
     def _end(self) -> None:
         """End what is open: a caller that has left needs no answer."""
         self.advance(ClientGone())
+        self._timer.cancel()
         self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
         for wire in self.attempts.values():
@@ -154,7 +153,7 @@ class Race:
         step, found = self._machine.on(event, monotonic()), None
         for action in step.actions:
             found = self._perform(action) or found
-        self._set_timer(step.wake_at)
+        self._timer.set(step.wake_at, self._look)
         if found is not None:
             self.on_wire(*found)
 
@@ -173,21 +172,6 @@ class Race:
             case GiveUp():
                 self._give_up(action)
         return None
-
-    def _set_timer(self, wake_at: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if wake_at is not None:
-            self._timer = self.loop.call_later(max(wake_at - monotonic(), 0.0), self._on_timer, wake_at)
-
-    def _on_timer(self, due: float) -> None:
-        """A stall of this event loop is no silence of the engine: after one, sockets are read first."""
-        self._timer = None
-        if monotonic() - due > LATE_TIMER:
-            self._timer = self.loop.call_later(READ_FIRST, self._look)
-        else:
-            self._look()
 
     def _look(self) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""

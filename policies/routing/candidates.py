@@ -369,6 +369,7 @@ class Ranking(Sequence[Candidate]):
         self._fallbacks = fallbacks
         self._size = len(tier) + fallback_count
         self._described: dict[int, Candidate] = {}
+        self._settled = 0  # ranks from the first on whose ties are in order
 
     def of_one_pool(self) -> Endpoint | None:
         """An endpoint of the only pool; None: there are fallbacks, perhaps of other pools."""
@@ -379,10 +380,14 @@ class Ranking(Sequence[Candidate]):
 
     def _index(self, at: int) -> int:
         """Index in the tier of the candidate at this rank."""
+        if at < self._settled:
+            return self._order[at]
         score = self._sorted[at]
         low, high = bisect_left(self._sorted, score), bisect_right(self._sorted, score)
         if high - low > 1:
             self._order[low:high] = sorted(self._order[low:high], key=self._tie_break)
+        if low == self._settled:
+            self._settled = high
         return self._order[at]
 
     def _tie_break(self, i: int) -> int:
