@@ -134,7 +134,8 @@ class Race:
 
     def _end(self) -> None:
         """End what is open: a caller that has left needs no answer."""
-        self.advance(ClientGone())
+        if self._machine.is_racing or (self.winner is not None and self.winner.state is not WireState.OVER):
+            self.advance(ClientGone())
         self._timer.cancel()
         self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()

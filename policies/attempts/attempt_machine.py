@@ -150,6 +150,11 @@ class AttemptMachine:
         self._retried = False
         self._actions: list[Action] = []
 
+    @property
+    def is_racing(self) -> bool:
+        """Attempts are pending, or still to be opened."""
+        return self.state in (AttemptState.IDLE, AttemptState.RACING)
+
     def limit_by(self, limits: AttemptLimits) -> None:
         """Limits of the attempts to come."""
         self._limits, self._first_token_limit = limits, limits.first_token_limit
