@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from math import inf
+from math import ceil, inf
 from time import monotonic
 
+GRAIN = 0.001  # s, of uvloop's clock: a timer that fires early would be set again and again, in a busy loop
 LATE = 0.005  # s of tolerated delay
 READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 
@@ -39,7 +40,7 @@ class WakeTimer:
 
     def _start(self, at: float, wake: Callable[[], None]) -> None:
         self._at = self._fires_at = at
-        delay = max(at - monotonic(), 0.0)
+        delay = ceil(max(at - monotonic(), 0.0) / GRAIN) * GRAIN + GRAIN
         self._handle = asyncio.get_running_loop().call_later(delay, self._fire, wake)
 
     def _fire(self, wake: Callable[[], None]) -> None:
