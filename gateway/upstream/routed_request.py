@@ -1,4 +1,4 @@
-"""A request with its route and decision: what each attempt sends, and how an attempt is recorded."""
+"""A request with its route and decision. Builds the request of each attempt, and its limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RoutedRequest:
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
     path: str = ""  # of the caller's request
-    masked_pools: frozenset[str] = frozenset()  # whose backends may not tell a caller which part of a prompt was cached
+    masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
 
@@ -47,12 +47,12 @@ class RoutedRequest:
         self.assembled = self._may_assemble()
 
     def ask_whole(self) -> None:
-        """Ask for the whole answer from now on: the stream of a server cannot be put together."""
+        """Ask for the whole answer from now on, after a stream that cannot be put together."""
         self.assembled = False
 
     def _may_assemble(self) -> bool:
-        """Every endpoint that the request may go to can stream this answer without loss, and the route judges no
-        whole answers."""
+        """True if every pool of the decision can stream this answer without loss, and the route judges no whole
+        answers."""
         if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate:
             return False
         return all(map(self._is_assembled_by, one_of_each_pool(self.decision.ranked)))
@@ -79,7 +79,7 @@ class RoutedRequest:
         return self.route.rescue == "on" and self.request.stream
 
     def masks_counts(self, endpoint: Endpoint) -> bool:
-        """A rescue may go on at any other endpoint."""
+        """True if counts of cached tokens are masked: a rescue may continue the answer in any other pool."""
         if not self.masked_pools:
             return False
         if self.may_rescue:
@@ -88,7 +88,7 @@ class RoutedRequest:
 
     @property
     def limits(self) -> AttemptLimits:
-        """For the attempt machine."""
+        """Limits of the attempt machine."""
         route, request, seen = self.route, self.request, self.request.stream or self.assembled
         return AttemptLimits(
             max_attempts=route.max_attempts,
@@ -162,5 +162,5 @@ class RoutedRequest:
 
 
 def header_safe(model: str) -> str:
-    """A caller's model name (passthrough), unless able to write header fields."""
+    """The model name that a caller has sent (passthrough); `-` if it could write header fields."""
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"

@@ -18,7 +18,7 @@ READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 
 
 class WakeTimer:
-    """Calls a function at the time that was set last, or not at all."""
+    """Calls a function at the latest time set."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -26,14 +26,14 @@ class WakeTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, at: float | None, wake: Callable[[], None]) -> None:
-        """Wake at `at`, in monotonic seconds; None: not at all."""
+        """Call `wake` at `at`, in monotonic seconds; None: never."""
         self._at = at
         if at is not None and at < self._fires_at:
             self.cancel()
             self._start(at, wake)
 
     def cancel(self) -> None:
-        """Forget the function: it refers to its request."""
+        """Drop the function, which holds a reference to the request."""
         if self._handle is not None:
             self._handle.cancel()
         self._handle, self._fires_at = None, inf
