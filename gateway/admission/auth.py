@@ -13,7 +13,7 @@ Rules:
   Keys with the same salt share prefixes. A key without a configured `cache_group` has an own salt; a group with the
   name of a key is a different group.
 - A salt is an HMAC-SHA256, so no caller can guess another salt: 128 bits in hex, accepted by every engine (vLLM refuses
-  `@ / \\ NUL` and more than 128 characters) and recognized as a secret by `backends.failures.scrub`.
+  `@ / \\ NUL` and more than 128 characters) and recognized as a secret by `backends.scrubbing.scrub`.
 - Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with the same
   configuration agree, also after a restart, and a new or revoked key empties the caches of the key's group alone.
 """

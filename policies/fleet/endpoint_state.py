@@ -182,9 +182,6 @@ class EndpointState:
         queued_tokens, waiting, running = self._queue_at(now)
         inflight, interference, peers = self.inflight, self.interference, self.peer_load
         context = interference.context + peers.decoding_context
-        blocked_until = max(self.breaker.limited_until, peers.blocked_until)
-        if self.rate_limit is not None:
-            blocked_until = max(blocked_until, self.rate_limit.full_until(now))
         rest = self.tpot_predictor.at_rest(running, context)
         pressure = interference.tpot_pressure(rest, peers.decode_s, peers.decode_tokens, peers.tpot_limit)
         backlog_s = queued_tokens / self.predictor.drain_rate
@@ -205,7 +202,7 @@ class EndpointState:
             waiting=waiting,
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
-            blocked_until=blocked_until,
+            blocked_until=self.blocked_until(now),
             limits=self.limits.current + self.own_limits.current,
             unknown_adapters=None if self.adapters is None else self.adapters.unknown,
             full=cap is not None and in_flight >= cap,
@@ -219,6 +216,21 @@ class EndpointState:
             context=context,
             last_token_at=self.last_token_at,
             warming=self.warming or peers.warming > 0,
+        )
+
+    def blocked_until(self, now: float) -> float:
+        """End of a rate limit that was learned or announced, of whatever size a request is; NEVER: there is none."""
+        blocked_until = max(self.breaker.limited_until, self.peer_load.blocked_until)
+        return blocked_until if self.rate_limit is None else max(blocked_until, self.rate_limit.full_until(now))
+
+    def may_be_closed(self, now: float) -> bool:
+        """A cap, a rate limit or the evidence of a caller is known; without one, no load has to be computed."""
+        capped = self.pool.concurrent_requests is not None
+        return (
+            capped
+            or bool(self.limits.current + self.own_limits.current)
+            or bool(len(self.callers))
+            or self.blocked_until(now) > now
         )
 
     def load_for(self, caller: str, load: Load, now: float) -> Load:

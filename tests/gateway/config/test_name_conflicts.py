@@ -65,9 +65,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "  a: {tiers: [p], aliases: gpt-4o}",
             "f.yaml:5: routes.a.aliases: expected a list, got 'gpt-4o'; write it in [ ]",
         ),
-            "  a: {tiers: [p], aliases: gpt-4o}",
-            "f.yaml:5: routes.a.aliases: expected a list, got 'gpt-4o'; write it in [ ]",
-        ),
         (
             "  a: {tiers: [q]}",
             "f.yaml:3: pools.q: 'model' is missing: the name its servers know;"
