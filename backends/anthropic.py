@@ -35,6 +35,7 @@ class Anthropic(OpenAI):
 
     native = frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS})
     reads_attribution = True
+    listing_path = "/v1/models?limit=1000"
     assembled_members = {Operation.MESSAGES: frozenset(_ASSEMBLED_MEMBERS)}
 
     def __init__(self, config: BackendConfig) -> None:

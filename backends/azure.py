@@ -20,6 +20,7 @@ class AzureOpenAI(OpenAI):
     """The deployment is in the path. Fields that the API version does not know are refused."""
 
     key_header = "api-key"
+    listing_path = "/openai/models"  # the models of the resource, by other names than its deployments
 
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(replace(config, query={"api-version": API_VERSION, **config.query}))

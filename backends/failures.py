@@ -15,15 +15,11 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import re
 import socket
 import ssl
-import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
@@ -32,7 +28,8 @@ from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
 from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
 from backends.error_words import is_known_name, known_words
 from backends.interface import RATE_LIMITS, Failure, FailureKind
-from backends.secrets import is_secret
+from backends.rate_limit_headers import retry_after
+from backends.scrubbing import scrub
 
 _SHORTEST_KEY = 16  # characters
 _CAUSE_LIMIT = 160  # characters of a cause
@@ -295,6 +292,9 @@ def _is_openais(type: str) -> bool:
     return _SNAKE.fullmatch(type) is not None
 
 
+_SNAKE = re.compile(r"[a-z][a-z0-9_]*")
+
+
 CONTEXT_LENGTH, CONTENT_FILTER = "context_length_exceeded", "content_filter"  # OpenAI's codes
 CONTENT_CODES = (CONTENT_FILTER, "content_policy_violation", "moderation_blocked")
 _CODES = {
@@ -379,58 +379,3 @@ def decode_leniently(data: bytes) -> Any:
         return json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed.
-
-    A date is measured from the reply's own Date if present, so clocks need not agree.
-    """
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with suppress(ValueError):
-            wait = float(headers.get(name) or "") * unit
-            if math.isfinite(wait) and wait >= 0:
-                return wait
-    then, now = _timestamp(headers.get("retry-after")), _timestamp(headers.get("date"))
-    if then is None:
-        return None
-    wait = then - (time.time() if now is None else now)
-    return wait if wait >= 0 else None
-
-
-def _timestamp(date: str | None) -> float | None:
-    try:
-        return parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-_SNAKE = re.compile(r"[a-z][a-z0-9_]*")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff]+")
-_START = r"(?<![\w.-])"  # of a name: else each letter is tried, in square time
-_SCRUBS = (
-    (re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,20}://[^\s'\"`<>)\]}]+"), "[url]"),
-    (re.compile(r"(?i)\bbearer\s+\S+"), "[key]"),
-    (re.compile(r"\b(?:sk|pk|rk|gsk|xai|fw|hf|key|api|nvapi|AIza)[-_][A-Za-z0-9_*.-]{8,}"), "[key]"),
-    (re.compile(r"\bAIza[A-Za-z0-9_-]{20,}"), "[key]"),
-    (re.compile(r"\b(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{32,}"), "[key]"),  # not a UUID, not a snake_case name
-    (re.compile(r"\b(?:org|proj|team)[-_](?=[A-Za-z]*\d|[A-Za-z]{16})[A-Za-z0-9]{6,}"), "[account]"),
-    (re.compile(r"(?i)\b((?:team|org|organization|api key id):? \(?)[0-9a-f]{8}-[0-9a-f-]{27}"), r"\1[account]"),
-    (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?"), "[address]"),
-    (re.compile(r"\[[0-9a-fA-F]*:[0-9a-fA-F:.]+\](?::\d+)?"), "[address]"),
-    (re.compile(_START + r"[A-Za-z][A-Za-z0-9.-]*:\d{4,5}\b"), "[address]"),  # host:port
-    (
-        re.compile(r"(?i)" + _START + r"(?:[a-z0-9-]+\.)+(?:com|net|org|io|ai|dev|cloud|local|internal|svc|lan)\b"),
-        "[address]",
-    ),
-)
-
-
-def scrub(text: str, secret: str = "") -> str:
-    """Remove URLs, hosts, addresses and keys from `text`; return a single line."""
-    text = _CONTROL.sub(" ", text[:MESSAGE_LIMIT])
-    if is_secret(secret):
-        text = text.replace(secret, KEY_MARK)
-    for pattern, mark in _SCRUBS:
-        text = pattern.sub(mark, text)
-    return text

@@ -275,6 +275,10 @@ class Backend(Protocol):
         """The served model as named in the page of `load`; empty: not named."""
         return ""
 
+    def listing(self) -> HttpCall:
+        """Request for the list of models, with the pool's credential: cheap, and refused where the credential is."""
+        return HttpCall("GET", "/v1/models")
+
     def models(self) -> HttpCall | None:
         """Request for the names of all served models, read by `read_models`; None: a request may name any model."""
         return None

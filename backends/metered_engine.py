@@ -171,7 +171,7 @@ class MeteredEngine(OpenAI):
         return self.metrics.model(body)
 
     def models(self) -> HttpCall | None:
-        return HttpCall("GET", self.config.target("/v1/models"), self._headers)
+        return self.listing()
 
     def read_models(self, body: bytes) -> frozenset[str]:
         try:

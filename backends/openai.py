@@ -75,6 +75,7 @@ class OpenAI(Backend):
     key_header: str = ""  # of our key; empty: a bearer token
     asks_usage: bool = True  # knows stream_options
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
+    listing_path: str = "/v1/models"
     reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
     caches_by_key: bool = False  # knows prompt_cache_key
     names_sessions: bool = False  # cache events name a request by the session id in the header
@@ -179,6 +180,9 @@ class OpenAI(Backend):
 
     def stored(self, method: str, path: str) -> HttpCall:
         return HttpCall(method, path, self._headers)
+
+    def listing(self) -> HttpCall:
+        return HttpCall("GET", self.config.target(self.listing_path), self._headers)
 
     def probe(self) -> HttpCall | None:
         return HttpCall("GET", self.probe_path) if self.probe_path else None

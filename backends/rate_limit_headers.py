@@ -1,4 +1,4 @@
-"""Rate limits in the headers of a provider's reply.
+"""Rate limits, and the time to wait, in the headers of a server's reply.
 
 Spellings, each read in the provider's reference in 2026-11:
 - OpenAI, Azure OpenAI, Groq, xAI, Fireworks, Cerebras: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, some
@@ -17,9 +17,11 @@ Rules:
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 
@@ -123,3 +125,17 @@ def _now(headers: Mapping[str, str]) -> float:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):
         return time.time()
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with suppress(ValueError):
+            wait = float(headers.get(name) or "") * unit
+            if math.isfinite(wait) and wait >= 0:
+                return wait
+    try:
+        wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - _now(headers)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return wait if wait >= 0 else None

@@ -14,8 +14,9 @@ from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import ANYONE, Tenant, admit
+from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
+from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.cors import ASKED_METHOD
 from gateway.api.inference_request import InferenceRequest, request_id_of
@@ -186,7 +187,8 @@ class Proxy:
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
         timeline.end_stage(Stage.PARSE)
-        route = runtime.routes.match(request.model)
+        named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
+        route = named.route
         timeline.routed(request, route)
         request.caller = http.address if tenant is ANYONE else tenant.name
         if operation is Operation.RESPONSES:
@@ -198,7 +200,7 @@ class Proxy:
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         estimate = await self.estimate(request, runtime, route, tenant, timeline)
-        admit(tenant, route, request.model)
+        runtime.routes.admit(tenant, route, request.model)
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
         if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
@@ -209,20 +211,20 @@ class Proxy:
         decision = await self.queue.decide(request, route, estimate, tenant)
         while decision is None or (decision.chosen is None and runtime is not self.runtime.current):
             runtime = self.runtime.current
-            route, estimate = await self.reroute(http, request, runtime, tenant, timeline)
-            decision = await self.queue.decide(request, route, estimate, tenant, entered_at)
+            named, estimate = await self.reroute(http, request, runtime, tenant, timeline)
+            decision = await self.queue.decide(request, named.route, estimate, tenant, entered_at)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
-            route=route,
+            route=named.route,
             estimate=estimate,
             decision=decision,
             timeline=timeline,
             upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
             first_token_limit=defaults.first_token,
-            passthrough=route is runtime.routes.passthrough,
+            model=named.model,
             native=runtime.operations,
             cache_group=tenant.cache_group,
             path=http.path,
@@ -250,16 +252,16 @@ class Proxy:
 
     async def reroute(
         self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant, timeline: RequestTimeline
-    ) -> tuple[Route, PromptEstimate]:
+    ) -> tuple[RoutedName, PromptEstimate]:
         """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
         if no route takes the model any more."""
         timeline.held(monotonic(), {})
-        route = runtime.routes.match(request.model)
-        timeline.routed(request, route)
-        admit(tenant, route, request.model)
+        named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
+        timeline.routed(request, named.route)
+        runtime.routes.admit(tenant, named.route, request.model)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
-        return route, await self.estimate(request, runtime, route, tenant, timeline)
+        return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
         """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
@@ -292,16 +294,16 @@ class Proxy:
         http.respond(200, b"", cors.preflight(http.headers, METHODS[http.path]))
 
     def models(self, http: HttpRequest) -> None:
-        """List the routes open to the caller's key."""
+        """List the names open to the caller's key: routes, aliases, models of pools."""
         tenant = self.authorize(http)
-        names = [name for name in self.runtime.current.routes.by_name if tenant.may_use(name)]
+        names = self.runtime.current.routes.listed(tenant)
         http.respond(200, encode(model_list(names, http.headers)))
 
     def model(self, http: HttpRequest) -> None:
         """Describe the model that the path names, if requests for it would be served."""
         tenant, routes = self.authorize(http), self.runtime.current.routes
         try:
-            admit(tenant, routes.match(http.model), http.model)
+            routes.admit(tenant, routes.match(http.model, tenant).route, http.model)
         except ApiError as refusal:
             http.refuse(refusal)
         else:

@@ -20,7 +20,8 @@ from backends.http.connection_pool import ConnectionPool
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import Backend, BackendConfig, Operation
-from gateway.admission.auth import CacheSalts, GroupMember, Keys, Routes, Tenant
+from gateway.admission.auth import CacheSalts, GroupMember, Keys, Tenant
+from gateway.admission.route_table import PoolModels, Routes
 from gateway.api.answer_quality import load_validator
 from gateway.api.cors import Cors
 from gateway.api.same_origin import SameOrigin
@@ -115,9 +116,14 @@ class RuntimeHolder:
     current: Runtime
 
 
+def routes_of(config: Config) -> Routes:
+    models = {pool: PoolModels(route, config.pools[pool].models) for pool, route in config.model_routes.items()}
+    return Routes(config.named_routes, config.passthrough_route, models)
+
+
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
-    routes = Routes(config.named_routes, config.passthrough_route, open=not config.keyed)
+    routes = routes_of(config)
     if any("invalid_json" in route.escalate for route in routes.all):
         load_validator()
     backends = _backends(config, {} if before is None else before.backends)
@@ -238,7 +244,7 @@ def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> f
     """Pools without salts in whose cache several cache groups meet.
 
     A server keeps a cache per model, and a provider per credential too: pools where these are equal share a cache. The
-    passthrough route, and a pool without a model, may reach any model.
+    passthrough route, the models of a pool, and a pool without a model may reach any model.
     """
     groups: dict[str | None, set[str]] = defaultdict(set)  # by route; None: every route
     for tenant in tenants:
@@ -252,7 +258,7 @@ def masked_pools(config: Config, routes: Routes, tenants: Iterable[Tenant]) -> f
             section = config.pools[pool]
             if section.kind.dialect.salted:
                 continue
-            model = "" if route is routes.passthrough else section.model
+            model = "" if routes.takes_any_model(route) else section.model
             for credential in section.credentials:
                 for url in section.urls:
                     uses[authority(url), credential].append((pool, model, users))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 
 from gateway.app import Gateway
 from gateway.config.models import Config
@@ -13,9 +14,16 @@ from gateway.process import SWITCH_INTERVAL, drain_message, loop_factory, raise_
 from gateway.reload import ConfigSource, Reloader
 from gateway.workers.supervisor import supervise
 
+Greeting = Callable[[str, str], str]  # of the URLs of both ports
 
-def serve(config: Config, source: ConfigSource | None = None) -> int:
-    """Exit code: 0 after SIGINT or SIGTERM, 2 if a port is taken. `source`: where reloads read the configuration."""
+
+def serving_line(url: str, admin_url: str) -> str:
+    return f"firsttoken: serving {url}/v1, admin {admin_url}"
+
+
+def serve(config: Config, source: ConfigSource | None = None, greeting: Greeting = serving_line) -> int:
+    """Exit code: 0 after SIGINT or SIGTERM, 2 if a port is taken. `source`: where reloads read the configuration.
+    `greeting`: printed when the only process listens."""
     source = source or ConfigSource(lambda: config)
     raise_file_limit()
     to_stderr()
@@ -23,10 +31,10 @@ def serve(config: Config, source: ConfigSource | None = None) -> int:
     if config.server.workers > 1:
         return supervise(config, source)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve_in_one_process(config, source))
+        return runner.run(_serve_in_one_process(config, source, greeting))
 
 
-async def _serve_in_one_process(config: Config, source: ConfigSource) -> int:
+async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: Greeting) -> int:
     gateway = Gateway(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -54,7 +62,7 @@ async def _serve_in_one_process(config: Config, source: ConfigSource) -> int:
         print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
         return 2
     reloader.start()
-    print(f"firsttoken: serving {gateway.url}/v1, admin {gateway.admin_url}", file=sys.stderr, flush=True)
+    print(greeting(gateway.url, gateway.admin_url), file=sys.stderr, flush=True)
     await stop.wait()
     await reloader.close()
     drain = config.server.drain

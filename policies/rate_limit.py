@@ -38,6 +38,11 @@ class RateLimit:
         rate = (limit - remaining) / reset if limit is not None and known else 0.0
         return cls(counts_tokens, remaining, inf if limit is None else limit, rate, now + reset, now, now + BELIEVED)
 
+    @classmethod
+    def configured(cls, counts_tokens: bool, per_minute: float) -> RateLimit:
+        """A full bucket of this size, which refills in a minute. Believed for ever."""
+        return cls(counts_tokens, per_minute, per_minute, per_minute / 60.0, -inf, -inf)
+
     def after(self, tokens: float, now: float, requests: int = 1) -> RateLimit:
         """The limit after requests of this many tokens together."""
         taken = tokens if self.counts_tokens else float(requests)

@@ -88,6 +88,8 @@ class Pool:
     kv_tokens: int = 400_000  # prefix cache capacity until reported by the engine
     concurrent_requests: int | None = None  # maximum at each endpoint
     adapters: AdapterFacts | None = None
+    requests_per_minute: float | None = None  # to each endpoint, from this process
+    tokens_per_minute: float | None = None  # of prompts and answers
 
 
 class Health(Enum):
@@ -121,7 +123,7 @@ class Load:
     scraped_at: float = NEVER
     blocked_until: float = NEVER  # a provider's refusal
     refused_until: float = NEVER  # the same, of requests of the deciding caller alone
-    limits: tuple[RateLimit, ...] = ()  # a provider's rate limits
+    limits: tuple[RateLimit, ...] = ()  # a provider's rate limits, and the configuration's
     unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
     full: bool = False  # as many requests as the configuration allows
     held_requests: int = 0  # in the gateway's own queue for the endpoint, before a request

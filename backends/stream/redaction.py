@@ -41,7 +41,7 @@ _BEGINS_AS_ERROR = re.compile(rb'\s*+(?:\[\s*+)?+\{\s*+"error"\s*+:\s*+(?:\{\s*+
 
 def mask_error_body(body: bytes, secret: bytes) -> bytes:
     """Mask the API key in a whole answer, if the answer is an error object. A placeholder is not masked."""
-    return mask_secret(body, secret) if secret in body and _is_error(body) else body
+    return mask_secret(body, secret) if secret and secret in body and _is_error(body) else body
 
 
 def mask_secret(error: bytes, secret: bytes) -> bytes:
@@ -73,7 +73,8 @@ class SecretMasker:
 
     def feed(self, data: bytes) -> bytes:
         if self._is_error is None:
-            self._is_error = _BEGINS_AS_ERROR(data) is not None or (self._secret in data and _is_error(data))
+            quoted = bool(self._secret) and self._secret in data
+            self._is_error = _BEGINS_AS_ERROR(data) is not None or (quoted and _is_error(data))
         if not self._is_error:
             return data
         data = mask_secret(self._held + data, self._secret)

@@ -76,6 +76,7 @@ class AdminServer:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[json_errors, self.refuse_pages])
         app.add_routes(
             [
+                web.get("/", home),
                 web.get("/metrics", self.metrics),
                 web.get("/requests", self.requests),
                 web.get("/routes", self.routes),
@@ -176,6 +177,11 @@ async def read_body(http: web.Request, limit: int) -> bytes:
 
 
 # -- dashboard -----------------------------------------------------------------------------
+
+
+async def home(http: web.Request) -> web.StreamResponse:
+    """Leads to the page."""
+    return web.Response(status=302, headers={"location": "/dashboard", "server": "firsttoken"})
 
 
 async def dashboard(http: web.Request) -> web.StreamResponse:

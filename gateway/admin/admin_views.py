@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import bad_request
 from gateway.config.config_errors import did_you_mean
 from gateway.observe.record import Record, RequestOutcome
@@ -87,6 +88,11 @@ def explain(
             if endpoint.partition("/")[0] in estimate.pools
         },
     }
+
+
+def named_view(asked: str, found: RoutedName) -> dict[str, Any]:
+    """The route of the name that a caller has sent, and the alias, pattern or model of a pool that led there."""
+    return {"asked": asked, "route": found.route.name, "via": found.via or None}
 
 
 def believed_view(beliefs: Iterable[Belief], now: float) -> list[dict[str, Any]]:

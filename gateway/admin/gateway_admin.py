@@ -22,7 +22,7 @@ from aiohttp import web
 
 from backends.interface import Operation
 from gateway.admin.admin_server import json_response
-from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view
+from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view, named_view
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
@@ -93,12 +93,14 @@ class GatewayAdmin:
         tenant = ANYONE if headers.keys().isdisjoint(KEY_HEADERS) else runtime.keys.tenant(headers)
         wanted = runtime.wanted_headers
         request = await self.decider.parse(operation, body, headers, monotonic(), "explain", wanted)
-        route = runtime.routes.match(request.model)
+        named = runtime.routes.match(request.model, tenant)
+        route = named.route
         estimate = await self.decider.estimate(request, route, tenant)
         decision = self.decider.decide(request, route, estimate, tenant, self.queue.sequence + 1)
         beliefs = self.decider.fleet.beliefs(decision.at)
         hold, depth = self.queue.would_hold(request, route, estimate, tenant, decision), self.queue.depth()
-        return json_response(200, encode(explain(decision, estimate, depth, runtime.pools, beliefs, hold)))
+        found = explain(decision, estimate, depth, runtime.pools, beliefs, hold)
+        return json_response(200, encode({**named_view(request.model, named), **found}))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

@@ -1,4 +1,4 @@
-"""API keys of callers, the salts of their prefix caches, and the routes open to each key.
+"""API keys of callers, and the salts of their prefix caches.
 
 Rules:
 - Keys are kept as SHA-256 digests, from the configuration or from Redis, and looked up by digest. The time of a lookup
@@ -13,7 +13,7 @@ Rules:
   Keys with the same salt share prefixes. A key without a configured `cache_group` has an own salt; a group with the
   name of a key is a different group.
 - A salt is an HMAC-SHA256, so no caller can guess another salt: 128 bits in hex, accepted by every engine (vLLM refuses
-  `@ / \\ NUL` and more than 128 characters) and recognized as a secret by `backends.failures.scrub`.
+  `@ / \\ NUL` and more than 128 characters) and recognized as a secret by `backends.scrubbing.scrub`.
 - Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with the same
   configuration agree, also after a restart, and a new or revoked key empties the caches of the key's group alone.
 """
@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import KEY_HEADERS
 from policies.quota.key_limits import KeyLimits
-from policies.routes.route import Route
 
 SALT_CHARACTERS = 32
 
@@ -82,6 +81,11 @@ def presented_key(headers: Mapping[str, str]) -> str:
     return next(iter(given.values()))
 
 
+def sent_keys(headers: Mapping[str, str]) -> list[str]:
+    """Texts in the headers of keys, whatever they are."""
+    return [headers[name].rpartition(" ")[2] for name in KEY_HEADERS if name in headers]
+
+
 def _unauthorized(message: str) -> ApiError:
     """Claude Code (2.1) repeats a 401 ten times, for minutes, unless told not to."""
     headers = {"www-authenticate": "Bearer", "x-should-retry": "false"}
@@ -113,45 +117,3 @@ class CacheSalts:
     def salt(self, member: GroupMember) -> str:
         secret = self._secret or b"".join(sorted(self._digests.get(member.label, [member.digest])))
         return hmac.new(secret, member.label.encode(), hashlib.sha256).hexdigest()[:SALT_CHARACTERS]
-
-
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """`passthrough` takes every model name without a route, unchanged, to one pool (zero-config).
-
-    `open`: no keys are configured, so an unknown name may be answered with the names of all routes.
-    """
-
-    by_name: Mapping[str, Route]
-    passthrough: Route | None = None
-    open: bool = True
-
-    @property
-    def all(self) -> tuple[Route, ...]:
-        """Every route, `passthrough` last."""
-        return (*self.by_name.values(), *([self.passthrough] if self.passthrough else []))
-
-    def match(self, model: str) -> Route:
-        """Raises ApiError (404 model_not_found)."""
-        route = self.by_name.get(model) or self.passthrough
-        if route is None:
-            raise unknown(model, sorted(self.by_name)[:20] if self.open else ())
-        return route
-
-    def wanted_headers(self) -> frozenset[str]:
-        """Request headers read by a tier's `when`."""
-        conditions = [tier.when for route in self.all for tier in route.tiers if tier.when is not None]
-        return frozenset(name for when in conditions for name in when.headers())
-
-
-def admit(tenant: Tenant, route: Route, model: str) -> None:
-    """Raises ApiError (404): a forbidden route is reported as missing."""
-    if tenant.routes is not None and route.name not in tenant.routes:
-        raise unknown(model)
-
-
-def unknown(model: str, known: Sequence[str] = ()) -> ApiError:
-    shown = model if len(model) <= 100 else model[:100] + "…"
-    hint = f" Known: {', '.join(known)}." if known else ""
-    message = f"The model '{shown}' does not exist here.{hint}"
-    return ApiError(404, message, code="model_not_found", param="model", logged="unknown model")

@@ -1,7 +1,8 @@
 """Commands on a configuration file: `firsttoken check`, `schema` and `keys`.
 
-`check`: counts, routes and notes of a valid configuration. `keys`: adds, revokes and lists API keys in the Redis of a
-configuration. A new key is printed once: only the SHA-256 is stored. `list` shows neither.
+`check`: counts, routes and notes of a valid configuration; with --live its endpoints too. `keys`: adds, revokes and
+lists API keys in the Redis of a configuration. A new key is printed once: only the SHA-256 is stored. `list` shows
+neither.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
 from gateway.admission import key_store
+from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import create_client, error_text
 from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.field_types import parse_redis_url
 from gateway.config.loading import load
-from gateway.config.models import PASSTHROUGH, Config, Key
+from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
 from policies.routes.route import Route, Tier, Ttft
 
@@ -43,8 +45,15 @@ LIMITS = (
 
 
 def check(args: argparse.Namespace) -> int:
-    """Raises ConfigError if the configuration is invalid."""
-    print(report(load(args.files, os.environ)))
+    """Raises ConfigError if the configuration is invalid, or with --live if an endpoint is not as configured."""
+    config = load(args.files, os.environ)
+    if not args.live and (args.no_tokens or args.timeout is not None):
+        raise ConfigError(["firsttoken: --no-tokens and --timeout belong to --live: add --live"])
+    print(report(config))
+    if args.live:
+        from gateway.cli.live.live_check import TIMEOUT, live_check
+
+        live_check(config, tokens=not args.no_tokens, timeout=args.timeout or TIMEOUT)
     return 0
 
 
@@ -52,20 +61,11 @@ def report(config: Config) -> str:
     """Several lines, the verdict first."""
     counts = {"pool": len(config.pools), "endpoint": len(config.urls()), "route": len(config.named_routes)}
     verdict = "ok: " + ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items())
-    rows = [_route_row(name, route) for name, route in config.named_routes.items()]
+    rows = [_route_row(route.name, route) for route in (*config.named_routes.values(), *config.model_routes.values())]
     if config.passthrough_route is not None:
         rows.append(_route_row("(any other)", config.passthrough_route))
     table = aligned([("route", "workload", "ttft", "tpot", "total", "tiers"), *rows])
     return "\n".join([verdict, *table, *notes(config)])
-
-
-def aligned(rows: Sequence[tuple[str, ...]], left: Collection[int] | None = None) -> list[str]:
-    """Rows of a text table. `left`: columns that stand left, None: all; the other columns stand right."""
-    columns = []
-    for at, column in enumerate(zip(*rows, strict=True)):
-        width = max(map(len, column))
-        columns.append([cell.ljust(width) if left is None or at in left else cell.rjust(width) for cell in column])
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _route_row(name: str, route: Route) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def _key_row(key: Key) -> tuple[str, ...]:
 
 def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
     routes = None if args.routes is None else [name.strip() for name in args.routes.split(",")]
-    known = [*config.named_routes, *([PASSTHROUGH] if config.passthrough else [])]
+    known = [route.name for route in config.all_routes]
     for route in routes or ():
         if route not in known:
             raise ConfigError([f"--routes: no route '{route}'{did_you_mean(route, known)}"])

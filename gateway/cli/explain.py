@@ -20,15 +20,16 @@ from urllib.request import Request, urlopen
 
 from backends.interface import Operation
 from gateway.admin.admin_views import explain as in_words
-from gateway.admission.auth import ANYONE, Routes
+from gateway.admin.admin_views import named_view
+from gateway.admission.auth import ANYONE
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
-from gateway.cli.config_commands import aligned
+from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.decider import Decider
-from gateway.runtime import tokenizers
+from gateway.runtime import routes_of, tokenizers
 from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
@@ -76,14 +77,16 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
     pools, fleet = config.fleet(), Fleet(config.fleet())
     estimator = Estimator(tokenizers(config), fleet.token_scale)
     try:
-        routes = Routes(config.named_routes, config.passthrough_route)
+        routes = routes_of(config)
         decider = Decider(estimator, fleet)
         estimator.warm()  # the clock starts with a gateway that is ready
         request = ingress.parse(operation, raw, {}, monotonic(), "explain", routes.wanted_headers())
-        route = routes.match(request.model)
+        named = routes.match(request.model)
+        route = named.route
         estimate = await decider.estimate(request, route, ANYONE)
         decision = decider.decide(request, route, estimate, ANYONE, 1)
-        return in_words(decision, estimate, {}, {pool.name: pool for pool in pools}, fleet.beliefs(decision.at))
+        found = in_words(decision, estimate, {}, {pool.name: pool for pool in pools}, fleet.beliefs(decision.at))
+        return {**named_view(request.model, named), **found}
     finally:
         estimator.close()
 
@@ -155,11 +158,20 @@ def _known(reply: Mapping[str, Any]) -> list[str]:
     held, hold = sum(reply["held_now"].values()), reply.get("held_by")
     waiting = f"; {held} requests are held back" if held else ""
     return [
+        *_named(reply),
         f"{reply['outcome']}: {reply['reason']}",
         f"prompt: {prompts}; {reply['expected_output_tokens']} tokens of answer expected",
         f"budget: {budget}{waiting}",
         *([f"held by {hold['rule']} at {hold['endpoint']}; freed by {hold['freed_by']}"] if hold else []),
     ]
+
+
+def _named(reply: Mapping[str, Any]) -> list[str]:
+    """The route, where its name is not the one asked for."""
+    asked, route, via = (reply.get(key) for key in ("asked", "route", "via"))
+    if asked == route or route is None:
+        return []
+    return [f"route: {route}, for the model {asked!a}" + (f" (matches {via})" if via not in (None, asked) else "")]
 
 
 def _ranked(candidates: Sequence[Mapping[str, Any]]) -> list[str]:

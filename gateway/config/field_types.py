@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SecretStr,
+    WithJsonSchema,
+)
 
 from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
@@ -25,9 +35,9 @@ from policies.routes.route import Duration, Strict
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:\[\]]+)):([0-9]{1,5})")
 _TCP = r"tcp://[^/@\s]+:[0-9]{1,5}"
 _POOL = r"[A-Za-z0-9][A-Za-z0-9._:-]*"
-_HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
-_TRANSPORT_HEADER = r"(?i:host|content-length|transfer-encoding|connection)"
-_OWN_PARAMETER = r"model|stream|messages|prompt|input|cache_salt"
+HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
+TRANSPORT_HEADER = r"(?i:host|content-length|transfer-encoding|connection)"
+OWN_PARAMETER = r"model|stream|messages|prompt|input|cache_salt"
 _DIGEST = r"[0-9a-fA-F]{64}"
 REDIS_OPTIONS = frozenset(
     "db client_name ssl_ca_certs ssl_ca_path ssl_certfile ssl_keyfile ssl_keyfile_password ssl_cert_reqs"
@@ -212,6 +222,12 @@ def _one_of(noun: str, known: Collection[str]) -> AfterValidator:
     return AfterValidator(validate)
 
 
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := [value for value, times in Counter(values).items() if times > 1]:
+        raise ValueError(f"'{twice[0]}' is there twice")
+    return values
+
+
 def _redis(value: SecretStr) -> SecretStr:
     parse_redis_url(value.get_secret_value())
     return value
@@ -260,6 +276,17 @@ TcpUrl = Annotated[
 ]
 PoolName = Annotated[str, _matching(_POOL, "a pool name may contain letters, digits and . _ : - only")]
 Name = Annotated[str, _matching(r"[!-~]+", "a name is sent in a header: visible ASCII without spaces only")]
+ModelName = Annotated[
+    str,
+    Name.__metadata__[0],
+    _matching(r"\*|[^*]+", "'{value}' is no model: write its whole name, or '*' for every model"),
+]
+ModelNames = Annotated[
+    tuple[ModelName, ...],
+    BeforeValidator(lambda value: [value] if value == "*" else value),
+    AfterValidator(_distinct),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"const": "*"}]}),
+]
 Namespace = Annotated[
     str,
     _matching(_POOL, "a namespace may contain letters, digits and . _ : - only: it is the prefix of every Redis key"),
@@ -272,8 +299,8 @@ Sha256 = Annotated[  # the value may be the key itself: not repeated
 ]
 HeaderName = Annotated[
     str,
-    _matching(_HEADER_NAME, "not the name of a header"),
-    _matching(f"(?!{_TRANSPORT_HEADER}$).*", "the connection sets this header itself; leave it out"),
+    _matching(HEADER_NAME, "not the name of a header"),
+    _matching(f"(?!{TRANSPORT_HEADER}$).*", "the connection sets this header itself; leave it out"),
     AfterValidator(str.lower),
 ]
 HeaderValue = Annotated[SecretStr, _matching(r"[\t -~]*", "the value of a header is one line of visible ASCII")]
@@ -282,7 +309,7 @@ ParameterName = Annotated[
     str,
     _matching(r"[!-~]+", "a parameter has a name of visible ASCII"),
     _matching(
-        f"(?!(?:{_OWN_PARAMETER})$).*", "'{value}' is the gateway's own to set: it is neither renamed nor dropped"
+        f"(?!(?:{OWN_PARAMETER})$).*", "'{value}' is the gateway's own to set: it is neither renamed nor dropped"
     ),
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_proxy), _text(r"^http://[^/?#\s]+/?$")]

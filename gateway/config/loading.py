@@ -3,8 +3,8 @@
 Steps: read, merge, validate each section, check between sections. A step runs if the previous one found no problem;
 each step reports all of its problems in the order of the lines.
 
-Without a file, API keys in the environment are the configuration: every API with a key becomes a pool, and the first
-one receives all requests, model names unchanged.
+Without a file, API keys in the environment are the configuration: every API with a key becomes a pool whose models are
+asked for as POOL/MODEL, and the first one receives all other requests, model names unchanged.
 
 Reload: `server`, `state` and `telemetry` are fixed at start-up, all other sections take effect at once. No file may
 contain that combination, so all checks run again. Differences are reported by path, without values: possible secrets.
@@ -24,7 +24,8 @@ from pydantic import ValidationError
 from backends.catalog import KINDS
 from gateway.config.config_errors import ConfigError, Problem, SourceLocation, did_you_mean, dotted
 from gateway.config.config_errors import Path as KeyPath
-from gateway.config.models import PASSTHROUGH, Config
+from gateway.config.models import Config
+from gateway.config.name_conflicts import names
 from gateway.config.schema import messages
 from gateway.config.yaml_source import Document, merge, parse
 from policies.routes.route import Tier
@@ -87,7 +88,7 @@ def _from_environment(environ: Mapping[str, str]) -> Document:
     for name in names:
         if not environ.get(f"{name.upper()}_API_KEY"):
             continue
-        pools[name] = {"backend": name}
+        pools[name] = {"backend": name, "models": ["*"]}
         for key in ("api_key", "base_url"):
             variable, path = f"{name.upper()}_{key.upper()}", ("pools", name, key)
             if value := environ.get(variable):
@@ -147,7 +148,7 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
 
 def problems(config: Config) -> list[Problem]:
     """All problems of a configuration with valid sections."""
-    checks = (routes, kv_events, state, keys, listening, telemetry, schemas)
+    checks = (routes, names, kv_events, state, keys, listening, telemetry, schemas)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -155,7 +156,7 @@ def routes(config: Config) -> Iterator[Problem]:
     """Names, pools and models of routes. Only a passthrough pool needs no model name."""
     if not config.pools:
         yield Problem((), "no pools: add pools:, or one more --config that has them")
-    if not config.named_routes and config.passthrough is None:
+    if not config.all_routes:
         yield Problem((), "no routes: add routes: (policies/presets has one for each workload) or passthrough: POOL")
     for name, route in config.routes.items():
         if route.name != name:
@@ -166,13 +167,14 @@ def routes(config: Config) -> Iterator[Problem]:
     in_tiers = {tier.pool for route in config.routes.values() for tier in route.tiers}
     for name, pool in config.pools.items():
         if name in in_tiers and not pool.model:
-            yield Problem(("pools", name), "'model' is missing: the name its servers know")
+            hint = "; of models, a route uses the one that 'model' names" if pool.models else ""
+            yield Problem(("pools", name), f"'model' is missing: the name its servers know{hint}")
     if config.passthrough is not None:
         yield from _known_pool(config, config.passthrough, ("passthrough",))
 
 
 def keys(config: Config) -> Iterator[Problem]:
-    known = [*config.named_routes, *([PASSTHROUGH] if config.passthrough else [])]
+    known = [route.name for route in config.all_routes]
     seen: dict[tuple[str, str], int] = {}
     for i, key in enumerate(config.keys):
         for j, route in enumerate(key.routes or ()):
@@ -250,4 +252,7 @@ def _known_adapter(config: Config, tier: Tier, path: KeyPath) -> Iterator[Proble
 
 def _known_pool(config: Config, name: str, path: KeyPath) -> Iterator[Problem]:
     if name not in config.pools:
-        yield Problem(path, f"no pool '{name}'{did_you_mean(name, config.pools)}")
+        named = next(
+            (f"; it is the model of pool '{pool}'" for pool, one in config.pools.items() if one.model == name), ""
+        )
+        yield Problem(path, f"no pool '{name}'{named or did_you_mean(name, config.pools)}")

@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
@@ -183,6 +184,15 @@ class Config(Section):
         """A copy with `server.workers: count`."""
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
 
+    def with_ports(self, data: int | None, admin: int | None) -> Config:
+        """A copy with other ports, where given."""
+        listen, other = self.server.listen, self.server.admin
+        ports = {
+            "listen": listen if data is None else replace(listen, port=data),
+            "admin": other if admin is None else replace(other, port=admin),
+        }
+        return self.model_copy(update={"server": self.server.model_copy(update=ports)})
+
     def resolved_hosts(self) -> Mapping[str, float]:
         """Host names with an endpoint per address, and their resolution intervals in seconds."""
         found: dict[str, float] = {}
@@ -205,7 +215,8 @@ class Config(Section):
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""
-        return tuple(pool.to_pool(name, self._addresses, self.defaults.of_apis) for name, pool in self.pools.items())
+        apis, workers = self.defaults.of_apis, self.server.workers
+        return tuple(pool.to_pool(name, self._addresses, apis, workers) for name, pool in self.pools.items())
 
     def addresses_of(self, pool: str) -> Mapping[str, EndpointAddress]:
         """Of one pool, by endpoint id."""
@@ -249,10 +260,21 @@ class Config(Section):
         }
         return {**self.routes, **added} if added else self.routes
 
+    @cached_property
+    def model_routes(self) -> Mapping[str, Route]:
+        """Route of the models that callers ask a pool for, by pool: one for all, so that callers create no metric
+        labels."""
+        return {
+            pool: Route.model_validate(_completed(f"{pool}/*", {"tiers": [pool]}, self.defaults.max_attempts))
+            for pool, section in self.pools.items()
+            if section.models
+        }
+
     @property
     def all_routes(self) -> tuple[Route, ...]:
-        """Every route, `passthrough_route` last."""
-        return (*self.named_routes.values(), *([self.passthrough_route] if self.passthrough_route else []))
+        """Every route, those of models after the named ones, `passthrough_route` last."""
+        passed = [self.passthrough_route] if self.passthrough_route else []
+        return (*self.named_routes.values(), *self.model_routes.values(), *passed)
 
 
 def _completed(name: str, raw: Any, max_attempts: int) -> Any:

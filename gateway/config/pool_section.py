@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,9 @@ PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest 
 Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
+
+
+_VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,8 @@ class PoolSection(Section):
     """Kind of server."""
     model: str = ""
     """Model name that the servers know."""
+    models: fields.ModelNames = ()
+    """Models that callers may ask for as POOL/MODEL: names, and `*` for every other one."""
     endpoints: tuple[EndpointSection, ...] = ()
     """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve, dp_rank}."""
     base_url: fields.HttpUrl | None = None
@@ -216,6 +222,10 @@ class PoolSection(Section):
     adapters: AdaptersSection | None = None
     concurrent_requests: int | None = Field(default=None, gt=0, le=1_000_000)
     """Maximum of requests in progress at each endpoint, or key; further requests go elsewhere or wait."""
+    requests_per_minute: int | None = Field(default=None, gt=0, le=1_000_000_000)
+    """Limit of requests to each endpoint of an API, or key, shared by the workers."""
+    tokens_per_minute: int | None = Field(default=None, gt=0, le=1_000_000_000_000)
+    """The same, of the tokens of prompts and answers."""
     first_token: Positive | None = None
     """Hard timeout of the first token from these servers, in place of defaults.first_token."""
     stream_idle: Positive | None = None
@@ -252,6 +262,10 @@ class PoolSection(Section):
             )
             raise ValueError(f"a {self.backend} pool needs {needed}")
         self._check_keys()
+        if self.kind.local and (self.requests_per_minute or self.tokens_per_minute):
+            raise ValueError(
+                f"{self.backend} servers are limited by concurrent_requests; limits per minute are of APIs"
+            )
         if taken := self.rename.keys() & self.drop:
             raise ValueError(f"{min(taken)} is both renamed and dropped; keep one")
         if self.tls and all(url.startswith("http:") for url in self.urls):
@@ -279,6 +293,8 @@ class PoolSection(Section):
         if self.kind.needs_key and not any(self.keys) and not {"authorization", "api-key"} & self.headers.keys():
             hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
             raise ValueError(f"{self.backend} needs a key; {hint}")
+        if any(map(_VARIABLE_NAME.fullmatch, self.keys)):
+            raise ValueError('a key is the name of a variable, not its value; write "${NAME}"')
         if self.api_keys and self.api_key.get_secret_value():
             raise ValueError("api_key and api_keys exclude each other; keep one")
         if self.api_keys and self.kind.local:
@@ -347,8 +363,8 @@ class PoolSection(Section):
     def proxy_address(self) -> ProxyAddress | None:
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
 
-    def to_pool(self, name: str, resolved: Addresses | None, of_apis: SilenceLimits) -> facts.Pool:
-        """The pool as a value of the policies."""
+    def to_pool(self, name: str, resolved: Addresses | None, of_apis: SilenceLimits, processes: int = 1) -> facts.Pool:
+        """The pool as a value of the policies. `processes`: that share its limits per minute."""
         own = SilenceLimits() if self.kind.local else of_apis
         return facts.Pool(
             name=name,
@@ -371,4 +387,6 @@ class PoolSection(Section):
             block_size=self.block_size,
             concurrent_requests=self.concurrent_requests,
             adapters=None if self.adapters is None else self.adapters.facts,
+            requests_per_minute=self.requests_per_minute and self.requests_per_minute / processes,
+            tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / processes,
         )

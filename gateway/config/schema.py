@@ -19,7 +19,8 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
 
-from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, did_you_mean, nearest
+from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, nearest
+from gateway.config.mistake_hints import as_list, as_mapping, as_share, joined_value, unknown_key
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
 
@@ -79,6 +80,24 @@ def schema() -> dict[str, Any]:
 def keys_at(document: dict[str, Any], path: Path) -> list[str]:
     """Allowed keys of the mapping at `path`."""
     return [key for node in _nodes_at(document, path) for key in node.get("properties", {})]
+
+
+@cache
+def places() -> dict[str, list[str]]:
+    """Sections that have a key, by the name of the key."""
+    found: dict[str, list[str]] = {}
+    _collect(schema(), "", found)
+    return found
+
+
+def _collect(node: Any, path: str, found: dict[str, list[str]]) -> None:
+    for option in _alternatives(node, schema()):
+        for key, inner in option.get("properties", {}).items():
+            if path and path not in found.setdefault(key, []):
+                found[key].append(path)
+            _collect(inner, f"{path}.{key}" if path else key, found)
+        _collect(option.get("additionalProperties"), f"{path}.NAME", found)
+        _collect(option.get("items"), f"{path}[]", found)
 
 
 def words_at(document: dict[str, Any], path: Path) -> list[str]:
@@ -166,11 +185,15 @@ def _branches(union: Path, faults: list[_Fault], document: Document) -> list[Pro
     if inner:
         return [_problem(fault, document) for fault in inner]
     expected = " or ".join(dict.fromkeys(_expected(fault) for fault in faults))
-    return [Problem(union, f"expected {expected}, got {_got(union, document, faults[0].error['input'])}")]
+    hint = next((hint for fault in faults if (hint := _hint(fault))), "")
+    return [Problem(union, f"expected {expected}, got {_got(union, document, faults[0].error['input'])}{hint}")]
 
 
 def _problem(fault: _Fault, document: Document) -> Problem:
-    """Values from the environment are replaced by `${NAME}`."""
+    """Values from the environment are replaced by `${NAME}`. Of a key that holds a value too, the key is shown."""
+    unknown = fault.path[-1] if fault.error["type"] == "extra_forbidden" else ""
+    if key := joined_value(str(unknown), keys_at(schema(), fault.path[:-1])):
+        return Problem((*fault.path[:-1], key), "a colon and a blank belong between the key and its value")
     text = _text(fault, document)
     for path, written in document.raw.items():
         value = _at(document.data, path)
@@ -185,18 +208,27 @@ def _text(fault: _Fault, document: Document) -> str:
     if kind == "missing":
         return f"'{error['loc'][-1]}' is missing"
     if kind == "extra_forbidden":
-        return f"unknown key{did_you_mean(str(fault.path[-1]), keys_at(schema(), fault.path[:-1]))}"
+        return f"unknown key{unknown_key(fault.path, keys_at(schema(), fault.path[:-1]), places())}"
     if kind == "too_short":
         return "is empty; at least one is required"
     if kind == "value_error":
         return str(context["error"])
     got = _got(fault.path, document, error["input"])
     if kind in _BOUNDS:
-        return f"{_BOUNDS[kind].format(**context)}, got {got}"
+        return f"{_BOUNDS[kind].format(**context)}, got {got}{as_share(error['input'], context.get('lt', 0))}"
     if kind in _MISFITS:
-        literals = re.findall(r"'([^']*)'", context.get("expected", ""))
-        return f"expected {_expected(fault)}, got {got}{nearest(str(error['input']), literals)}"
+        return f"expected {_expected(fault)}, got {got}{_hint(fault)}"
     return error["msg"]
+
+
+def _hint(fault: _Fault) -> str:
+    """The mend for a value of another type."""
+    kind, got = fault.error["type"], fault.error["input"]
+    if _EXPECTED.get(kind) == "a list":
+        return as_list(got)
+    if _EXPECTED.get(kind) == "a mapping":
+        return as_mapping(fault.path, got)
+    return nearest(str(got), re.findall(r"'([^']*)'", fault.error.get("ctx", {}).get("expected", "")))
 
 
 def _expected(fault: _Fault) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
+from gateway.config import mistake_hints
 from gateway.config.config_errors import SECRET_LENGTH, ConfigError, Path, Problem, SourceLocation, quoted
 
 _TAG = "tag:yaml.org,2002:"
@@ -28,7 +29,7 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
     _TAG + "float": float,
     _TAG + "str": str,
 }
-_QUOTED = re.compile(rf"'[^'<][^']{{{SECRET_LENGTH - 1},}}'")  # except names of YAML tokens: '<stream end>'
+_QUOTED = re.compile(r"'([^']*)'")
 # A dollar sign, or a reference; the last branch matches a malformed reference.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\{[^}]*\}?))")
 
@@ -69,7 +70,7 @@ def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
     try:
         node = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError([_syntax(file, error)]) from None
+        raise ConfigError([_syntax(file, error, text)]) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError([f"{file}:{line}: not YAML: the character U+{error.character:04X}"]) from None
@@ -104,15 +105,20 @@ def _within(path: Path, roots: list[Path]) -> bool:
     return any(path[: len(root)] == root for root in roots)
 
 
-def _syntax(file: str, error: yaml.MarkedYAMLError) -> str:
+def _syntax(file: str, error: yaml.MarkedYAMLError, source: str) -> str:
     mark = error.problem_mark or error.context_mark
     where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
-    text = " ".join(str(error.problem or error.context).split())
+    text, hint = " ".join(str(error.problem or error.context).split()), mistake_hints.syntax(error, source)
     if "'\\t'" in text:
-        text = "a tab; indent with spaces"
+        text, hint = "a tab; indent with spaces", ""
     elif "but found another document" in text:
-        text = "a second document; write one per file"
-    return f"{where}: not YAML: {_QUOTED.sub('(value hidden)', text)}"
+        text, hint = "a second document; write one per file", ""
+    return f"{where}: not YAML: {_QUOTED.sub(_unless_long, text)}{hint}"
+
+
+def _unless_long(match: re.Match[str]) -> str:
+    """Hides a quoted text of the length of a secret, except for names of YAML tokens: '<stream end>'."""
+    return match[0] if len(match[1]) < SECRET_LENGTH or match[1].startswith("<") else "(value hidden)"
 
 
 def _shown(tag: str) -> str:

@@ -27,10 +27,13 @@ def answer_head(
     timeline: RequestTimeline,
     length: int | None,
     streams: bool,
+    cost_usd: float = 0.0,
 ) -> bytes:
     """The head of an answer about to be written. `length`: of the body; None: it has chunks, or ends with the
-    connection."""
+    connection. `cost_usd`: of the answer; 0: not known, or not to be told."""
     headers = response_headers(backend, timeline, streams=streams)
+    if cost_usd:
+        headers.append(f"x-firsttoken-cost-usd: {cost_usd:.8f}")
     lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", date_line(), *http.lines, *headers]
     if length is not None:
         lines.append(f"content-length: {length}")

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from math import isfinite, isnan
 from typing import Any
 
-from gateway.cli.config_commands import aligned
 from gateway.cli.explain import decision_table
+from gateway.cli.tables import aligned
 from gateway.replay.player import ReplayResult, mean_rows, mean_sessions
 from gateway.replay.results import ResultRow, has_budget
 from gateway.replay.session_results import SessionRow

@@ -96,8 +96,10 @@ class StreamedAnswer:
             return _failure_of(error)
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
+        rewritten = data
         try:
-            rewritten = self._feed(data)
+            for each in self._filters:
+                rewritten = each.feed(rewritten)
         except (Diverged, ReplyShapeError) as error:
             return _failure_of(error)
         self._relay.write(rewritten, framed if rewritten == data else b"")

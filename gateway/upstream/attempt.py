@@ -26,13 +26,13 @@ from backends.http.connection import Exchange
 from backends.interface import BackendRequest, Failure, FailureKind, Usage
 from backends.stream.decompression import IDENTITY, Decompressor, decompressor
 from backends.stream.redaction import mask_secret
-from gateway.observe.record import AttemptRecord
 from gateway.upstream.answer import Answer
+from gateway.upstream.attempt_figures import AttemptTimes, Consumption
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit import RateLimit
-from policies.types import NEVER, Attempt, AttemptKind, AttemptOutcome
+from policies.types import Attempt, AttemptKind, AttemptOutcome
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
 ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
@@ -40,7 +40,7 @@ MAX_WHOLE = 1 << 20  # bytes held of a whole answer; a longer answer is passed o
 MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 ENDLESS = 1 << 40  # bytes of a stream, which is not held
-MAX_EXPANDED = 4 << 20  # bytes that one read of a compressed stream may expand to: all go on in one call
+MAX_EXPANDED = 4 << 20  # bytes after decompression of one read of a stream, which are passed on in one call
 BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
 LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
 
@@ -54,7 +54,7 @@ class WireState(Enum):
 
 
 class Milestone(Enum):
-    """Progress of an attempt that the request has to know."""
+    """Progress of an attempt, reported to the request."""
 
     FIRST_TOKEN = "first token"
     WHOLE = "whole"  # the whole answer is buffered: to be rewritten, and stopped as completed or failed
@@ -72,33 +72,9 @@ class BrokenOff:
 WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the commit
 
 
-@dataclass(slots=True)
-class AttemptTimes:
-    """Monotonic seconds; NEVER, or None: not yet."""
-
-    opened: float
-    connected: float
-    sent: float | None = None
-    first_in: float | None = None
-    reasoning_in: float | None = None  # first token of reasoning before the answer
-    answer_in: float | None = None  # first token of the answer
-    last_token: float = NEVER
-    last_byte: float = NEVER
-    ended: float = 0.0
-
-
-@dataclass(slots=True)
-class Consumption:
-    """Tokens that the server may bill, and their cost: none of a request that was not sent, or was refused."""
-
-    prompt: int = 0
-    output: int = 0
-    cost_usd: float = 0.0
-
-
 class WireAttempt:
-    """An attempt. `assembled`: tokens are asked for as they are written, and the caller gets them together.
-    `rewritten`: a whole answer is held to its end, whatever its length."""
+    """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer.
+    `rewritten`: a whole answer of any length is held to its end."""
 
     def __init__(
         self,
@@ -126,7 +102,7 @@ class WireAttempt:
         self.buffered: list[bytes] = []
         self.buffered_bytes = 0
         self.outcome: AttemptOutcome | None = None
-        self.failure: Failure | None = None  # that ended the attempt
+        self.failure: Failure | None = None  # the end of the attempt
         self.report: AttemptReport | None = None  # set at the end
         self.fleet = fleet
         self._exchange: Exchange | None = None
@@ -137,7 +113,7 @@ class WireAttempt:
     # -- sending ------------------------------------------------------------------------
 
     def readdress(self, request: BackendRequest) -> None:
-        """Send another request than the one of the construction; before the sending."""
+        """Replace the request, before the sending."""
         self.request, self.call = request, self.upstream.backend.call(request)
 
     def on_sent(self, exchange: Exchange) -> None:
@@ -157,8 +133,8 @@ class WireAttempt:
         if self.stream and self.is_success and content_type.startswith("text/html"):
             return self.fail(NOT_EVENTS)
         if self.assembled and self.is_success and "event-stream" not in content_type:
-            self.stream = self.assembled = False  # the server does not stream this one
-            self.tap = self.upstream.backend.tap(replace(self.request, stream=False))
+            self.stream = self.assembled = self.request.stream = False  # the server has sent a whole answer
+            self.tap = self.upstream.backend.tap(self.request)
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         self._decompressor = self._decompressor_of(headers["content-encoding"])
@@ -376,7 +352,7 @@ class WireAttempt:
 
     @property
     def content_length(self) -> int | None:
-        """Of a whole answer, as the server states it."""
+        """Content length of a whole answer as the server states it; None: not stated."""
         length = self.headers.get("content-length", "")
         known = length.isdecimal() and not self.stream and self._decompressor is None
         return int(length) if known else None
@@ -414,23 +390,3 @@ class WireAttempt:
 
 
 UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)
-
-
-def attempt_record(wire: WireAttempt, arrival: float) -> AttemptRecord:
-    """The attempt in the Record of a request that has arrived at `arrival`."""
-    attempt, consumed, failure = wire.attempt, wire.consumption, wire.failure
-    return AttemptRecord(
-        attempt.number,
-        attempt.kind,
-        attempt.candidate.endpoint.id,
-        attempt.candidate.endpoint.pool,
-        opened=wire.times.opened - arrival,
-        ended=wire.times.ended - arrival,
-        ending=wire.outcome or AttemptOutcome.CANCELLED,
-        upstream_id=wire.request.request_id,
-        tokens=consumed.prompt + consumed.output,
-        cost_usd=consumed.cost_usd,
-        junk=wire.tap.junk,
-        status=wire.status,
-        cause="" if failure is None else failure.said,
-    )

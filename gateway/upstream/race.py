@@ -11,8 +11,6 @@ Decides nothing: which attempt is opened, left or committed, and when, is the ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
 from time import monotonic
 
 from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
@@ -22,15 +20,19 @@ from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
-from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState, attempt_record
+from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
+from gateway.upstream.attempt_records import note_won, record_lost, record_winner
+from gateway.upstream.attempt_sink import AttemptSink
 from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.failure_reports import FailureReports
 from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.refusal import refusal_of
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
-from gateway.upstream.routed_request import RoutedRequest, header_safe
+from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.sending import Sending
 from gateway.upstream.upstream import EVERYWHERE
+from gateway.upstream.wake_timer import WakeTimer
 from policies.attempts.attempt_events import (
     Action,
     Answered,
@@ -41,7 +43,6 @@ from policies.attempts.attempt_events import (
     Commit,
     Ending,
     Event,
-    Failed,
     FirstToken,
     GiveUp,
     Keep,
@@ -51,43 +52,10 @@ from policies.attempts.attempt_events import (
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.blame.blame import BLAME, Blame, Elsewhere
+from policies.blame.blame import BLAME
 from policies.types import Attempt, AttemptKind, AttemptOutcome
 
-LATE_TIMER = 0.005  # s of tolerated delay of a timer
-READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 JSON_HEADERS = {"content-type": "application/json"}
-
-
-class AttemptSink:
-    """The `Sink` of an exchange: what the attempt makes of a read goes to the race."""
-
-    __slots__ = ("attempt", "race")
-
-    def __init__(self, attempt: WireAttempt, race: Race) -> None:
-        self.attempt = attempt
-        self.race = race
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        if (event := self.attempt.on_head(status, headers)) is not None:
-            self.race.on_wire(self.attempt, event)
-
-    def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        if (event := self.attempt.on_body(data, framed)) is not None:
-            self.race.on_wire(self.attempt, event)
-
-    def on_end(self) -> None:
-        if (event := self.attempt.on_end()) is not None:
-            self.race.on_wire(self.attempt, event)
-
-    def on_failure(self, failure: Failure) -> None:
-        self.race.dispatcher.losses.do(self._on_lost, failure)
-
-    def _on_lost(self, failure: Failure) -> None:
-        if self.attempt.state is not WireState.OVER:
-            self.race.on_wire(self.attempt, self.attempt.on_failure(failure))
-        elif failure is NOT_READ:  # an error of the gateway's own after the last read: nothing else ends the request
-            self.race.on_bug()
 
 
 class Race:
@@ -97,8 +65,7 @@ class Race:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
-        self.loop = asyncio.get_running_loop()
-        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self.rescue: Rescue | None = None
@@ -118,9 +85,9 @@ class Race:
         self._whole: dict[int, bytes] = {}  # complete answers, by attempt
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
-        self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
+        self._reports = FailureReports(dispatcher, routed, self.rescue)
         self._sending = Sending(dispatcher.run, dispatcher.take_overs, self.rescue, routed.request.wants_usage)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = WakeTimer()
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
@@ -135,8 +102,10 @@ class Race:
             self._end()
 
     def _end(self) -> None:
-        """End what is open: a caller that has left needs no answer."""
-        self.advance(ClientGone())
+        """Close all attempts that are open, and record the winner."""
+        if self._machine.is_racing or (self.winner is not None and self.winner.state is not WireState.OVER):
+            self.advance(ClientGone())
+        self._timer.cancel()
         self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
         for wire in self.attempts.values():
@@ -147,14 +116,20 @@ class Race:
         if self.rescue is not None:
             self.rescue.remembered.release()
 
+    def _record_winner(self, wire: WireAttempt) -> None:
+        if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
+            self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
+        record_winner(self.routed, wire, self._first_in, self.rescue)
+
     # -- the machine --------------------------------------------------------------------------
 
     def advance(self, event: Event) -> None:
-        """Tell the machine, and perform its actions. What a commit brings to light is told after these."""
+        """Report an event to the machine, and perform its actions. The end of a committed answer, if already known, is
+        reported after these."""
         step, found = self._machine.on(event, monotonic()), None
         for action in step.actions:
             found = self._perform(action) or found
-        self._set_timer(step.wake_at)
+        self._timer.set(step.wake_at, self._look)
         if found is not None:
             self.on_wire(*found)
 
@@ -173,21 +148,6 @@ class Race:
             case GiveUp():
                 self._give_up(action)
         return None
-
-    def _set_timer(self, wake_at: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if wake_at is not None:
-            self._timer = self.loop.call_later(max(wake_at - monotonic(), 0.0), self._on_timer, wake_at)
-
-    def _on_timer(self, due: float) -> None:
-        """A stall of this event loop is no silence of the engine: after one, sockets are read first."""
-        self._timer = None
-        if monotonic() - due > LATE_TIMER:
-            self._timer = self.loop.call_later(READ_FIRST, self._look)
-        else:
-            self._look()
 
     def _look(self) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
@@ -211,7 +171,8 @@ class Race:
         wire.tap.strict = self.rescue is not None or rewritten
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
-        self._sending.send(wire, AttemptSink(wire, self))  # first: the rest is done while the engine reads the request
+        # sent first: the rest is done while the engine reads the request
+        self._sending.send(wire, AttemptSink(wire, self.on_wire, self._lose))
         fleet.on_sent(
             wire,
             attempt.candidate,
@@ -231,7 +192,7 @@ class Race:
         self._sending.cancel(wire)
         wire.stop(outcome)
         if wire is not self.winner:
-            self._record_lost(wire)
+            record_lost(self.routed, wire)
 
     def _commit(self, wire: WireAttempt) -> tuple[WireAttempt, WireEvent] | None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
@@ -253,7 +214,7 @@ class Race:
         assert self._answer is not None
         first, self._first = self._first, b""
         if broken is not None:
-            self._record_lost(broken)
+            record_lost(self.routed, broken)
             self.routed.timeline.rescue("rescued")
             self.relay.write(first)
         else:
@@ -266,19 +227,10 @@ class Race:
         return None if found is None else (wire, found)
 
     def _note_winner(self, wire: WireAttempt) -> None:
-        routed, endpoint, times = self.routed, wire.attempt.candidate.endpoint, wire.times
-        self._first_in = times.first_in or times.opened
+        self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
-            self.dispatcher.operations.served.add((endpoint.pool, wire.request.operation))
-        model = routed.model_at(endpoint, wire.upstream)
-        routed.timeline.won(
-            wire.attempt.candidate,
-            header_safe(model) if routed.passthrough else model,
-            opened=times.opened,
-            connected=times.connected,
-            sent=times.sent or times.opened,
-            first_in=self._first_in,
-        )
+            self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
+        note_won(self.routed, wire, self._first_in)
 
     def _begin(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
         http, streams = self.relay.http, self.routed.request.stream
@@ -286,9 +238,19 @@ class Race:
             http.keep_alive = False
         http.writer.flow_control = self
         headers = wire.headers if not wire.assembled else JSON_HEADERS
-        head = answer_head(http, wire.status, headers, self.routed.timeline, length, streams)
+        cost = self._cost_of_whole(wire)
+        head = answer_head(http, wire.status, headers, self.routed.timeline, length, streams, cost)
         self.relay.begin(head, first, length)
         self.routed.timeline.first_token_out(monotonic(), wire.status)
+
+    def _cost_of_whole(self, wire: WireAttempt) -> float:
+        """USD of all attempts. 0: the answer is a stream or incomplete, its pool has no price, or the cost would tell
+        what is in a cache that several tenants share."""
+        if self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED:
+            return 0.0
+        if any(self.routed.masks_counts(each.attempt.candidate.endpoint) for each in self.attempts.values()):
+            return 0.0
+        return sum(each.consumption.cost_usd for each in self.attempts.values())
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> tuple[WireAttempt, WireEvent] | None:
         """Stop reading a committed stream."""
@@ -338,6 +300,16 @@ class Race:
             case Failure():
                 self._on_failed(wire, event)
 
+    def _lose(self, wire: WireAttempt, failure: Failure) -> None:
+        self.dispatcher.losses.do(self._on_lost, wire, failure)
+
+    def _on_lost(self, wire: WireAttempt, failure: Failure) -> None:
+        """Report a lost connection. After the end of the attempt only a bug of the gateway ends the request."""
+        if wire.state is not WireState.OVER:
+            self.on_wire(wire, wire.on_failure(failure))
+        elif failure is NOT_READ and not self.done.done():
+            self._end_broken(BrokenOff(NOT_READ))
+
     def _on_first_token(self, wire: WireAttempt) -> None:
         first = self._start(wire)
         if isinstance(first, Failure):
@@ -345,7 +317,7 @@ class Race:
             return
         self._first = first
         self.advance(FirstToken(wire.attempt.number))
-        if wire.stream and wire.times.first_in is not None:  # after the write to the caller, who need not wait for it
+        if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
@@ -369,7 +341,7 @@ class Race:
         return self._answer.start(wire.take_buffered())
 
     def _on_whole(self, wire: WireAttempt) -> None:
-        """Rewrite a whole answer before it counts: what cannot be rewritten is a failure."""
+        """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
         reply = whole_reply(self.routed, wire.upstream, wire.attempt.candidate.endpoint, wire.take_buffered())
         if isinstance(reply, Failure):
             self._on_failed(wire, wire.fail(reply))
@@ -388,7 +360,7 @@ class Race:
             self._finish(b"", RequestOutcome.COMPLETED)
             return
         assert self._answer is not None
-        if wire.tap.spoiled:  # by its last, incomplete event
+        if wire.tap.spoiled:  # the last event is incomplete
             self._answer.replace_held(b"")
         tail = self._answer.finish(wire.tap.missing)
         if isinstance(tail, Failure):
@@ -405,43 +377,13 @@ class Race:
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
         self._failure = failure
-        self._record_lost(wire)
+        record_lost(self.routed, wire)
         if wire is self.winner:
             self.winner = self._answer = None
-        blame, rescue = BLAME[failure.kind.value], self.rescue
-        continued = wire.attempt.kind is AttemptKind.RESCUE and blame.elsewhere is Elsewhere.NOWHERE
-        self.advance(
-            Failed(
-                wire.attempt.number,
-                blame,
-                failure.retry_after,
-                accepted=wire.accepted,
-                translated=self._asks_otherwise(wire, failure, blame),
-                doubtful=blame.elsewhere is Elsewhere.NOWHERE and self._doubt(wire),
-                restart=rescue.restart() if continued and rescue is not None else None,
-            )
-        )
-
-    def _asks_otherwise(self, wire: WireAttempt, failure: Failure, blame: Blame) -> bool:
-        """Another form of the request suits the server: the whole answer in place of a stream, or another dialect where
-        the pool lacks the operation."""
         if failure is NOT_ASSEMBLED:
             self.routed.ask_whole()
             self._machine.limit_by(self.routed.limits)  # of an answer without tokens to be seen
-            return True
-        if blame.elsewhere is not Elsewhere.TRANSLATED:
-            return False
-        routed, pool = self.routed, wire.attempt.candidate.endpoint.pool
-        return self.dispatcher.operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
-
-    def _doubt(self, wire: WireAttempt) -> bool:
-        """True for the first refusal by an outlier among siblings: another endpoint is asked to confirm it."""
-        endpoint, fleet = wire.attempt.candidate.endpoint.id, self.dispatcher.fleet
-        if self._outlier and self._outlier != endpoint:
-            fleet.on_refusal_confirmed(self._outlier)
-            return False
-        self._outlier = endpoint if fleet.is_outlier(endpoint) else ""
-        return bool(self._outlier)
+        self.advance(self._reports.of(wire, failure))
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
         """A peer continues, or the answer ends by an error."""
@@ -472,38 +414,13 @@ class Race:
             self.relay.abort()
 
     def _finish(self, last: bytes | None, outcome: RequestOutcome, error: str = "") -> None:
-        """`last`: bytes of the answer; None: it stays incomplete."""
+        """`last`: the last bytes of the answer; None: the answer stays incomplete."""
         if self.done.done():
             return
         if last is not None:
             self.relay.end(last)
         self.routed.timeline.finished(outcome, monotonic(), error)
         self._resolve()
-
-    def _record_lost(self, wire: WireAttempt) -> None:
-        self.routed.timeline.attempt_lost(attempt_record(wire, self.routed.timeline.record.arrival))
-
-    def _record_winner(self, wire: WireAttempt) -> None:
-        """A continuation is recorded with the answer before."""
-        assert wire.report is not None
-        routed, reported, output, tpot = self.routed, wire.report, wire.output_tokens, wire.tpot()
-        continues = wire.attempt.kind is AttemptKind.RESCUE
-        if continues and self.rescue is not None:
-            self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
-        if continues and self.rescue is not None and (before := self.rescue.continuation) is not None:
-            reported = replace(reported, prompt_tokens=before.prompt_tokens)
-            output += before.tokens
-            tpot = (wire.times.last_token - self._first_in) / max(output - 1, 1)
-        routed.timeline.answered(
-            attempt_record(wire, routed.request.arrival),
-            reported,
-            wire.tap.times,
-            output_tokens=output,
-            tpot=tpot,
-            blocks=routed.estimate.pools[wire.attempt.candidate.endpoint.pool].blocks,
-            reasoning_in=wire.times.reasoning_in,
-            answer_in=wire.times.first_in if continues else wire.times.answer_in,
-        )
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 
@@ -516,11 +433,6 @@ class Race:
         self.relay.resume()
         if self.winner is not None:
             self.winner.resume()
-
-    def on_bug(self) -> None:
-        """End the request: what it waits for will not come."""
-        if not self.done.done():
-            self._end_broken(BrokenOff(NOT_READ))
 
     def on_shutdown(self) -> None:
         """End the answer explicitly, like any broken stream."""

@@ -1,4 +1,4 @@
-"""A request with its route and decision: what each attempt sends, and how an attempt is recorded."""
+"""A request with its route and decision. Builds the request of each attempt, and its limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.interface import BackendRequest, Operation
+from backends.interface import Backend, BackendRequest, Operation
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
@@ -16,7 +16,8 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route
-from policies.types import FOREVER, Attempt, AttemptKind, Candidate, Decision, Endpoint, PromptEstimate
+from policies.routing.ranking import one_of_each_pool
+from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
@@ -33,11 +34,11 @@ class RoutedRequest:
     timeline: RequestTimeline
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
-    passthrough: bool = False  # the model name is the caller's
+    model: str = ""  # for the servers, as the caller names it; empty: the pool's own
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
     path: str = ""  # of the caller's request
-    masked_pools: frozenset[str] = frozenset()  # whose backends may not tell a caller which part of a prompt was cached
+    masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
 
@@ -46,20 +47,27 @@ class RoutedRequest:
         self.assembled = self._may_assemble()
 
     def ask_whole(self) -> None:
-        """Ask for the whole answer from now on: the stream of a server cannot be put together."""
+        """Ask for the whole answer from now on, after a stream that cannot be put together."""
         self.assembled = False
 
     def _may_assemble(self) -> bool:
-        """Every endpoint that the request may go to can stream this answer without loss, and the route judges no
-        whole answers."""
+        """True if every pool of the decision can stream this answer without loss, and the route judges no whole
+        answers."""
         if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate:
             return False
-        return all(map(self._is_assembled_by, {each.endpoint.pool: each for each in self.decision.ranked}.values()))
+        return all(map(self._is_assembled_by, one_of_each_pool(self.decision.ranked)))
 
-    def _is_assembled_by(self, candidate: Candidate) -> bool:
-        upstream = self.upstreams[candidate.endpoint.id]
-        request = self.backend_request(upstream, Attempt(0, AttemptKind.PRIMARY, candidate))
-        return not upstream.backend.assembly_obstacle(request)
+    def _is_assembled_by(self, endpoint: Endpoint) -> bool:
+        backend = self.upstreams[endpoint.id].backend
+        operation, body = self._spoken(endpoint.pool, backend)
+        sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
+        return not backend.assembly_obstacle(sent)
+
+    def _spoken(self, pool: str, backend: Backend) -> tuple[Operation, Mapping[str, Any]]:
+        """Operation and body in the dialect of the pool."""
+        if (translated := self.request.translated.get(pool)) is not None:
+            return translated.operation, translated.body
+        return self.request.operation, self.request.sent_to(backend)
 
     @property
     def hides_usage(self) -> bool:
@@ -71,18 +79,17 @@ class RoutedRequest:
         return self.route.rescue == "on" and self.request.stream
 
     def masks_counts(self, endpoint: Endpoint) -> bool:
-        """A rescue may go on at any other endpoint."""
+        """True if counts of cached tokens are masked: a rescue may continue the answer in any other pool."""
         if not self.masked_pools:
             return False
         if self.may_rescue:
-            return any(each.endpoint.pool in self.masked_pools for each in self.decision.ranked)
+            return any(each.pool in self.masked_pools for each in one_of_each_pool(self.decision.ranked))
         return endpoint.pool in self.masked_pools
 
     @property
     def limits(self) -> AttemptLimits:
-        """For the attempt machine."""
+        """Limits of the attempt machine."""
         route, request, seen = self.route, self.request, self.request.stream or self.assembled
-        caps = (request.max_tokens, route.limits.output_tokens)
         return AttemptLimits(
             max_attempts=route.max_attempts,
             stream=seen,
@@ -94,7 +101,7 @@ class RoutedRequest:
             by_pace=not request.tools,
             longer_context=route.fallback.context,
             other_filter=route.fallback.content_filter,
-            longest_output=min((each for each in caps if each), default=self.estimate.output_tokens),
+            longest_output=route.output_cap(request.max_tokens) or self.estimate.output_tokens,
         )
 
     @property
@@ -104,9 +111,7 @@ class RoutedRequest:
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""
-        if self.passthrough:
-            return self.request.model
-        return self.route.adapters.get(endpoint.pool, upstream.model)
+        return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
         request = self.request
@@ -116,10 +121,10 @@ class RoutedRequest:
             traceparent = request.traceparent
         elif upstream.traced:
             traceparent, tracestate = trace.sent_by(attempt.number), trace.state
-        translated = request.translated.get(attempt.candidate.endpoint.pool)
+        operation, body = self._spoken(attempt.candidate.endpoint.pool, upstream.backend)
         return BackendRequest(
-            operation=request.operation if translated is None else translated.operation,
-            body=request.sent_to(upstream.backend) if translated is None else translated.body,
+            operation=operation,
+            body=body,
             headers=request.dialect_headers,
             model=self.model_at(attempt.candidate.endpoint, upstream),
             stream=request.stream or self.assembled,
@@ -130,7 +135,7 @@ class RoutedRequest:
             cache_salt=self.cache_group,
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
-            model_is_callers=self.passthrough,
+            model_is_callers=bool(self.model),
         )
 
     def _priority(self) -> int:
@@ -155,5 +160,5 @@ class RoutedRequest:
 
 
 def header_safe(model: str) -> str:
-    """A caller's model name (passthrough), unless able to write header fields."""
+    """The model name that a caller has sent (passthrough); `-` if it could write header fields."""
     return model if model.isascii() and model.isprintable() and len(model) <= 128 else "-"

@@ -38,7 +38,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from enum import Enum
 
 from policies.attempts.attempt_events import (
     NO_FACTS,
@@ -64,7 +63,8 @@ from policies.attempts.attempt_events import (
     Open,
     TimerFired,
 )
-from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.attempts.attempt_states import TRANSITIONS, AttemptState
+from policies.attempts.budgets import HedgeBudget, RetryBudget, RetryShare
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of, look, patience
 from policies.attempts.hedging import patience_until
@@ -76,39 +76,6 @@ CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests a
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
 MAX_RACING = 2  # attempts pending at a time
 OVERDUE = "the limit of time for the whole answer has passed"
-
-
-class AttemptState(Enum):
-    IDLE = "idle"
-    RACING = "racing"
-    COMMITTED = "committed"
-    GAVE_UP = "gave_up"
-    GONE = "gone"
-
-
-# Events accepted by each state, and the possible next states.
-TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
-    AttemptState.IDLE: {
-        Begin: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
-        ClientGone: frozenset({AttemptState.GONE}),
-    },
-    AttemptState.RACING: {
-        FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
-        Answered: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
-        Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
-        EndpointDown: frozenset({AttemptState.RACING}),
-        TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
-        ClientGone: frozenset({AttemptState.GONE}),
-    },
-    AttemptState.COMMITTED: {
-        Failed: frozenset({AttemptState.COMMITTED, AttemptState.RACING, AttemptState.GAVE_UP}),
-        Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
-        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.GAVE_UP}),
-        ClientGone: frozenset({AttemptState.GONE}),
-    },
-    AttemptState.GAVE_UP: {},
-    AttemptState.GONE: {},
-}
 
 
 class AttemptMachine:
@@ -128,15 +95,12 @@ class AttemptMachine:
         self.pending: dict[int, PendingAttempt] = {}
         self._limits = limits
         self._hedge, self._first_token_limit = limits.hedge, limits.first_token_limit
-        self._retries, self._hedges = retries, hedges
+        self._retries, self._hedges = RetryShare(retries), hedges
         self._facts = facts
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
         self._walk = CandidateWalk(self._ranked, facts)
         self._deadline = decision.deadline
         self._began_at = now
-        self._active = False  # counted by the retry budget
-        self._retrying = 0  # retries taken from the budget
-        self._denied = False  # a retry was wanted that the budget did not allow
         self._opened = 0  # attempts
         self._deaths = 0
         self._lost: set[str] = set()  # endpoints with a failure
@@ -149,6 +113,11 @@ class AttemptMachine:
         self._retry_at = FOREVER
         self._retried = False
         self._actions: list[Action] = []
+
+    @property
+    def is_racing(self) -> bool:
+        """Attempts are pending, or still to be opened."""
+        return self.state in (AttemptState.IDLE, AttemptState.RACING)
 
     def limit_by(self, limits: AttemptLimits) -> None:
         """Limits of the attempts to come."""
@@ -183,9 +152,8 @@ class AttemptMachine:
 
     def _begin(self, now: float) -> None:
         self.state = AttemptState.RACING
-        self._retries.began()
+        self._retries.begin()
         self._hedges.began()
-        self._active = True
         if not len(self._walk):
             self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
         elif now >= self._limits.limit_at:
@@ -211,12 +179,13 @@ class AttemptMachine:
         pending = self.pending.get(answer.number)
         if pending is None:
             return
-        pool = pending.attempt.candidate.endpoint.pool
-        others = any(each.endpoint.pool != pool for each in self._ranked)
-        if answer.shortcoming and self._kept is None and others and self._may_open:
+        if answer.shortcoming and self._kept is None and self._may_open and self._has_other_pool(pending.attempt):
             self._keep(pending.attempt, answer.shortcoming, now)
         else:
             self._first_token(answer.number, now)
+
+    def _has_other_pool(self, attempt: Attempt) -> bool:
+        return any(each.endpoint.pool != attempt.candidate.endpoint.pool for each in self._ranked)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
         """Ask another pool, and hold this answer meanwhile."""
@@ -255,7 +224,7 @@ class AttemptMachine:
             self._give_up(*self._exhausted())
 
     def _take_failed(self, number: int) -> Attempt | None:
-        """The attempt that has failed, no longer pending or committed; None: it had ended before."""
+        """Remove and return the failed attempt; None: the attempt had ended before."""
         pending, committed = self.pending.pop(number, None), self._committed
         if pending is not None:
             return pending.attempt
@@ -266,10 +235,10 @@ class AttemptMachine:
         return committed
 
     def _retry_elsewhere(self, failure: Failed, failed: Candidate, now: float) -> bool:
-        """Open the next candidate, or the first one that has to be waited for."""
+        """Open the next candidate; with none left, wait for a candidate at its cap or rate limit."""
         charged = is_charged(failure, failed, self._walk)
         if self._advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
-            if self._take_retry():
+            if self._retries.try_take():
                 self._open_next(self._next_kind, now, charged=True)
                 return True
             self._walk.avoid({failed.endpoint.pool})
@@ -278,12 +247,6 @@ class AttemptMachine:
             return True
         return bool(self._walk.closed and self._may_open) and self._wait_for_closed(now)
 
-    def _take_retry(self) -> bool:
-        taken = self._retries.try_take()
-        self._retrying += taken
-        self._denied = not taken
-        return taken
-
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Schedule another attempt at the endpoint of the last failure, if worthwhile."""
         wait = None if self._retried else wait_before_retry(failure, candidate, self._walk)
@@ -291,7 +254,7 @@ class AttemptMachine:
             return False
         if now + wait >= min(self._deadline, self._limits.limit_at):
             return False
-        if is_charged(failure, candidate, self._walk) and not self._take_retry():
+        if is_charged(failure, candidate, self._walk) and not self._retries.try_take():
             return False
         self._retried = True
         self._retry, self._retry_at = candidate, now + wait
@@ -339,7 +302,7 @@ class AttemptMachine:
             self._go_on(now, *self._exhausted())
 
     def _obstacle(self, broken: Broken) -> str:
-        """The reason for which no peer may continue; empty: one may."""
+        """Reason for which no peer may continue the answer; empty: a peer may."""
         if broken.blame.fault in OWN_FAULTS:
             return "an error of the request"
         return broken.obstacle if self._limits.rescue else "the route asks for no rescue"
@@ -358,7 +321,7 @@ class AttemptMachine:
 
     @property
     def _peer(self) -> Candidate | None:
-        """The first that could continue the committed answer."""
+        """The first candidate able to continue the committed answer."""
         return next(iter(self.peers(())), None) if self._limits.rescue else None
 
     def _check_stream(self, attempt: Attempt, now: float) -> None:
@@ -495,7 +458,7 @@ class AttemptMachine:
         return limit_at
 
     def _wait_for_closed(self, now: float) -> bool:
-        """Wait for one of the candidates that were passed over."""
+        """Wait until a candidate at its cap or rate limit takes requests again."""
         if not self._walk.closed or not self._may_open:
             return False
         self._retry, self._retry_at = self._walk.closed[0], now
@@ -529,7 +492,7 @@ class AttemptMachine:
         return self._opened < self._limits.max_attempts and self._deaths < MAX_DEATHS
 
     def _exhausted(self) -> tuple[Ending, str]:
-        if self._denied:
+        if self._retries.denied:
             return Ending.BUDGET, "the retry budget is spent"
         if self._deaths >= MAX_DEATHS:
             return Ending.DEATHS, f"{self._deaths} endpoints died while they worked on it"
@@ -538,9 +501,9 @@ class AttemptMachine:
         return Ending.CANDIDATES, f"all {len(self._walk)} candidates have failed"
 
     def _give_up(self, ending: Ending, reason: str) -> None:
-        """The answer that was kept, or none."""
+        """Commit the answer that was kept, or end without an answer."""
         if self._kept is not None:
-            self._commit(self._kept, FOREVER)  # complete: nothing of it is awaited
+            self._commit(self._kept, FOREVER)  # a complete answer has no timer
             return
         self._end(AttemptState.GAVE_UP)
         self._actions.append(GiveUp(ending, reason))
@@ -552,9 +515,4 @@ class AttemptMachine:
         self.pending.clear()
         self._retry, self._look_at = None, FOREVER
         self.state = state
-        if self._active:
-            self._active = False
-            self._retries.ended()
-        for _ in range(self._retrying):
-            self._retries.give_back()
-        self._retrying = 0
+        self._retries.end()

@@ -13,7 +13,7 @@ from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.learned_rate_limit import LearnedRateLimit
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
-from policies.fleet.rate_limits import ReportedLimits
+from policies.fleet.rate_limits import ConfiguredLimits, ReportedLimits
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (
@@ -90,6 +90,7 @@ class EndpointState:
         self.interference = DecodeInterference()
         self.rate_limit = self._new_rate_limit()
         self.limits = ReportedLimits()
+        self.own_limits = ConfiguredLimits(pool.requests_per_minute, pool.tokens_per_minute)
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
@@ -109,6 +110,9 @@ class EndpointState:
         """Another configuration of an endpoint with the same model."""
         if pool.adapters != self.pool.adapters:
             self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
+        own = pool.requests_per_minute, pool.tokens_per_minute
+        if own != (self.pool.requests_per_minute, self.pool.tokens_per_minute):
+            self.own_limits = ConfiguredLimits(*own)
         self.endpoint, self.pool = endpoint, pool
         self.rate_limit = self._new_rate_limit()
         self.breaker.on_reload()
@@ -178,9 +182,6 @@ class EndpointState:
         queued_tokens, waiting, running = self._queue_at(now)
         inflight, interference, peers = self.inflight, self.interference, self.peer_load
         context = interference.context + peers.decoding_context
-        blocked_until = max(self.breaker.limited_until, peers.blocked_until)
-        if self.rate_limit is not None:
-            blocked_until = max(blocked_until, self.rate_limit.full_until(now))
         rest = self.tpot_predictor.at_rest(running, context)
         pressure = interference.tpot_pressure(rest, peers.decode_s, peers.decode_tokens, peers.tpot_limit)
         backlog_s = queued_tokens / self.predictor.drain_rate
@@ -201,8 +202,8 @@ class EndpointState:
             waiting=waiting,
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
-            blocked_until=blocked_until,
-            limits=self.limits.current,
+            blocked_until=self.blocked_until(now),
+            limits=self.limits.current + self.own_limits.current,
             unknown_adapters=None if self.adapters is None else self.adapters.unknown,
             full=cap is not None and in_flight >= cap,
             backlog_s=backlog_s,
@@ -215,6 +216,21 @@ class EndpointState:
             context=context,
             last_token_at=self.last_token_at,
             warming=self.warming or peers.warming > 0,
+        )
+
+    def blocked_until(self, now: float) -> float:
+        """End of a rate limit that was learned or announced, of whatever size a request is; NEVER: there is none."""
+        blocked_until = max(self.breaker.limited_until, self.peer_load.blocked_until)
+        return blocked_until if self.rate_limit is None else max(blocked_until, self.rate_limit.full_until(now))
+
+    def may_be_closed(self, now: float) -> bool:
+        """A cap, a rate limit or the evidence of a caller is known; without one, no load has to be computed."""
+        capped = self.pool.concurrent_requests is not None
+        return (
+            capped
+            or bool(self.limits.current + self.own_limits.current)
+            or bool(len(self.callers))
+            or self.blocked_until(now) > now
         )
 
     def load_for(self, caller: str, load: Load, now: float) -> Load:

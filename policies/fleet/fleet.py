@@ -288,7 +288,8 @@ class Fleet:
 
     def is_closed(self, candidate: Candidate, now: float, caller: str = "") -> bool:
         """A request of the caller sent there now would exceed the cap or a rate limit."""
-        if not self.knows(candidate.endpoint.id):
+        state = self._states.get(candidate.endpoint.id)
+        if state is None or not state.may_be_closed(now):
             return False
         load = self.load_for(caller, candidate.endpoint.id, now)
         return load.full or load.send_wait(candidate.prompt_tokens, now) > 0

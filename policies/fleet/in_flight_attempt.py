@@ -111,6 +111,7 @@ class InFlightAttempt:
         if state.rate_limit is not None:
             state.rate_limit.on_sent(now)
             state.limits.on_sent(self.candidate.prompt_tokens, now)
+            state.own_limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
             self.external_use.on_sent(self.candidate.price, now)
         state.callers.on_sent(key, self.caller, now)
@@ -139,6 +140,7 @@ class InFlightAttempt:
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
         state.inflight.on_ended(key, now)
+        state.own_limits.on_output(report.completion_tokens or 0, now)
         if self.prompt.adapter and state.adapters is not None:
             state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)

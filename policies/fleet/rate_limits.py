@@ -1,4 +1,4 @@
-"""The rate limits of one key at one endpoint, kept from reply to reply.
+"""The rate limits of one key at one endpoint: as its provider reports them, and as the configuration sets them.
 
 A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
 """
@@ -46,3 +46,20 @@ class ReportedLimits:
         alone, or of requests alone."""
         asked = [limit for limit in self.current if of_tokens in (None, limit.counts_tokens)]
         return max((wait for limit in asked if (wait := limit.wait(1.0, now)) > 0), default=None)
+
+
+class ConfiguredLimits:
+    """`current`: limits per minute of the configuration, with all that this process has sent."""
+
+    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
+        of_tokens = (False, requests_per_minute), (True, tokens_per_minute)
+        self.current = tuple([RateLimit.configured(kind, limit) for kind, limit in of_tokens if limit is not None])
+
+    def on_sent(self, prompt_tokens: float, now: float) -> None:
+        if self.current:
+            self.current = tuple([limit.after(prompt_tokens, now) for limit in self.current])
+
+    def on_output(self, tokens: float, now: float) -> None:
+        """An answer has ended: its tokens count too, and can be known no sooner."""
+        if self.current:
+            self.current = tuple([limit.after(tokens, now, requests=0) for limit in self.current])

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 
-from policies.queue.late_work import LONG, SOON, LateRate, may_be_refused, patience_left, work_ahead
+from policies.queue.late_work import LONG, LateRate, may_be_refused, patience_left, work_ahead
 from policies.queue.queued_request import QueuedRequest
 from policies.types import FOREVER, NEVER
 
@@ -105,10 +105,7 @@ class BestEffortQueue:
     def overdue(self, now: float) -> list[QueuedRequest]:
         """The first of each queue, where its wait has become too long, even as the next to begin."""
         first = (queue[0] for queue in self._queues.values())
-        return [each for each in first if may_be_refused(each) and self._is_overdue(each, now)]
-
-    def _is_overdue(self, queued: QueuedRequest, now: float) -> bool:
-        return self.wait(queued, 0.0, now) > max(patience_left(queued, now), SOON)
+        return [each for each in first if may_be_refused(each) and self.wait(each, 0.0, now) > patience_left(each, now)]
 
     def _rate(self, queued: QueuedRequest) -> LateRate:
         return self._rates[queued.route.name, queued.prefill_s > LONG]

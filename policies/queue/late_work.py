@@ -1,9 +1,9 @@
-"""How long a late request will wait, and which refused requests have come back.
+"""Waits of late requests, and refused requests that come back.
 
 A late answer is still worth its prefill to an agent's session: the session's next turns find their prompt cached. But a
 prefill of seconds makes live sessions late, and those lose their caches in turn. Rules:
 - Engines take late work at a rate that is learned: seconds of prefill begun per second in which late work waited; of
-  prefills above LONG and of others apart, as these need no calm (`policies.queue.admission`). The wait follows
+  prefills above LONG and of others apart, as these need no calm (`policies.queue.hold_rules`). The wait follows
   (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the wait as
   Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
 - A refusal is a forecast: once as much work has begun as was ahead, or none waits any more, the time since is compared
@@ -25,7 +25,6 @@ from policies.types import FOREVER, NEVER
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
-SOON = 2.0  # s: who has waited, and would begin within this, is not sent away
 MARGIN = 2.0  # Retry-After / predicted wait: a caller that comes back too early waits again
 TIME_CONSTANT = 30.0  # s of the averages
 PRIOR_S, PRIOR_WORK = 2.0, 4.0  # s that late work waited, and s of prefill begun meanwhile: at first, all is taken

@@ -1,11 +1,11 @@
-"""Where a request goes at one moment: to an endpoint, into a queue, or back to the caller.
+"""Placement of a request at one moment: at an endpoint, in a queue, or back to the caller.
 
 Rules:
 - A request is late where it would miss the deadline more likely than not (LATE). The target of the route is another
   question: it chooses the tier.
 - A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
-- A request in time goes to the endpoint of its decision, or is assigned to it until `policies.queue.admission` holds it
-  no longer. At the head of the queue it is decided again.
+- A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
+  (`policies.queue.hold_rules`). At the head of the queue it is decided again.
 - The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
   at the latest when the other tier can only just make the deadline, at RISK of the usual risk.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from policies.fleet.fleet import Fleet
-from policies.queue.admission import IDLE, TICK, Admission
 from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.hold_rules import IDLE, TICK, HoldRules
 from policies.queue.late_work import (
     PATIENCE,
     RefusedRequests,
@@ -46,7 +46,7 @@ class PlacementRound:
     fleet: Fleet
     now: float
     view: QueueView
-    admission: Admission
+    rules: HoldRules
     refused: RefusedRequests
 
     def place(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
@@ -54,7 +54,7 @@ class PlacementRound:
         chosen = decision.chosen
         if chosen is None:
             return decision
-        if (rule := self.admission.must_wait(queued, chosen)) is not None:
+        if (rule := self.rules.must_wait(queued, chosen)) is not None:
             self._assign(queued, decision, chosen, rule)
             return None
         if self._is_sent_on(queued, chosen):
@@ -69,22 +69,22 @@ class PlacementRound:
         chosen = decision.chosen
         if chosen is None:
             return None
-        rule = self.admission.must_wait(queued, chosen)
+        rule = self.rules.must_wait(queued, chosen)
         if rule is None and not self._is_sent_on(queued, chosen):
             if self._is_late(queued, decision):
-                chosen = (order := self._fastest(queued, decision))[0]
+                chosen = (order := self.fastest(queued, decision))[0]
                 others = HoldRule.TURN if self.queues.best_effort else None
                 rule = others if self._first_idle(queued, order) else self._late_rule(queued, chosen)
             else:
                 chosen = decision.ranked[0]
                 self._plan(queued, chosen)
-                rule = self.admission.hold(queued, chosen)
+                rule = self.rules.hold(queued, chosen)
         return None if rule is None else Hold(rule, chosen.endpoint.id, self.now)
 
     # ---------------------------------------------------------------- requests in time
 
     def _is_best_effort(self, queued: QueuedRequest) -> bool:
-        return queued.deadline == FOREVER or self.admission.shares.is_over(queued.tenant)
+        return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant)
 
     def _is_sent_on(self, queued: QueuedRequest, chosen: Candidate) -> bool:
         """The queue of the endpoint is its own: of an API, and of every endpoint on a route with another scorer."""
@@ -96,7 +96,7 @@ class PlacementRound:
     def _dispatch_or_assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> Decision | None:
         """Dispatched now, where the endpoint has room and no queue; else assigned."""
         self._plan(queued, chosen)
-        rule = self.admission.hold(queued, chosen)
+        rule = self.rules.hold(queued, chosen)
         if rule is None:
             return decision
         self._assign(queued, decision, chosen, rule)
@@ -133,7 +133,7 @@ class PlacementRound:
 
         A request that waits here because an API of a better tier refuses is held by that rate limit.
         """
-        rule, head = self.admission.hold_next(endpoint), self.queues.assigned[endpoint][0]
+        rule, head = self.rules.hold_next(endpoint), self.queues.assigned[endpoint][0]
         if rule is not None and (head.hold is None or head.hold.rule is not HoldRule.RATE_LIMIT):
             head.hold_by(rule, endpoint, self.now)
         return rule is not None
@@ -178,13 +178,13 @@ class PlacementRound:
         """Moves a request held at a closed endpoint to one that is open by now; a refusal where the wait has become too
         long. None: stays."""
         assert queued.assigned is not None
-        endpoint, admission = queued.assigned.id, self.admission
-        if admission.closed(queued, endpoint) is None or not (self._another_is_open(queued) or self.is_due(queued)):
+        endpoint, rules = queued.assigned.id, self.rules
+        if rules.closed(queued, endpoint) is None or not (self._another_is_open(queued) or self.is_due(queued)):
             return None
         decision = self.view.decide(queued)
         if (chosen := decision.chosen) is not None:
-            stays = chosen.endpoint.id == endpoint or admission.must_wait(queued, chosen)
-            if stays or not admission.has_room(chosen):
+            stays = chosen.endpoint.id == endpoint or rules.must_wait(queued, chosen)
+            if stays or not rules.has_room(chosen):
                 return None
         self.queues.unassign(queued)
         return decision
@@ -193,7 +193,7 @@ class PlacementRound:
         snapshot = self.fleet.snapshot_for(queued.request.caller, self.now)
         pools = [snapshot.pools[name] for name in queued.route.pools if name in snapshot.pools]
         return any(
-            snapshot.loads[each.id].health is Health.UP and self.admission.closed(queued, each.id) is None
+            snapshot.loads[each.id].health is Health.UP and self.rules.closed(queued, each.id) is None
             for pool in pools
             for each in pool.endpoints
             if each.id in snapshot.loads
@@ -204,7 +204,7 @@ class PlacementRound:
     def _place_late(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """Dispatches to an idle endpoint if no other late request is queued; else queues at the end, or refuses where
         the route sheds and those ahead leave no time."""
-        order, waiting = self._fastest(queued, decision), self.queues.best_effort
+        order, waiting = self.fastest(queued, decision), self.queues.best_effort
         queued.prefill_s = min(candidate.forecast.prefill for candidate in order)
         if not waiting and (idle := self._first_idle(queued, order)) is not None:
             return with_first(decision, idle)
@@ -224,17 +224,17 @@ class PlacementRound:
         decision = self.view.decide(queued)
         if decision.chosen is None:
             return decision
-        order = self._fastest(queued, decision)
+        order = self.fastest(queued, decision)
         if (idle := self._first_idle(queued, order)) is not None:
             return with_first(decision, idle)
         overdue = self.now - queued.request.arrival > FORCED_AFTER and queued.deadline < FOREVER
-        forced = overdue and queued.route.on_miss == "best_effort" and not self.admission.shares.is_over(queued.tenant)
-        if forced and self.admission.closed(queued, order[0].endpoint.id) is None:
+        forced = overdue and queued.route.on_miss == "best_effort" and not self.rules.shares.is_over(queued.tenant)
+        if forced and self.rules.closed(queued, order[0].endpoint.id) is None:
             return with_first(decision, order[0])
         self._hold_late(queued, decision, order)
         return None
 
-    def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
+    def fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
         """The fastest endpoint of each pool, fastest first, APIs at a rate limit last.
 
         Of a request without a deadline, the preferred tier's only.
@@ -246,21 +246,21 @@ class PlacementRound:
             best = by_pool.setdefault(candidate.endpoint.pool, candidate)
             if candidate.forecast.p50 < best.forecast.p50:
                 by_pool[candidate.endpoint.pool] = candidate
-        return sorted(by_pool.values(), key=lambda c: (self.admission.is_rate_limited(c.endpoint.id), c.forecast.p50))
+        return sorted(by_pool.values(), key=lambda c: (self.rules.is_rate_limited(c.endpoint.id), c.forecast.p50))
 
     def _first_idle(self, queued: QueuedRequest, order: list[Candidate], within: float = IDLE) -> Candidate | None:
         """The first candidate that is idle, or is once its engine has prefilled for `within` seconds."""
         return next((each for each in order if self._late_rule(queued, each, within) is None), None)
 
     def _late_rule(self, queued: QueuedRequest, candidate: Candidate, within: float = IDLE) -> HoldRule | None:
-        return self.admission.hold_late(queued, candidate.endpoint.id, candidate.forecast.prefill, within)
+        return self.rules.hold_late(queued, candidate.endpoint.id, candidate.forecast.prefill, within)
 
     def _hold_late(self, queued: QueuedRequest, decision: Decision, order: list[Candidate]) -> None:
         """Note the rule that holds a late request at the fastest endpoint; of an API, its rate limit comes first."""
         first = order[0]
         rule = self._late_rule(queued, first) or HoldRule.TURN
         tier = decision.ranked[0].tier if queued.deadline == FOREVER else len(queued.route.tiers)
-        limited = (c for c in order if self.admission.is_rate_limited(c.endpoint.id))
+        limited = (c for c in order if self.rules.is_rate_limited(c.endpoint.id))
         if any(not self.fleet.is_local(c.endpoint.id) for c in limited) or self._skipped_rate_limited(decision, tier):
             rule = HoldRule.RATE_LIMIT
         queued.hold_by(rule, first.endpoint.id, self.now)
@@ -271,7 +271,7 @@ class PlacementRound:
             return True
         pools = self.fleet.snapshot(self.now).pools
         return any(
-            self.admission.hold_late(queued, each.id, queued.prefill_s) is None
+            self.rules.hold_late(queued, each.id, queued.prefill_s) is None
             for name in queued.route.pools
             if name in pools
             for each in pools[name].endpoints
@@ -279,7 +279,7 @@ class PlacementRound:
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""
-        shares = self.admission.shares
+        shares = self.rules.shares
         for queue in tuple(self.queues.waiting()):
             for queued in [queued for queued in queue if shares.is_over(queued.tenant)]:
                 assert queued.assigned is not None
@@ -311,7 +311,7 @@ class PlacementRound:
     def refuse_if_certain(self, queued: QueuedRequest) -> Decision | None:
         """A refusal of an overdue request; None: it waits for a prefill in progress alone, or its wait is a guess."""
         decision, waiting, left = self.view.decide(queued), self.queues.best_effort, patience_left(queued, self.now)
-        order = self._fastest(queued, decision) if decision.ranked else []
+        order = self.fastest(queued, decision) if decision.ranked else []
         if self._is_guess(order) or (left > 0 and self._first_idle(queued, order, left) is not None):
             return None
         ahead_s = waiting.work_ahead(queued) - queued.prefill_s

@@ -27,9 +27,9 @@ from itertools import chain
 from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
-from policies.queue.admission import TICK, Admission
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
+from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
@@ -79,8 +79,8 @@ class QueueScheduler:
             if load.blocked_until > now:
                 self._rate_limited_until[endpoint] = load.blocked_until
         view = QueueView(self.queues, fleet, now)
-        admission = Admission(self.queues, fleet, now, self._shares, self._rate_limited_until)
-        return PlacementRound(self.queues, fleet, now, view, admission, self._refused)
+        rules = HoldRules(self.queues, fleet, now, self._shares, self._rate_limited_until)
+        return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
         self._shares.charge(queued, chosen, now)
@@ -154,7 +154,7 @@ class QueueScheduler:
     def _leave_own_limits(self, turn: PlacementRound) -> Iterator[Released]:
         """Requests whose caller's own limit is over are placed anew; others leave for an endpoint that is open."""
         for key in tuple(self.queues.limited):
-            while (queue := self.queues.limited.get(key)) and turn.admission.closed(queue[0], key[0]) is None:
+            while (queue := self.queues.limited.get(key)) and turn.rules.closed(queue[0], key[0]) is None:
                 queued = queue[0]
                 self.queues.unassign(queued)
                 yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))

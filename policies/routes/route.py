@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from policies.routes.when import When
 from policies.types import FOREVER
 
 _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_ALIAS = re.compile(r"[!-~]{1,256}")
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
 
 
@@ -196,6 +197,17 @@ class Hedge(Strict):
     """Largest share of requests sent twice."""
 
 
+def _alias(value: str) -> str:
+    if not _ALIAS.fullmatch(value):
+        raise ValueError(f"{value!r} is not a model name: visible ASCII without spaces only")
+    if "**" in value:
+        raise ValueError(f"'{value}': one * stands for any characters; write it once")
+    return value
+
+
+Alias = Annotated[str, AfterValidator(_alias)]
+
+
 class External(Strict):
     """Limit of a route's use of external APIs; at least one of the two."""
 
@@ -234,6 +246,8 @@ class Route(Strict):
     name: str = ""  # the key in the YAML, set by the config loader
     workload: Workload = "chat"
     """Preset of all keys that are not given: autocomplete, chat, task, agent or batch."""
+    aliases: tuple[Alias, ...] = ()
+    """Further model names that callers may send; `*` stands for any characters: gpt-4o, claude-*."""
     ttft: Annotated[Ttft | None, BeforeValidator(_off)] = None
     tpot: Annotated[Budget | None, BeforeValidator(_off)] = None
     """Mean time between two tokens of the answer."""

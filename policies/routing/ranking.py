@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from policies.routing.candidates import TierCandidates
 from policies.scorers.scorers import tie_break
-from policies.types import Candidate
+from policies.types import Candidate, Endpoint
 
 
 def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
@@ -36,6 +36,13 @@ def p50_of(candidates: Sequence[Candidate], at: int) -> float:
     return candidates.p50(at) if isinstance(candidates, Ranking) else candidates[at].forecast.p50
 
 
+def one_of_each_pool(candidates: Sequence[Candidate]) -> list[Endpoint]:
+    """An endpoint of each pool, where possible without the description of a candidate."""
+    if isinstance(candidates, Ranking) and (only := candidates.of_one_pool()) is not None:
+        return [only]
+    return list({each.endpoint.pool: each.endpoint for each in candidates}.values())
+
+
 class Ranking(Sequence[Candidate]):
     """A tier's candidates by score, ties by sequence number; then the result of `fallbacks`."""
 
@@ -58,16 +65,25 @@ class Ranking(Sequence[Candidate]):
         self._fallbacks = fallbacks
         self._size = len(tier) + fallback_count
         self._described: dict[int, Candidate] = {}
+        self._settled = 0  # ranks from the first on whose ties are in order
+
+    def of_one_pool(self) -> Endpoint | None:
+        """An endpoint of the only pool; None: there are fallbacks, perhaps of other pools."""
+        return self._tier[0].endpoint if self._size == len(self._tier) else None
 
     def p50(self, at: int) -> float:
         return (self._tier[self._index(at)] if at < len(self._tier) else self[at]).forecast.p50
 
     def _index(self, at: int) -> int:
         """Index in the tier of the candidate at this rank."""
+        if at < self._settled:
+            return self._order[at]
         score = self._sorted[at]
         low, high = bisect_left(self._sorted, score), bisect_right(self._sorted, score)
         if high - low > 1:
             self._order[low:high] = sorted(self._order[low:high], key=self._tie_break)
+        if low == self._settled:
+            self._settled = high
         return self._order[at]
 
     def _tie_break(self, i: int) -> int:

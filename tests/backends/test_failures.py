@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from backends import failures
-from backends.failures import of_connect, of_event, of_reply, retry_after, scrub
+from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
+from backends.rate_limit_headers import retry_after
+from backends.scrubbing import scrub
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 

@@ -222,3 +222,44 @@ async def test_a_route_beyond_its_limit_for_apis_goes_to_the_next_tier_or_is_ref
             began = monotonic()
             assert [await ask(gateway) for _ in range(4)] == [429, 200, 429, 200]
             assert monotonic() - began < 2
+
+
+# --------------------------------------------------------------------------- limits of the configuration
+
+
+async def test_a_configured_limit_sends_requests_to_the_next_tier() -> None:
+    """Two a minute at the first API: the third request goes elsewhere, and no provider refuses one."""
+    async with Upstream([STREAMED]) as api, Upstream([STREAMED]) as other:
+        pools = {"api": pool(api.url, requests_per_minute=2), "other": pool(other.url)}
+        async with running(pools, tiers("api", "other")) as gateway:
+            assert [await ask(gateway) for _ in range(4)] == [200] * 4
+    assert (len(api.requests), len(other.requests)) == (2, 2)
+
+
+async def test_a_configured_limit_is_of_each_key() -> None:
+    async with Upstream([STREAMED]) as api, Upstream([STREAMED]) as other:
+        keyed = {"backend": "openai", "model": "m", "base_url": api.url, "api_keys": ["sk-1", "sk-2"]}
+        pools = {"api": {**keyed, "requests_per_minute": 1}, "other": pool(other.url)}
+        async with running(pools, tiers("api", "other")) as gateway:
+            assert [await ask(gateway) for _ in range(3)] == [200] * 3
+    assert {received.headers["authorization"] for received in api.requests} == {"Bearer sk-1", "Bearer sk-2"}
+    assert (len(api.requests), len(other.requests)) == (2, 1)
+
+
+async def test_a_configured_limit_of_tokens_counts_a_long_prompt() -> None:
+    """The first prompt leaves nothing for the second."""
+    async with Upstream([STREAMED]) as api, Upstream([STREAMED]) as other:
+        pools = {"api": pool(api.url, tokens_per_minute=100), "other": pool(other.url)}
+        async with running(pools, tiers("api", "other")) as gateway:
+            assert await ask(gateway, "word " * 95) == 200
+            assert await ask(gateway, "word " * 95) == 200
+    assert (len(api.requests), len(other.requests)) == (1, 1)
+
+
+async def test_a_configured_limit_is_waited_for_within_the_budget() -> None:
+    """50 tokens a second, after a prompt of all that a minute has."""
+    limited = {"tokens_per_minute": 3000}
+    async with Upstream([STREAMED]) as api, running({"api": pool(api.url, **limited)}, tiers("api")) as gateway:
+        assert await ask(gateway, "word " * 3000) == 200
+        assert await ask(gateway) == 200
+        assert 0.05 < last(gateway).stages[Stage.RATE_LIMIT] < 2

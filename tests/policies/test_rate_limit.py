@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fleet.rate_limits import ReportedLimits
+from policies.fleet.rate_limits import ConfiguredLimits, ReportedLimits
 from policies.rate_limit import RateLimit
 
 
@@ -99,3 +99,30 @@ def test_no_report_of_a_hostile_server_makes_a_wait_that_no_clock_has(
     for now in (1000.0, 1001.0):
         reported = reported.after(50, now)
         assert 0 <= reported.wait(100, now, 3, 300.0) <= 1e7
+
+
+# ---------------------------------------------------------------------------- limits of the configuration
+
+
+def test_a_configured_limit_lets_a_burst_pass_and_then_so_many_a_minute() -> None:
+    """A bucket of the size of a minute."""
+    limits = ConfiguredLimits(60, None)
+    for _ in range(60):
+        assert limits.current[0].wait(1, 0.0) == 0.0
+        limits.on_sent(10, 0.0)
+    assert limits.current[0].wait(1, 0.0) == pytest.approx(1.0)
+    assert limits.current[0].wait(1, 1.0) == 0.0
+
+
+def test_a_configured_limit_of_tokens_counts_prompts_and_answers() -> None:
+    """1,000 tokens a minute are 100 in 6 s. A request is one request, however long its answer."""
+    limits = ConfiguredLimits(1000, 1000)
+    limits.on_sent(600, 0.0)
+    limits.on_output(400, 0.0)
+    requests_left, tokens_left = limits.current
+    assert (requests_left.wait(1, 0.0), tokens_left.wait(100, 0.0)) == (0.0, pytest.approx(6.0))
+    assert tokens_left.wait(100, 3600.0) == 0.0
+
+
+def test_without_a_configured_limit_there_is_none() -> None:
+    assert ConfiguredLimits(None, None).current == ()

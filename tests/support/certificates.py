@@ -58,7 +58,8 @@ class Certificates:
         return context
 
 
-def made(folder: Path) -> Certificates:
+def made(folder: Path, server_days: int = 2) -> Certificates:
+    """`server_days`: validity of the server's certificate; below 0 it has expired."""
     folder.mkdir(exist_ok=True)
     extensions = folder / "extensions.cnf"
     extensions.write_text(_EXTENSIONS)
@@ -69,8 +70,9 @@ def made(folder: Path) -> Certificates:
         _openssl("req", "-new", "-key", key, "-subj", f"/CN={name}", "-out", request)
         signer = ["-signkey", key] if name == "ca" else ["-CA", folder / "ca.pem", "-CAkey", folder / "ca.key"]
         serial = [] if name == "ca" else ["-CAcreateserial"]
+        days = server_days if name == "server" else 2
         _openssl(
-            *("x509", "-req", "-in", request, *signer, *serial, "-days", "2", "-out", pem),
+            *("x509", "-req", "-in", request, *signer, *serial, "-days", str(days), "-out", pem),
             *("-extfile", extensions, "-extensions", name),
         )
         (folder / f"{name}.both.pem").write_text(key.read_text() + pem.read_text())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends import error_body, error_patterns, failures
+from backends import error_body, error_patterns, failures, scrubbing
 from backends.error_body import MESSAGE_LIMIT, read_error
 from backends.failures import of_body, of_event, of_reply
 from backends.interface import Failure, FailureKind
@@ -62,10 +62,10 @@ HEADERS = st.dictionaries(
 
 
 def patterns() -> Iterator[re.Pattern[str]]:
-    for module in (error_patterns, error_body, failures):
+    for module in (error_patterns, error_body, failures, scrubbing):
         yield from (value for value in vars(module).values() if isinstance(value, re.Pattern))
     yield from (pattern.words for pattern in error_patterns._TABLE)
-    yield from (pattern for pattern, _ in failures._SCRUBS)
+    yield from (pattern for pattern, _ in scrubbing._SCRUBS)
 
 
 def is_harmless(failure: Failure) -> bool:

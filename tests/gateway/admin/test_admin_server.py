@@ -244,7 +244,12 @@ async def test_the_dashboard_runs_its_own_script_and_nothing_else(served: tuple[
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|style=", page)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/chat/completions", "/v1/models", "/health", "/debug", "/metrics/"])
+async def test_the_root_of_the_admin_port_leads_to_the_page(served: tuple[Gateway, Upstream]) -> None:
+    status, headers, _ = await get(served[0].admin_url, "/")
+    assert (status, headers["location"]) == (302, "/dashboard")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/health", "/debug", "/metrics/"])
 async def test_nothing_else_is_on_the_admin_port(path: str, served: tuple[Gateway, Upstream]) -> None:
     """The admin port asks for no key, so serves no model."""
     assert (await get(served[0].admin_url, path))[0] == 404

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admission.auth import ANYONE, Routes, Tenant, admit
+from gateway.admission.auth import ANYONE, Tenant
+from gateway.admission.route_table import PoolModels, RoutedName, Routes
 from gateway.api.api_error import ApiError
 from tests.gateway.builders import route
 
@@ -20,7 +21,7 @@ def refused(routes: Routes, model: str) -> ApiError:
 
 def test_the_model_names_the_route() -> None:
     """Case matters."""
-    assert Routes(ROUTES).match("agent") is AGENT
+    assert Routes(ROUTES).match("agent").route is AGENT
     assert refused(Routes(ROUTES), "Agent").status == 404
 
 
@@ -40,18 +41,19 @@ def test_an_error_message_repeats_a_bounded_model_name() -> None:
 def test_passthrough_takes_every_other_name() -> None:
     """A named route keeps its name."""
     routes = Routes(ROUTES, REST)
-    assert [routes.match(name) for name in ("chat", "gpt", "passthrough", "")] == [CHAT, REST, REST, REST]
+    found = [routes.match(name) for name in ("chat", "gpt", "passthrough")]
+    assert found == [RoutedName(CHAT), RoutedName(REST, "gpt"), RoutedName(REST, "passthrough")]
 
 
 def test_a_route_outside_the_keys_routes_looks_unknown() -> None:
     """With an equal message: route names are for permitted keys only."""
-    guarded = Routes(ROUTES, open=False)
-    admit(ANYONE, AGENT, "agent")
-    admit(Tenant("web", routes=frozenset({"agent"})), AGENT, "agent")
+    routes, web = Routes(ROUTES), Tenant("web", routes=frozenset({"chat"}))
+    routes.admit(ANYONE, AGENT, "agent")
+    routes.admit(Tenant("web", routes=frozenset({"agent"})), AGENT, "agent")
     with pytest.raises(ApiError) as forbidden:
-        admit(Tenant("web", routes=frozenset({"chat"})), AGENT, "agent")
+        routes.admit(web, AGENT, "agent")
     with pytest.raises(ApiError) as absent:
-        guarded.match("other")
+        routes.match("other", web)
     assert forbidden.value.message.replace("agent", "other") == absent.value.message
     assert (forbidden.value.status, forbidden.value.code) == (absent.value.status, absent.value.code)
 
@@ -63,3 +65,69 @@ def test_wanted_headers_are_those_of_all_conditions() -> None:
     routes = Routes({"chat": route(tiers=tiers)}, passthrough=route(tiers=more))
     assert {name.lower() for name in routes.wanted_headers()} == {"x-team", "x-region"}
     assert Routes({"chat": route()}).wanted_headers() == frozenset()
+
+
+# --------------------------------------------------------------------------- aliases and models of pools
+
+
+OPENAI, OLLAMA = route("openai/*"), route("ollama/*")
+MODELS = {"openai": PoolModels(OPENAI, ["gpt-4o", "o3", "*"]), "ollama": PoolModels(OLLAMA, ["llama3.2", "o3"])}
+CODING = route("coding", aliases=["claude-*", "claude-opus-*", "gpt-4o", "openai/gpt-*"])
+NAMED = Routes({"chat": CHAT, "coding": CODING}, models=MODELS)
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("chat", RoutedName(CHAT)),
+        ("claude-sonnet-9", RoutedName(CODING, via="claude-*")),
+        ("claude-opus-9", RoutedName(CODING, via="claude-opus-*")),
+        ("gpt-4o", RoutedName(CODING, via="gpt-4o")),
+        ("openai/gpt-4o", RoutedName(OPENAI, "gpt-4o", "openai/gpt-4o")),
+        ("openai/gpt-9", RoutedName(CODING, via="openai/gpt-*")),
+        ("openai/ft:a/b", RoutedName(OPENAI, "ft:a/b", "openai/*")),
+        ("llama3.2", RoutedName(OLLAMA, "llama3.2", "ollama/llama3.2")),
+        ("ollama/o3", RoutedName(OLLAMA, "o3", "ollama/o3")),
+    ],
+)
+def test_an_exact_name_comes_before_a_pattern_and_a_longer_pattern_before_a_shorter(
+    model: str, found: RoutedName
+) -> None:
+    """A model has the name POOL/MODEL, and its own where no other pool lists it."""
+    assert NAMED.match(model) == found
+
+
+@pytest.mark.parametrize("model", ["o3", "openai/", "ollama/qwen", "claude", "OPENAI/gpt-4o"])
+def test_a_name_without_a_single_place_is_unknown(model: str) -> None:
+    """Two pools list o3; ollama takes the models that it lists, and no others."""
+    assert refused(NAMED, model).status == 404
+
+
+def test_a_404_names_the_nearest_names() -> None:
+    """The names that the caller may use, and no others; the log has the name that was asked for."""
+    refusal = refused(NAMED, "lama3.2")
+    assert refusal.message == "The model 'lama3.2' does not exist here. Did you mean ollama/llama3.2?"
+    assert refusal.logged == "unknown model lama3.2"
+    with pytest.raises(ApiError) as guarded:
+        NAMED.match("lama3.2", Tenant("web", routes=frozenset({"chat"})))
+    assert guarded.value.message == "The model 'lama3.2' does not exist here. Known: chat."
+
+
+def test_a_listed_name_can_be_sent() -> None:
+    """Routes, aliases with their patterns, listed models; `openai/*` is no model."""
+    listed = NAMED.listed(ANYONE)
+    assert listed == ["chat", "coding", *CODING.aliases, "openai/gpt-4o", "openai/o3", "ollama/llama3.2", "ollama/o3"]
+    assert all(NAMED.match(name) for name in listed)
+
+
+@pytest.mark.parametrize(
+    "model", ["tell me a story", "a\n\x1b[2J", "x" * 101, "ü", "", "my-sk-0123456789abcdefgh", "a-wombatkey"]
+)
+def test_a_name_that_may_be_a_prompt_or_a_key_is_not_logged(model: str) -> None:
+    """A mistaken client puts either into `model`. A short placeholder in a header of keys is no key."""
+    with pytest.raises(ApiError) as caught:
+        Routes(ROUTES).match(model, ANYONE, ["wombatkey", "none"])
+    assert caught.value.logged == "unknown model"
+    with pytest.raises(ApiError) as plain:
+        Routes(ROUTES).match("none-such/model:7b", ANYONE, ["wombatkey", "none"])
+    assert plain.value.logged == "unknown model none-such/model:7b"

@@ -35,6 +35,15 @@ UPGRADE = "connection: Upgrade\r\nupgrade: WebSocket\r\nsec-websocket-version: 1
         ("/openai/deployments/chat/completions", ("/v1/completions", "chat")),
         ("/openai/deployments/a/b/chat/completions", ("/v1/chat/completions", "a/b")),
         ("/openai/deployments/a%2Fb/embeddings", ("/v1/embeddings", "a/b")),
+        ("/chat/completions", ("/v1/chat/completions", "")),
+        ("/messages", ("/v1/messages", "")),
+        ("/responses", ("/v1/responses", "")),
+        ("/responses/r1", ("/v1/responses/{id}", "r1")),
+        ("/embeddings", ("/v1/embeddings", "")),
+        ("/models", ("/v1/models", "")),
+        ("/models/a/b", (MODEL, "a/b")),
+        ("/tokenize", ("/tokenize", "")),
+        ("/v1/v1/messages", ("/v1/messages", "")),
     ],
 )
 def test_a_path_of_another_api_is_a_path_of_ours(path: str, found: tuple[str, str]) -> None:
@@ -47,8 +56,10 @@ def test_a_path_of_another_api_is_a_path_of_ours(path: str, found: tuple[str, st
         "/",
         "/v1/models/",
         "/v1/model/chat",
-        "/models/chat",
-        "/chat/completions",
+        "/models/",
+        "/chat",
+        "/chat/completions/",
+        "/v1/v1",
         "/openai",
         "/openai/v1",
         "/openai/chat/completions",
@@ -62,7 +73,7 @@ def test_a_path_of_another_api_is_a_path_of_ours(path: str, found: tuple[str, st
 )
 async def test_any_other_path_is_unknown(path: str) -> None:
     """As it was before: 404, in the same shape, whatever follows."""
-    assert canonical(path) == (path, "")
+    assert canonical(path)[1] == ""
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         status, _, body = await get(gateway.url, path)
     assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
@@ -75,6 +86,20 @@ def test_a_long_path_is_matched_in_linear_time() -> None:
     for _ in range(20):
         assert canonical(hostile) == (hostile, "")
     assert (process_time() - started) / 20 < 0.005
+
+
+async def test_openais_client_works_with_a_base_url_without_v1() -> None:
+    """It appends /chat/completions and /models to the base URL as given."""
+    async with (
+        Upstream([STREAMED]) as upstream,
+        running({"only": pool(upstream.url)}) as gateway,
+        openai.AsyncOpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client,
+    ):
+        asked: Any = {"model": "chat", "messages": CHAT["messages"]}
+        stream = await client.chat.completions.create(**asked, stream=True)
+        streamed = "".join([event.choices[0].delta.content or "" async for event in stream if event.choices])
+        models = [model.id async for model in client.models.list()]
+    assert (streamed, models) == ("hi", ["chat"])
 
 
 # --------------------------------------------------------------------------- Azure

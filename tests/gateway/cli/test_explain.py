@@ -75,6 +75,13 @@ def test_the_route_option_selects_the_route(capsys: pytest.CaptureFixture[str]) 
     assert (code, "small/10.0.0.3:8000" in out, "no TTFT budget" in out) == (0, True, True)
 
 
+def test_the_route_of_an_alias_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the pattern that has matched; a route's own name needs no line."""
+    Path("f.yaml").write_text(CONFIG.replace("chat: {tiers", 'chat: {aliases: ["gpt-*"], tiers'))
+    code, out, _ = run(capsys, "--config", "f.yaml", "r.json", "--route", "gpt-9")
+    assert (code, out.splitlines()[0]) == (0, "route: chat, for the model 'gpt-9' (matches gpt-*)")
+
+
 def test_a_body_with_prompt_is_a_completion(capsys: pytest.CaptureFixture[str]) -> None:
     """The path is derived from the body's fields: the file does not name the path."""
     Path("r.json").write_text('{"model": "chat", "prompt": "hello"}')

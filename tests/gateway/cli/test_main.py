@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_check_without_files_reads_the_environment(
     assert (code, out.splitlines()[0]) == (0, "ok: 1 pool, 1 endpoint, 0 routes")
 
 
-KNOWN = "serve, check, schema, explain, keys, replay, top, demo, simulate"
+KNOWN = "up, serve, check, schema, import, explain, keys, replay, top, demo, simulate"
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")])
@@ -114,6 +115,41 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert [command for command in COMMANDS if f"\n    {command} " not in out] == []
+
+
+WITH_VALUE = re.compile(r"^  (-{1,2}[\w-]+) [A-Z[](.*?)(?=^  -|^\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *([name] for name in COMMANDS if name not in ("keys", "import")),
+        *(["keys", action] for action in ("add", "revoke", "list")),
+        *(["import", name] for name in ("litellm", "production-stack")),
+    ],
+    ids=" ".join,
+)
+def test_help_shows_the_default_of_every_option(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    """Of each that takes a value, or that it is required."""
+    code, out, _ = run(capsys, *command, "--help")
+    found = WITH_VALUE.findall(out.partition("options:")[2])
+    assert (code, "SUPPRESS" in out) == (0, False)
+    assert [option for option, text in found if "default" not in text and "(required)" not in text] == []
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`firsttoken schema | head -1`: no message, no traceback, exit code 0."""
+    code = "import sys; from gateway.cli.main import main; sys.stdin.readline(); sys.exit(main(['schema']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()  # before anything is written
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(20)) == (b"", 0)
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

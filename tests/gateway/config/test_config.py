@@ -170,3 +170,17 @@ def test_passthrough_is_a_route_of_its_own() -> None:
 def test_the_encodings_are_those_of_the_tokenizers() -> None:
     """The list is repeated in a module that must not import the encoders."""
     assert set(ENCODINGS) == PATTERNS.keys() | ALIASES.keys()
+
+
+def test_workers_share_the_limits_per_minute_of_a_pool() -> None:
+    """Each counts what it sends itself."""
+    pools = {"p": {"backend": "compatible", "endpoints": ["http://a"], "requests_per_minute": 10}}
+    config = Config.model_validate({"pools": pools, "passthrough": "p"})
+    assert [config.with_workers(count).fleet()[0].requests_per_minute for count in (1, 4)] == [10, 2.5]
+
+
+def test_engines_have_no_limits_per_minute() -> None:
+    """Their load is known; a cap on the requests in progress bounds it."""
+    pools = {"p": {"backend": "vllm", "endpoints": ["http://a"], "tokens_per_minute": 10}}
+    with pytest.raises(ValidationError, match="vllm servers are limited by concurrent_requests"):
+        Config.model_validate({"pools": pools, "passthrough": "p"})

@@ -55,7 +55,7 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         ("server: 8080", f"server: expected {{{SERVER_KEYS}}}, got 8080"),
         ("server:", f"server: expected {{{SERVER_KEYS}}}, got nothing"),
         ("pools:", "pools: expected a mapping, got nothing"),
-        ("pools: [a]", "pools: expected a mapping, got a list"),
+        ("pools: [a]", "pools: expected a mapping, got a list; each is NAME: {...}"),
         ("keys: {}", "keys: expected a list, got a mapping"),
         (pool(model="7"), "pools.p.model: expected text (in quotes), got 7"),
         (pool(model="true"), "pools.p.model: expected text (in quotes), got true"),
@@ -64,7 +64,7 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         (pool(price="{output: 1e400}"), "pools.p.price.output: expected a number, got inf"),
         (pool(context_window="0"), "pools.p.context_window: must be more than 0, got 0"),
         (pool(block_size="5000"), "pools.p.block_size: must be at most 4096, got 5000"),
-        (pool(keep_warm="60s"), "pools.p.keep_warm: expected {idle}, got '60s'"),
+        (pool(keep_warm="60s"), "pools.p.keep_warm: expected {idle}, got '60s'; write {idle: ...}"),
         (
             pool(keep_warm="{idle: 60s}", model='""'),
             "pools.p: keep_warm requires model: add model, or remove keep_warm",
@@ -73,7 +73,7 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
             pool(capabilities="[tool]"),
             "pools.p.capabilities[0]: expected tools, images or json_schema, got 'tool'; did you mean 'tools'?",
         ),
-        (pool(capabilities="tools"), "pools.p.capabilities: expected a list, got 'tools'"),
+        (pool(capabilities="tools"), "pools.p.capabilities: expected a list, got 'tools'; write it in [ ]"),
         (
             pool(endpoints="[7]"),
             "pools.p.endpoints[0]: expected the URL of a server or "
@@ -89,8 +89,11 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         ),
         (route("ttft: {budget: 1s, target: 1}"), "routes.r.ttft.target: must be less than 1, got 1"),
         (route("ttft: {budget: 1s, target: 0}"), "routes.r.ttft.target: must be more than 0, got 0"),
-        (route("ttft: 1s"), "routes.r.ttft: expected {budget, per_1k_tokens, target, of} or off, got '1s'"),
-        (route("tpot: on"), "routes.r.tpot: expected {budget} or off, got 'on'"),
+        (
+            route("ttft: 1s"),
+            "routes.r.ttft: expected {budget, per_1k_tokens, target, of} or off, got '1s'; write {budget: ...}",
+        ),
+        (route("tpot: on"), "routes.r.tpot: expected {budget} or off, got 'on'; write {budget: ...}"),
         (route("prefer: cheap"), "routes.r.prefer: expected quality, cost or latency, got 'cheap'"),
         (
             route("on_miss: shedd"),
@@ -100,8 +103,8 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
             route("workload: chatt"),
             "routes.r.workload: expected autocomplete, chat, task, agent or batch, got 'chatt'; did you mean 'chat'?",
         ),
-        (route("hedge: on"), "routes.r.hedge: expected {max_extra} or off, got 'on'"),
-        (route("hedge: 3%"), "routes.r.hedge: expected {max_extra} or off, got '3%'"),
+        (route("hedge: on"), "routes.r.hedge: expected {max_extra} or off, got 'on'; write {max_extra: ...}"),
+        (route("hedge: 3%"), "routes.r.hedge: expected {max_extra} or off, got '3%'; write {max_extra: ...}"),
         (route("hedge: {max_extra: 150%}"), "routes.r.hedge.max_extra: must be at most 1, got '150%'"),
         (route("hedge: {max_extr: 3%}"), "routes.r.hedge.max_extr: unknown key; did you mean 'max_extra'?"),
         (route("limits: {output_tokens: 0}"), "routes.r.limits.output_tokens: must be more than 0, got 0"),

@@ -89,7 +89,11 @@ def test_the_written_form_of_a_replaced_value_is_kept() -> None:
         ("a: 1\nb: {}\na: 2", "f.yaml:3: a: duplicate key, first on line 1"),
         ("a: {b: 1, b: 2}", "f.yaml:1: a.b: duplicate key, first on line 1"),
         ("a: [", "f.yaml:1:5: not YAML: expected the node content, but found '<stream end>'"),
-        ("a: b: c", "f.yaml:1:5: not YAML: mapping values are not allowed here"),
+        (
+            "a: b: c",
+            "f.yaml:1:5: not YAML: mapping values are not allowed here; "
+            "the line before lacks its colon, or text with a colon its quotes",
+        ),
         ("a:\n\tb: 1", "f.yaml:2:1: not YAML: a tab; indent with spaces"),
         ("a: *x", "f.yaml:1:4: not YAML: found undefined alias 'x'"),
         ("---\na: 1\n---\nb: 2", "f.yaml:3:1: not YAML: a second document; write one per file"),

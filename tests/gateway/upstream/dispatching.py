@@ -112,7 +112,7 @@ class Fleet:
         *,
         stream: bool = True,
         within: float = FOREVER,
-        passthrough: bool = False,
+        model: str = "",
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         **on: Any,
@@ -129,7 +129,7 @@ class Fleet:
             timeline=RequestTimeline(self.record),
             upstreams=self.ways,
             first_token_limit=self.limit,
-            passthrough=passthrough,
+            model=model,
         )
         self.wire = FirstWrite()
         http = HttpRequest("POST", "/", {}, now, True, True, ResponseWriter(self.wire, AtOnce()))

@@ -70,7 +70,7 @@ async def test_the_backend_receives_its_model_name_key_and_output_limit() -> Non
 async def test_a_passthrough_keeps_the_callers_model_name() -> None:
     """In the Record too, if safe in a header."""
     async with Fleet(OK) as fleet:
-        await fleet.open(passthrough=True)
+        await fleet.open(model="chat")
         assert json.loads(fleet.upstreams[0].requests[0].body)["model"] == "chat"
         assert fleet.record.model == "chat"
 

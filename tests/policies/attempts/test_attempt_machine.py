@@ -16,7 +16,8 @@ from policies.attempts.attempt_events import (
     FirstToken,
     TimerFired,
 )
-from policies.attempts.attempt_machine import OVERDUE, AttemptMachine, AttemptState
+from policies.attempts.attempt_machine import OVERDUE, AttemptMachine
+from policies.attempts.attempt_states import AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.hedging import abandon_at
 from policies.types import FOREVER, Decision, Placement

@@ -13,7 +13,7 @@ from policies.attempts.attempt_events import (
     FirstToken,
     TimerFired,
 )
-from policies.attempts.attempt_machine import AttemptState
+from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import FOREVER
 from tests.policies.attempts.attempting import API, A, B, C, begun, fails, hedged, silence, told

@@ -21,7 +21,8 @@ from policies.attempts.attempt_events import (
     Open,
     TimerFired,
 )
-from policies.attempts.attempt_machine import TRANSITIONS, AttemptMachine, AttemptState
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.types import AttemptKind, Candidate
 from tests.policies.attempts.attempting import CANDIDATES, FACTS, HISTORY, LIMITS, GivenFacts, machine

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.attempts.attempt_events import AttemptStep, Broken, ClientGone, Ending, FirstToken
-from policies.attempts.attempt_machine import AttemptMachine, AttemptState
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Candidate
 from tests.policies.attempts.attempting import A, B, C, begun, fails, given_up, reason, silence, told

@@ -17,7 +17,8 @@ from policies.attempts.attempt_events import (
     Progress,
     TimerFired,
 )
-from policies.attempts.attempt_machine import AttemptMachine, AttemptState
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_states import AttemptState
 from policies.attempts.committed_stream import SOON, look, patience
 from policies.blame.blame import BLAME
 from policies.types import Candidate

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.queue import admission, late_work
+from policies.queue import hold_rules, late_work
 from policies.queue.late_work import (
     MOST_WRONG,
     PATIENCE,
@@ -65,8 +65,8 @@ def test_what_an_engine_can_begin_without_loss_is_not_kept_by_the_answers_of_ano
 def test_a_short_late_prefill_needs_an_idle_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its answers use."""
     queue = QueueFixture()
-    monkeypatch.setattr(admission, "CALM", 0.0)
-    monkeypatch.setattr(admission, "HARMLESS", 1.0)
+    monkeypatch.setattr(hold_rules, "CALM", 0.0)
+    monkeypatch.setattr(hold_rules, "HARMLESS", 1.0)
     answers_near_their_limit(queue)
     assert queue.enter("r", **SHORT_LATE) == ["r"]
 
@@ -74,7 +74,7 @@ def test_a_short_late_prefill_needs_an_idle_engine_alone(monkeypatch: pytest.Mon
 def test_a_request_without_a_deadline_needs_no_calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch fills what is idle: it is measured by throughput."""
     queue = QueueFixture()
-    monkeypatch.setattr(admission, "CALM", -1.0)
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
     assert queue.enter("r", tokens=60_000, budget=None) == ["r"]
 
 
@@ -184,7 +184,7 @@ def test_tenants_take_turns_so_a_flood_is_no_work_ahead_of_others() -> None:
 def test_long_late_prompts_of_one_tenant_get_no_short_one_of_another_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for calm answers, and no engine takes them meanwhile; a short one waits for an idle engine alone."""
     queue = QueueFixture()
-    monkeypatch.setattr(admission, "CALM", -1.0)
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
     for number in range(60):
         queue.enter(f"long {number}", **LONG_LATE, tenant="flood", blocks=(1,))
         queue.release(later=1.0)

@@ -1,4 +1,4 @@
-"""Whether an endpoint may take a request now, and which rule holds the request otherwise.
+"""Rules that hold a request in the queue: each keeps it from an endpoint for a reason of its own.
 
 Rules, in the order in which they are asked:
 - `cap`, `rate_limit`: no request is sent beyond the cap of an endpoint, or before the provider lets it pass.
@@ -42,7 +42,7 @@ TICK = 0.05  # s between two rounds without events
 
 
 @dataclass(slots=True)
-class Admission:
+class HoldRules:
     """The answers as of `now`. `rate_limited_until`: the end of each API's latest refusal."""
 
     queues: EndpointQueues

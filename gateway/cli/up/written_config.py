@@ -1,0 +1,142 @@
+"""Writes the configuration of the servers that were found, as commented YAML.
+
+Rules:
+- The text is what is served, so the file of `--write` and the running gateway agree.
+- Every text that comes from a server is quoted by the YAML library, and its dollar signs are doubled: else the loader
+  would put a variable of the environment in place of `${NAME}`.
+- Keys and URLs of the environment are written as `${NAME}`, never as values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from gateway.cli.up.known_servers import FoundServer, Reach
+from gateway.cli.up.tier_models import quality_order, tier_models
+
+WIDTH = 110
+OPEN_ENDED = ("ollama", "compatible")  # servers of this machine that get further models while they run
+HEADER = """\
+# Written by `firsttoken up` from the servers that it found. Serve it with: firsttoken serve --config {file}
+# Every model answers as POOL/MODEL, and under its own name where one pool alone lists it. Keys stay in the environment.
+# All keys are explained in docs/policies.md; `firsttoken check {file}` reports mistakes.
+"""
+PASSTHROUGH = """
+# Takes every other name, because its list of models is not known.
+passthrough: {pool}
+"""
+ROUTES = """
+# The same models under three promises. Of the tiers that can keep the promise, `quality` takes the first and `latency`
+# the fastest. A request for one of them may go to an API, and cost.
+"""
+
+
+class QuotedText(str):
+    """Text to be written in double quotes, whatever it looks like."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Aliases would hide a value that occurs twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class FlowList(list[QuotedText]):
+    """List to be written in lines of several values."""
+
+
+_Dumper.add_representer(FlowList, lambda dumper, items: dumper.represent_sequence("tag:yaml.org,2002:seq", items, True))
+_Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, '"'))
+
+
+def named(found: Sequence[FoundServer]) -> list[FoundServer]:
+    """Servers with pool names of their own: a second vLLM is named by its port."""
+    times = Counter(each.server.name for each in found)
+    return [
+        replace(each, server=replace(each.server, name=f"{each.server.name}-{each.server.port}"))
+        if times[each.server.name] > 1
+        else each
+        for each in found
+    ]
+
+
+def config_text(found: Sequence[FoundServer], listen: str, admin: str, access_log: str, file: str) -> str:
+    """`found`: usable servers with names of their own."""
+    first = {"server": {"listen": listen, "admin": admin}, "telemetry": {"access_log": access_log}}
+    parts = [HEADER.format(file=file), _yaml(first), "\npools:\n"]
+    for each in found:
+        parts += [f"  # {each.reach.value}; models found: {len(each.models)}\n", _indented(_pools(each))]
+    if (passthrough := _passthrough(found)) is not None:
+        parts.append(
+            f"\n# Takes every other name, because its list of models is not known.\npassthrough: {passthrough}\n"
+        )
+    if routes := _routes(found):
+        parts += [ROUTES, _yaml({"routes": routes})]
+    return "".join(parts)
+
+
+def _pools(found: FoundServer) -> dict[str, Any]:
+    """The pool with all models of a server; of an API one more for each model of a tier, whose times are its own."""
+    section, chosen, name = _reached(found), tier_models(found), found.server.name
+    models = FlowList(_written(model) for model in found.models)
+    if found.is_api or found.kind in OPEN_ENDED:
+        models.append(QuotedText("*"))
+    if not found.is_api and chosen:
+        section["model"] = _written(chosen[""])
+    pools = {name: {**section, "models": models}}
+    if found.is_api:
+        pools |= {name + ending: {**section, "model": _written(model)} for ending, model in chosen.items()}
+    return pools
+
+
+def _reached(found: FoundServer) -> dict[str, Any]:
+    server = found.server
+    if not found.is_api:
+        return {"backend": found.kind, "endpoints": [QuotedText(server.url)]}
+    section: dict[str, Any] = {"backend": found.kind, "api_key": QuotedText(f"${{{server.key_variable}}}")}
+    if server.url_variable:
+        section["base_url"] = QuotedText(f"${{{server.url_variable}}}")
+    return section
+
+
+def _passthrough(found: Sequence[FoundServer]) -> str | None:
+    """The first API without a list takes names that nobody lists, unless a server of this machine was found: a
+    misspelt name of its models must not send a prompt out of the machine."""
+    unlisted = [each for each in found if each.is_api and each.reach is not Reach.OK]
+    unlisted.sort(key=lambda each: each.reach is Reach.REFUSED)
+    if not unlisted or not all(each.is_api for each in found):
+        return None
+    return unlisted[0].server.name
+
+
+def _routes(found: Sequence[FoundServer]) -> dict[str, Any]:
+    """`best`, `balanced` and `fast`, where there is more than one tier."""
+    ordered = quality_order([each for each in found if each.is_api]) + [each for each in found if not each.is_api]
+    pools = {each.server.name + ending: ending for each in ordered for ending in tier_models(each)}
+    tiers = sorted(pools, key=lambda pool: ("-best", "-fast", "").index(pools[pool]))
+    if len(tiers) < 2:
+        return {}
+    quick = [pool for pool in tiers if pools[pool] != "-best"] or tiers
+    return {
+        "best": {"ttft": {"budget": "5s"}, "prefer": "quality", "tiers": tiers},
+        "balanced": {"ttft": {"budget": "1s"}, "prefer": "quality", "tiers": tiers},
+        "fast": {"ttft": {"budget": "1s"}, "prefer": "latency", "tiers": quick},
+    }
+
+
+def _written(text: str) -> QuotedText:
+    return QuotedText(text.replace("$", "$$"))
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=WIDTH))
+
+
+def _indented(value: Mapping[str, Any]) -> str:
+    return "".join(f"  {line}\n" for line in _yaml(value).splitlines())

@@ -1,0 +1,55 @@
+"""Finds model names that two parts of a configuration claim: routes, aliases, and models of pools.
+
+Of two equal names only one is ever reached, and of two patterns only equal ones hide each other (see
+`policies.routes.model_names`): so a pattern that can never match is one of these conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.config.config_errors import Path, Problem, dotted
+from gateway.config.models import Config
+from policies.routes.model_names import ANY
+
+
+def names(config: Config) -> Iterator[Problem]:
+    """A problem for each name that is claimed again; its text names the first place."""
+    first: dict[str, Path] = {}
+    for name, path in _claims(config):
+        if (other := first.setdefault(name, path)) is path:
+            continue
+        if path[:2] == other and path[0] == "routes":
+            yield Problem(path, f"'{name}' is the name of the route itself; remove it")
+        else:
+            yield Problem(path, f"'{name}' never gets here: it is the name of {_place(other)}; keep one")
+
+
+def unreachable_passthrough(config: Config) -> Iterator[str]:
+    """A note: an alias takes every name before the passthrough does."""
+    taker = next((route.name for route in config.routes.values() if ANY in route.aliases), None)
+    if config.passthrough is not None and taker is not None:
+        yield f"passthrough never acts: the alias '*' of route {taker} takes every name"
+
+
+def _claims(config: Config) -> Iterator[tuple[str, Path]]:
+    """Names with their places, the ones that are tried first before the others."""
+    for name in config.routes:
+        yield name, ("routes", name)
+    for route in config.routes.values():
+        for i, alias in enumerate(route.aliases):
+            yield alias, ("routes", route.name, "aliases", i)
+    for pool, section in config.pools.items():
+        for i, model in enumerate(section.models):
+            yield f"{pool}/{model}", ("pools", pool, "models", i)
+    for pool, section in config.pools.items():
+        for adapter in {} if section.adapters is None else dict.fromkeys(section.adapters.names):
+            if adapter not in config.routes:
+                yield adapter, ("pools", pool, "adapters", adapter)
+
+
+def _place(path: Path) -> str:
+    section, name, *rest = path
+    if not rest:
+        return f"route {name}"
+    return f"a model of pool {name} ({dotted(path)})" if section == "pools" else dotted(path)

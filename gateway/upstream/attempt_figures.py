@@ -1,0 +1,31 @@
+"""Times of one attempt, and the tokens that it is billed for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.types import NEVER
+
+
+@dataclass(slots=True)
+class AttemptTimes:
+    """Monotonic seconds; NEVER, or None: not yet."""
+
+    opened: float
+    connected: float
+    sent: float | None = None
+    first_in: float | None = None
+    reasoning_in: float | None = None  # first token of reasoning before the answer
+    answer_in: float | None = None  # first token of the answer
+    last_token: float = NEVER
+    last_byte: float = NEVER
+    ended: float = 0.0
+
+
+@dataclass(slots=True)
+class Consumption:
+    """Tokens that the server may bill, and their cost; zero for a request that was refused or not sent."""
+
+    prompt: int = 0
+    output: int = 0
+    cost_usd: float = 0.0

@@ -1,0 +1,70 @@
+"""Writes the attempts of a request into its Record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.observe.record import AttemptRecord
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.rescue import Rescue
+from gateway.upstream.routed_request import RoutedRequest, header_safe
+from policies.types import AttemptKind, AttemptOutcome
+
+
+def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
+    """The attempt answers the caller. `first_in`: monotonic s of the answer's first token."""
+    endpoint, times = wire.attempt.candidate.endpoint, wire.times
+    model = routed.model_at(endpoint, wire.upstream)
+    routed.timeline.won(
+        wire.attempt.candidate,
+        header_safe(model) if routed.model else model,
+        opened=times.opened,
+        connected=times.connected,
+        sent=times.sent or times.opened,
+        first_in=first_in,
+    )
+
+
+def record_lost(routed: RoutedRequest, wire: WireAttempt) -> None:
+    routed.timeline.attempt_lost(_record(routed, wire))
+
+
+def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, rescue: Rescue | None) -> None:
+    """Record the attempt whose answer the caller got; a continuation is recorded with the answer before."""
+    assert wire.report is not None
+    reported, output, tpot = wire.report, wire.output_tokens, wire.tpot()
+    continues = wire.attempt.kind is AttemptKind.RESCUE
+    if continues and rescue is not None and (before := rescue.continuation) is not None:
+        reported = replace(reported, prompt_tokens=before.prompt_tokens)
+        output += before.tokens
+        tpot = (wire.times.last_token - first_in) / max(output - 1, 1)
+    routed.timeline.answered(
+        _record(routed, wire),
+        reported,
+        wire.tap.times,
+        output_tokens=output,
+        tpot=tpot,
+        blocks=routed.estimate.pools[wire.attempt.candidate.endpoint.pool].blocks,
+        reasoning_in=wire.times.reasoning_in,
+        answer_in=wire.times.first_in if continues else wire.times.answer_in,
+    )
+
+
+def _record(routed: RoutedRequest, wire: WireAttempt) -> AttemptRecord:
+    attempt, consumed, failure = wire.attempt, wire.consumption, wire.failure
+    arrival = routed.timeline.record.arrival
+    return AttemptRecord(
+        attempt.number,
+        attempt.kind,
+        attempt.candidate.endpoint.id,
+        attempt.candidate.endpoint.pool,
+        opened=wire.times.opened - arrival,
+        ended=wire.times.ended - arrival,
+        ending=wire.outcome or AttemptOutcome.CANCELLED,
+        upstream_id=wire.request.request_id,
+        tokens=consumed.prompt + consumed.output,
+        cost_usd=consumed.cost_usd,
+        junk=wire.tap.junk,
+        status=wire.status,
+        cause="" if failure is None else failure.said,
+    )

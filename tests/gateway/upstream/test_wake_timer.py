@@ -1,0 +1,87 @@
+"""The timer of an attempt machine: on time, never early, and moved on without a new timer of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from gateway.process import loop_factory
+from gateway.upstream.wake_timer import READ_FIRST, WakeTimer
+
+
+class Watched:
+    """A timer, and the times at which it has woken."""
+
+    def __init__(self) -> None:
+        self.timer, self.woken, self.handles = WakeTimer(), list[float](), 0
+
+    def wake(self) -> None:
+        self.woken.append(monotonic())
+
+    def set(self, at: float | None) -> None:
+        before = self.timer._handle
+        self.timer.set(at, self.wake)
+        self.handles += self.timer._handle is not before
+
+
+async def test_it_wakes_once_at_the_earlier_of_two_times() -> None:
+    watched, now = Watched(), monotonic()
+    watched.set(now + 0.5)
+    watched.set(now + 0.01)
+    await asyncio.sleep(0.1)
+    assert len(watched.woken) == 1
+    assert now + 0.01 <= watched.woken[0] < now + 0.1
+
+
+async def test_a_later_time_counts_and_needs_no_timer_of_the_loop() -> None:
+    watched, now = Watched(), monotonic()
+    for moved in range(5):
+        watched.set(now + 0.01 + moved * 0.01)
+    assert watched.handles == 1
+    await asyncio.sleep(0.15)
+    assert len(watched.woken) == 1
+    assert watched.woken[0] >= now + 0.05
+
+
+@pytest.mark.parametrize("end", ["none", "cancelled"])
+async def test_it_wakes_no_more_once_it_is_unset(end: str) -> None:
+    watched = Watched()
+    watched.set(monotonic() + 0.005)
+    if end == "none":
+        watched.set(None)
+    else:
+        watched.timer.cancel()
+    await asyncio.sleep(0.05)
+    assert watched.woken == []
+
+
+async def test_after_a_stall_sockets_are_read_first() -> None:
+    watched, now = Watched(), monotonic()
+    watched.set(now + 0.005)
+    sleep(0.03)  # noqa: ASYNC251 - the stall
+    stalled = monotonic()
+    await asyncio.sleep(0.1)
+    assert len(watched.woken) == 1
+    assert watched.woken[0] >= stalled + READ_FIRST / 2
+
+
+def test_it_never_wakes_early_on_the_loop_of_the_product() -> None:
+    """uvloop rounds to milliseconds. A timer that fires early would be set again and again until it is due."""
+    early: list[Any] = []
+
+    async def many() -> None:
+        async def one(delay: float) -> None:
+            watched, due = Watched(), monotonic() + delay
+            watched.set(due)
+            await asyncio.sleep(delay + 0.02)
+            early.extend(at for at in watched.woken if at < due)
+
+        await asyncio.gather(*(one(0.0003 * number) for number in range(100)))
+
+    factory = loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(many())
+    assert early == []
