@@ -11,8 +11,6 @@ Rules, in the order in which they are asked:
   request of a tenant above its share (`policies.queue.fair_share`), hardly any (`harm`). An API is idle unless at the
   rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a place from a request in time.
 - `calm`: a late prefill above LONG seconds begins only where answers use at most CALM of the pace that they can bear.
-- A request is judged by what it still has to compute there: a prefill of SMALL seconds waits for `prefill` alone, and
-  for no rule about answers.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from policies.types import FOREVER, NEVER, Candidate, Health, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
-SMALL = 0.0  # s of prefill
 HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
@@ -69,14 +66,14 @@ class HoldRules:
         return self._hold_first(endpoint, self.queues.assigned[endpoint], load)
 
     def _hold_first(self, endpoint: str, queue: Sequence[QueuedRequest], load: Load) -> HoldRule | None:
-        local, small = self.fleet.is_local(endpoint), queue[0].prefill_s <= SMALL
+        local = self.fleet.is_local(endpoint)
         if local and load.backlog_s > ROOM:
             return HoldRule.PREFILL
-        if local and load.reopens_in and not small:
+        if local and load.reopens_in:
             return HoldRule.PACE
         if self._may_close(endpoint, load) and (rule := self.closed(queue[0], endpoint)) is not None:
             return rule
-        return HoldRule.SLACK if not small and self._has_slack(endpoint, queue) else None
+        return HoldRule.SLACK if self._has_slack(endpoint, queue) else None
 
     def _has_slack(self, endpoint: str, queue: Sequence[QueuedRequest]) -> bool:
         """The first prefill would cost answers their pace, and waiting helps these: they gain on it, and no request
@@ -139,12 +136,11 @@ class HoldRules:
             return HoldRule.PREFILL
         if endpoint in self.queues.assigned or any(c.endpoint.id == endpoint for c in self.queues.in_dispatch.values()):
             return HoldRule.TURN
-        if prefill_s > SMALL:
-            if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
-                return HoldRule.PACE
-            over = self.shares.is_over(queued.tenant)
-            if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if over else HARMLESS):
-                return HoldRule.SHARE if over else HoldRule.HARM
-            if prefill_s > LONG and queued.deadline < FOREVER and load.tpot_pressure > CALM:
-                return HoldRule.CALM
+        if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
+            return HoldRule.PACE
+        over = self.shares.is_over(queued.tenant)
+        if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if over else HARMLESS):
+            return HoldRule.SHARE if over else HoldRule.HARM
+        if prefill_s > LONG and queued.deadline < FOREVER and load.tpot_pressure > CALM:
+            return HoldRule.CALM
         return self.closed(queued, endpoint) if self.fleet.cap(endpoint) is not None else None
