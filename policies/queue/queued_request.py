@@ -33,7 +33,7 @@ FREED_BY = {
     HoldRule.PACE: "answers there that catch up with their TPOT budget",
     HoldRule.SLACK: "answers there that can bear the prefill, or the end of the time that this request has to spare",
     HoldRule.HARM: "answers there that can bear the prefill: it is late, and would make them late too",
-    HoldRule.CALM: "answers there that use less of their pace: it is late, and its long prefill would make live sessions late",
+    HoldRule.CALM: "answers there that use less of their pace: it is late, and its prefill is long",
     HoldRule.SHARE: "use of the engines by other tenants: its tenant is above its share",
     HoldRule.TURN: "the requests that wait for the same endpoints before it",
 }
