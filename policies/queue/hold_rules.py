@@ -132,15 +132,27 @@ class HoldRules:
         if not self.fleet.is_local(endpoint):
             return HoldRule.RATE_LIMIT if self.is_rate_limited(endpoint) else self.closed(queued, endpoint)
         load = self.fleet.snapshot(self.now).loads[endpoint]
-        if load.backlog_s > within or load.health is Health.DOWN:
-            return HoldRule.PREFILL
-        if endpoint in self.queues.assigned or any(c.endpoint.id == endpoint for c in self.queues.in_dispatch.values()):
-            return HoldRule.TURN
-        if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
-            return HoldRule.PACE
+        if (rule := self._not_idle(endpoint, load, prefill_s, within)) is not None:
+            return rule
         over = self.shares.is_over(queued.tenant)
         if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if over else HARMLESS):
             return HoldRule.SHARE if over else HoldRule.HARM
         if prefill_s > LONG and queued.deadline < FOREVER and load.tpot_pressure > CALM:
             return HoldRule.CALM
         return self.closed(queued, endpoint) if self.fleet.cap(endpoint) is not None else None
+
+    def idle_endpoints(self) -> list[str]:
+        """Endpoints that may take a late request, if its prefill is short enough for the answers there."""
+        loads = self.fleet.snapshot(self.now).loads
+        return [
+            name
+            for name, load in loads.items()
+            if not self.fleet.is_local(name) or self._not_idle(name, load, 0.0, IDLE) is None
+        ]
+
+    def _not_idle(self, endpoint: str, load: Load, prefill_s: float, within: float) -> HoldRule | None:
+        if load.backlog_s > within or load.health is Health.DOWN:
+            return HoldRule.PREFILL
+        if endpoint in self.queues.assigned or any(c.endpoint.id == endpoint for c in self.queues.in_dispatch.values()):
+            return HoldRule.TURN
+        return HoldRule.PACE if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1 else None

@@ -265,16 +265,16 @@ class PlacementRound:
             rule = HoldRule.RATE_LIMIT
         queued.hold_by(rule, first.endpoint.id, self.now)
 
-    def may_begin(self, queued: QueuedRequest) -> bool:
-        """Without a decision: some endpoint may take a late prefill as long as at the placement of the request."""
-        if queued.route.on_miss == "shed":
-            return True
-        pools = self.fleet.snapshot(self.now).pools
+    def able_to_begin(self, heads: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Heads of which some endpoint may take the prefill now, if it is as long as at their placement."""
+        idle = self.rules.idle_endpoints()
+        return [each for each in heads if each.route.on_miss == "shed" or self._takes_any(idle, each)]
+
+    def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
+        pools = queued.route.pools
         return any(
-            self.rules.hold_late(queued, each.id, queued.prefill_s) is None
-            for name in queued.route.pools
-            if name in pools
-            for each in pools[name].endpoints
+            endpoint.partition("/")[0] in pools and self.rules.hold_late(queued, endpoint, queued.prefill_s) is None
+            for endpoint in idle
         )
 
     def demote(self) -> None:

@@ -180,8 +180,9 @@ class QueueScheduler:
         heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
         if len(heads) <= MANY:
             return heads
-        due = {queued.request_key for queued in _least(heads, "checked_at")}
-        return [queued for queued in heads if queued.request_key in due or turn.may_begin(queued)]
+        due = {queued.request_key: queued for queued in _least(heads, "checked_at")}
+        able = {queued.request_key: queued for queued in turn.able_to_begin(heads)}
+        return [*(due | able).values()]
 
     def _late_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
         return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence
