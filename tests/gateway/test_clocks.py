@@ -21,7 +21,6 @@ WALL = re.compile(r"from time import [^\n]*\btime(_ns)?\b|\btime\.time(_ns)?\(|d
 DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
-    "backends/failures.py": "a Retry-After that is a date",
     "backends/rate_limit_headers.py": "a rate limit's reset that is a date",
     "backends/translation/messages_as_chat.py": "`created` of a chat's chunks",
     "backends/simulated/simulated_server.py": "what an engine says of itself",
