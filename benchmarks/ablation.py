@@ -35,12 +35,13 @@ from gateway.replay.session_results import session_row
 from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.queue import late_work, placement_round
+from policies.queue import hold_rules, late_work, placement_round
 from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.hold_rules import HoldRules
 from policies.queue.placement_round import PlacementRound, with_first
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing import tiers
-from policies.routing.candidates import QueuedRequest
 from policies.scorers import scorers
 from policies.types import FOREVER, Decision
 
@@ -77,22 +78,18 @@ class Idea:
     plays_in: Callable[[Scenario], bool] = _everywhere
 
 
-_place_best_effort = PlacementRound._place_best_effort
+_place_late = PlacementRound._place_late
 
 
 def _late_at_once(turn: PlacementRound, queued: QueuedRequest, decision: Decision) -> Decision | None:
     """Late requests are dispatched at once; requests without a deadline still wait for an idle engine."""
     if queued.deadline == FOREVER:
-        return _place_best_effort(turn, queued, decision)
-    return with_first(decision, turn.best_effort_order(queued, decision)[0])
+        return _place_late(turn, queued, decision)
+    return with_first(decision, turn.fastest(queued, decision)[0])
 
 
 def _zero(*_: object, **named: object) -> int:
     return 0
-
-
-def _always(*_: object, **named: object) -> bool:
-    return True
 
 
 def _nothing(*_: object, **named: object) -> None:
@@ -134,9 +131,9 @@ IDEAS = (
     Idea(
         "late binding",
         "requests are dispatched at once, as if there were always room",
-        ((PlacementRound, "has_room", _always), (PlacementRound, "_holds", _never), OPEN),
+        ((HoldRules, "_hold_first", _nothing), OPEN),
     ),
-    Idea("holding", "a prefill never waits for answers to bear it", ((PlacementRound, "_holds", _never),)),
+    Idea("holding", "a prefill never waits for answers to bear it", ((HoldRules, "_has_slack", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
     Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((scorers, "TPOT_MISS", 0.0),)),
     Idea("price of engine time", "only this request's own delay counts", ((scorers, "ENGINE_TIME", 0.0),)),
@@ -156,15 +153,19 @@ IDEAS = (
     Idea(
         "late requests last",
         "requests that cannot make their deadline are dispatched at once",
-        ((PlacementRound, "_place_best_effort", _late_at_once),),
+        ((PlacementRound, "_place_late", _late_at_once),),
     ),
     Idea(
         "harm of late requests",
         "late requests go to idle engines whatever answers they stall",
-        ((placement_round, "HARMLESS", FOREVER),),
+        ((hold_rules, "HARMLESS", FOREVER),),
     ),
-    Idea("calm pool for late prefills", "an idle engine is enough for any", ((late_work, "CALM", FOREVER),)),
-    Idea("early refusals", "late requests wait to the queue's limit", ((late_work, "PATIENCE", FOREVER),)),
+    Idea("calm engine for late prefills", "an idle engine is enough for any", ((hold_rules, "CALM", FOREVER),)),
+    Idea(
+        "early refusals",
+        "late requests wait to the queue's limit",
+        ((late_work, "PATIENCE", FOREVER), (placement_round, "PATIENCE", FOREVER)),
+    ),
     Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
     Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),
     Idea(

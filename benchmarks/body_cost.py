@@ -26,8 +26,8 @@ from backends.interface import BackendConfig, BackendRequest, Operation
 from backends.vllm import Vllm
 from gateway.admission.auth import ANYONE
 from gateway.api.inference_request import InferenceRequest, parse
+from gateway.decider import Decider
 from gateway.process import tune_gc
-from gateway.scheduler import Decider
 from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.fleet.fleet import Fleet

@@ -27,8 +27,8 @@ from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route, with_preset
-from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,

@@ -28,6 +28,7 @@ from gateway.cluster.gossip import new_group
 from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
 from gateway.config.models import Config
+from gateway.decider import Decider
 from gateway.downstream.http_server import HttpServer
 from gateway.downstream.intake import Intake
 from gateway.fleet.dns_discovery import DnsDiscovery
@@ -47,7 +48,7 @@ from gateway.observe.trace_context import Tracer
 from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
 from gateway.proxy import Proxy
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
-from gateway.scheduler import Decider, RequestQueue
+from gateway.scheduler import RequestQueue
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import encoder

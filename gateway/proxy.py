@@ -24,6 +24,7 @@ from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
 from gateway.cache_warming import CacheWarming
+from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.intake import SMALL_BODY
@@ -33,7 +34,7 @@ from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
-from gateway.scheduler import Decider, QueueTimeout, RequestQueue
+from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
@@ -155,7 +156,7 @@ class Proxy:
             try:
                 await self.serve(http, operation, timeline)
             except QueueTimeout as timeout:
-                timeline.held(monotonic(), timeout.rate_limited_s)
+                timeline.held(monotonic(), timeout.held)
                 self.refuse(http, timeout, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
                 self.refuse(http, refusal, timeline)
@@ -254,7 +255,7 @@ class Proxy:
     ) -> tuple[RoutedName, PromptEstimate]:
         """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
         if no route takes the model any more."""
-        timeline.held(monotonic(), 0.0)
+        timeline.held(monotonic(), {})
         named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
         timeline.routed(request, named.route)
         runtime.routes.admit(tenant, named.route, request.model)

@@ -1,7 +1,6 @@
-"""From a parsed request to its decision: estimate, queue, placement.
+"""From a parsed request to its placement: the gateway's queue in the event loop.
 
-`Decider` gives the pure decision code a parsed request, an estimate, a snapshot and the clock. `RequestQueue` drives
-`policies.queue.queue_scheduler` with a clock, a timer and waiting callers. Rules of the queue:
+`RequestQueue` drives `policies.queue.queue_scheduler` with a clock, a timer and waiting callers. Rules:
 - A request placed at once costs no task, no future and no timer.
 - The queue is checked when a request enters or leaves, an attempt gets its first token or ends, an engine is scraped,
   and when the scheduler asks for it. Many events in one turn of the loop are one check.
@@ -18,31 +17,21 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, replace
-from random import random
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeVar
 
-from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
-from gateway.api.inference_request import InferenceRequest, parse, with_model
-from gateway.observe.record import Record, RequestOutcome
-from gateway.tokenize.estimator import Estimator
+from gateway.api.inference_request import InferenceRequest
+from gateway.decider import queued_request
 from policies.fleet.fleet import Fleet
-from policies.latency.token_counts import AnswerLengths
 from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue.queued_request import Hold, QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest, uncached_tokens
 from policies.routing.tiers import LONGEST_WAIT, decide
-from policies.types import FOREVER, Decision, Health, PromptEstimate
+from policies.types import FOREVER, Decision, PromptEstimate
 
 log = logging.getLogger("firsttoken")
-T = TypeVar("T")
-
-LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
-MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
-SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
 
 NO_DEADLINE_PATIENCE = 600.0  # s to hold a request without a deadline: the SDKs' own default timeout
 SHORTEST_TIMER = 0.001  # s between two checks asked for by the scheduler
@@ -50,106 +39,12 @@ WOKEN = 16  # requests in one turn of the loop that are decided again after a re
 SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
 
 
-# --------------------------------------------------------------------------- parse, estimate, decide
-
-
-class Decider:
-    """Steps common to the proxy, the request queue and /explain."""
-
-    def __init__(self, estimator: Estimator, fleet: Fleet) -> None:
-        self.estimator = estimator
-        self.fleet = fleet
-        self.answer_lengths = fleet.answer_lengths
-
-    async def parse(
-        self,
-        operation: Operation,
-        raw: bytes,
-        headers: Mapping[str, str],
-        arrival: float,
-        request_id: str,
-        wanted_headers: frozenset[str] = frozenset(),
-    ) -> InferenceRequest:
-        """Parses a body, in a thread if slow enough to block the loop. Raises ApiError."""
-        asked = operation, raw, headers, arrival, request_id, wanted_headers
-        if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_containers(raw) <= MANY):
-            return parse(*asked)
-        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
-
-    async def with_model(self, raw: bytes, model: str) -> bytes:
-        """A body with this model, in a thread if slow."""
-        return await self.off_loop(len(raw), with_model, raw, model)
-
-    async def off_loop(self, size: int, work: Callable[..., T], *given: Any) -> T:
-        """Do work on a body of `size` bytes, in a thread if slow."""
-        if size <= LARGE:
-            return work(*given)
-        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
-
-    async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
-        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread.
-
-        Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
-        """
-        expected = self.answer_lengths.expected_output(route.name, route.output_cap(request.max_tokens))
-        estimate = await self.estimator.estimate(
-            request.prompt, route.pools, tenant.cache_group, expected, route.adapters
-        )
-        if not route.budget_grows:
-            return estimate
-        fleet = self.fleet.snapshot_for(request.caller, monotonic())
-        return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.hit))
-
-    def decide(
-        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int
-    ) -> Decision:
-        """The decision at this moment without the queue. Changes nothing."""
-        now = monotonic()
-        queued = queued_request(self.answer_lengths, request, route, estimate, tenant, sequence, now)
-        return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet, now)
-
-    def learn(self, record: Record) -> None:
-        """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
-        if record.end is RequestOutcome.COMPLETED and record.output_tokens:
-            self.answer_lengths.observe_output(record.route, -(-record.output_tokens // record.choices))
-        if record.ttft_of == "answer" and record.stream and record.ttft is not None:
-            answered = record.total if record.promised is None else record.promised  # at least
-            self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
-
-    def any_usable(self, now: float) -> bool:
-        """An endpoint is up for all callers."""
-        return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
-
-
-def queued_request(
-    answer_lengths: AnswerLengths,
-    request: InferenceRequest,
-    route: Route,
-    estimate: PromptEstimate,
-    tenant: Tenant,
-    sequence: int,
-    now: float,
-) -> QueuedRequest:
-    reasoning = answer_lengths.expected_reasoning(route, now) if request.stream else None
-    return QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight, reasoning)
-
-
-def estimated_containers(raw: bytes) -> float:
-    """Approximate number of objects and arrays in a body, from samples at random places: no caller knows them."""
-    places = [int(random() * (len(raw) - SAMPLE)) for _ in range(SAMPLES)]
-    found = sum(raw.count(b"{", at, at + SAMPLE) + raw.count(b"[", at, at + SAMPLE) for at in places)
-    return found * len(raw) / (SAMPLES * SAMPLE)
-
-
-# --------------------------------------------------------------------------- queue
-
-
 class QueueTimeout(ApiError):
-    """A request found no place within the patience; `rate_limited_s` of the time because of a provider's rate limit."""
+    """A request found no place within the patience. `held`: seconds by the rule of the queue that held it."""
 
-    def __init__(self, message: str, retry_after: float, rate_limited_s: float) -> None:
+    def __init__(self, message: str, retry_after: float, held: Mapping[str, float]) -> None:
         super().__init__(503, message, type="server_error", code="unavailable", headers=retry_later(retry_after))
-        self.rate_limited_s = rate_limited_s
+        self.held = held
 
 
 @dataclass(slots=True, eq=False)
@@ -188,6 +83,14 @@ class RequestQueue:
     def depth(self) -> Mapping[str, int]:
         """Requests held now, by route."""
         return Counter(waiter.queued.route.name for waiter in self._waiters.values())
+
+    def would_hold(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, decision: Decision
+    ) -> Hold | None:
+        """The rule that would hold a new request with this decision. Changes nothing."""
+        lengths, sequence = self.fleet.answer_lengths, self.sequence + 1
+        queued = queued_request(lengths, request, route, estimate, tenant, sequence, decision.at)
+        return self.scheduler.would_hold(queued, decision, self.fleet)
 
     @property
     def saturated(self) -> bool:

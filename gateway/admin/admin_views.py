@@ -23,6 +23,7 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import RECENT
 from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
+from policies.queue.queued_request import FREED_BY, Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
@@ -45,9 +46,10 @@ def explain(
     held: Mapping[str, int],
     pools: Mapping[str, Pool],
     beliefs: Mapping[str, Sequence[Belief]],
+    hold: Hold | None = None,
 ) -> dict[str, Any]:
     """All inputs and results of a decision. `held`: requests queued now, by route; `beliefs`: by endpoint;
-    `uncached_tokens`: only where the TTFT budget grows with these.
+    `uncached_tokens`: only where the TTFT budget grows with these; `hold`: what would hold the request in the queue.
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
@@ -62,6 +64,9 @@ def explain(
         "prompt_tokens": {pool: found.tokens for pool, found in estimate.pools.items()},
         "expected_output_tokens": estimate.output_tokens,
         "held_now": dict(held),
+        "held_by": None
+        if hold is None
+        else {"rule": hold.rule.value, "endpoint": hold.endpoint, "freed_by": FREED_BY[hold.rule]},
         "candidates": [
             {"rank": rank, "chosen": candidate is decision.chosen, **_candidate(candidate)}
             for rank, candidate in enumerate(decision.ranked, 1)
@@ -101,6 +106,20 @@ def believed_view(beliefs: Iterable[Belief], now: float) -> list[dict[str, Any]]
         }
         for each in beliefs
     ]
+
+
+def holds_view(held: Iterable[QueuedRequest], now: float) -> dict[str, list[dict[str, Any]]]:
+    """Requests in the gateway's queue by endpoint, and by the rule that holds them."""
+    since: dict[tuple[str, HoldRule], list[float]] = {}
+    for queued in held:
+        if (hold := queued.hold) is not None:
+            since.setdefault((hold.endpoint, hold.rule), []).append(hold.since)
+    view: dict[str, list[dict[str, Any]]] = {}
+    for (endpoint, rule), times in since.items():
+        longest = round(now - min(times), 3)
+        found = {"rule": rule.value, "requests": len(times), "longest_s": longest, "freed_by": FREED_BY[rule]}
+        view.setdefault(endpoint, []).append(found)
+    return view
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

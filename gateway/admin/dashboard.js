@@ -177,6 +177,9 @@
     const whom = found.callers === "all" ? "all callers" : `${found.callers} of the callers`;
     return `${found.what}${lasts}, to ${whom}: ${found.why}`;
   };
+  const holdText = (held) =>
+    `${held.requests} held by ${held.rule}, for up to ${held.longest_s.toFixed(1)} s; freed by ${held.freed_by}`;
+  const holdRow = (held) => el("tr", {}, el("td", { class: "why", colspan: 11 }, holdText(held)));
   const beliefRow = (found) => el("tr", {}, el("td", { class: "why", colspan: 11 }, beliefText(found)));
 
   const endpointRows = (entry) => {
@@ -194,7 +197,7 @@
       cell(share(calibration ? calibration.under_p90 : null)),
       cell(entry.prefix_capacity ? `${entry.prefix_blocks}` : "–", "n", `of ${entry.prefix_capacity}`), cell(`${entry.samples}`),
     );
-    return [row, ...entry.believed.map(beliefRow)];
+    return [row, ...entry.believed.map(beliefRow), ...entry.held.map(holdRow)];
   };
 
   const showFleet = (fleet) => byId("fleet").tBodies[0].replaceChildren(...fleet.flatMap(endpointRows));
@@ -296,7 +299,8 @@
     ];
     return [
       el("p", {}, el("span", { class: "name" }, said.outcome), `: ${said.reason}. ${left}; `,
-        `${said.expected_output_tokens} tokens of answer expected.`),
+        `${said.expected_output_tokens} tokens of answer expected.`,
+        said.held_by ? ` Held by ${said.held_by.rule}; freed by ${said.held_by.freed_by}.` : ""),
       el("div", { class: "wide" }, el("table", {}, el("thead", {}, heading), el("tbody", {}, ...rows))),
     ];
   };

@@ -22,16 +22,17 @@ from aiohttp import web
 
 from backends.interface import Operation
 from gateway.admin.admin_server import json_response
-from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, named_view
+from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view, named_view
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.config.models import Config
+from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
 from gateway.observe.timeline import Recorder, note_on_screen
 from gateway.runtime import RuntimeHolder
-from gateway.scheduler import Decider, RequestQueue
+from gateway.scheduler import RequestQueue
 from gateway.strict_json import BadJson, decode, encode
 
 BATCH = 20  # Records encoded between two turns of the loop: 0.5 ms
@@ -81,7 +82,11 @@ class GatewayAdmin:
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         now, fleet = monotonic(), self.decider.fleet
-        return [endpoint_view(fleet.statistics(endpoint, now), now) for endpoint in fleet.snapshot(now).loads]
+        held = holds_view(self.queue.scheduler.holds(), now)
+        return [
+            {**endpoint_view(fleet.statistics(endpoint, now), now), "held": held.get(endpoint, [])}
+            for endpoint in fleet.snapshot(now).loads
+        ]
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         runtime = self.runtime.current
@@ -93,7 +98,8 @@ class GatewayAdmin:
         estimate = await self.decider.estimate(request, route, tenant)
         decision = self.decider.decide(request, route, estimate, tenant, self.queue.sequence + 1)
         beliefs = self.decider.fleet.beliefs(decision.at)
-        found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs)
+        hold, depth = self.queue.would_hold(request, route, estimate, tenant, decision), self.queue.depth()
+        found = explain(decision, estimate, depth, runtime.pools, beliefs, hold)
         return json_response(200, encode({**named_view(request.model, named), **found}))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:

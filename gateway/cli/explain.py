@@ -28,8 +28,8 @@ from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
+from gateway.decider import Decider
 from gateway.runtime import routes_of, tokenizers
-from gateway.scheduler import Decider
 from gateway.strict_json import BadJson, decode, encode
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
@@ -155,13 +155,14 @@ def _known(reply: Mapping[str, Any]) -> list[str]:
     uncached = reply.get("uncached_tokens")
     grown = f", of a budget that counts {uncached} uncached tokens" if uncached else ""
     budget = "no TTFT budget" if left is None else f"{left:.0f} ms left for the first token{grown}"
-    held = sum(reply["held_now"].values())
+    held, hold = sum(reply["held_now"].values()), reply.get("held_by")
     waiting = f"; {held} requests are held back" if held else ""
     return [
         *_named(reply),
         f"{reply['outcome']}: {reply['reason']}",
         f"prompt: {prompts}; {reply['expected_output_tokens']} tokens of answer expected",
         f"budget: {budget}{waiting}",
+        *([f"held by {hold['rule']} at {hold['endpoint']}; freed by {hold['freed_by']}"] if hold else []),
     ]
 
 

@@ -146,6 +146,7 @@ class Record:
     cost_usd: float = 0.0  # of all attempts
     attempts: list[AttemptRecord] = field(default_factory=list)
     escalated: str = ""  # shortcoming of an answer for which another pool was asked: refusal, length, invalid_json
+    held: Mapping[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     decision: Decision | None = None  # while the request lives
@@ -199,6 +200,7 @@ class Record:
         shown["stages_ms"] = {
             name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
         }
+        shown["held_ms"] = {rule: _ms(seconds) for rule, seconds in self.held.items()}
         shown["ttft_met"] = self.ttft_met
         shown["tpot_met"] = self.tpot_met
         shown["total_met"] = self.total_met

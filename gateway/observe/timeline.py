@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic, time
 
@@ -37,6 +37,7 @@ from gateway.observe.record import (
 )
 from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
+from policies.queue.queued_request import HoldRule
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
 from policies.types import (
@@ -131,7 +132,7 @@ class RequestTimeline:
 
     def decided(self, decision: Decision) -> Decision:
         """Note the decision, its deadline and the prediction for the first candidate; the queue stage ends."""
-        self.held(decision.at, decision.rate_limited)
+        self.held(decision.at, decision.held)
         record = self.record
         record.decision = decision
         record.scorer = decision.scorer
@@ -142,8 +143,11 @@ class RequestTimeline:
             self._predicted(chosen, decision.at)
         return decision
 
-    def held(self, at: float, limited: float) -> None:
-        """Close the queue stage at `at`; the last `limited` seconds were caused by a rate limit."""
+    def held(self, at: float, by_rule: Mapping[str, float]) -> None:
+        """Close the queue stage at `at`. `by_rule`: seconds by the rule that held the request; those of a rate limit
+        are a stage of their own."""
+        self.record.held = by_rule or self.record.held
+        limited = by_rule.get(HoldRule.RATE_LIMIT, 0.0)
         self.close((QUEUE, at - limited))
         if limited:
             self.close((RATE_LIMIT, at))

@@ -36,8 +36,8 @@ from gateway.replay.clairvoyant_plan import EngineGroup, PlannedRequest
 from gateway.replay.sim_fleet import Scenario, SimFleet
 from gateway.replay.traces import Arrival
 from policies.fleet.fleet import Fleet
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Tier
-from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Forecast, Placement, RequestView
 
 TICK = 0.015  # s between two decisions while requests with a deadline wait

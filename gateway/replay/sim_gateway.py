@@ -24,8 +24,9 @@ from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest, uncached_tokens
+from policies.routing.candidates import uncached_tokens
 from policies.routing.tiers import LONGEST_WAIT
 from policies.scorers.scorers import tie_break
 from policies.types import (

@@ -16,7 +16,7 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route
-from policies.routing.candidates import one_of_each_pool
+from policies.routing.ranking import one_of_each_pool
 from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout

@@ -302,6 +302,7 @@ def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> lis
     best: dict[str, dict[str, Any]] = {}
     health: dict[str, dict[str, str]] = {}
     believed: dict[str, dict[tuple[str, str], Any]] = {}
+    held: dict[str, dict[str, Any]] = {}
     for worker, entries in by_worker.items():
         for entry in entries:
             name = entry["endpoint"]["id"]
@@ -309,9 +310,23 @@ def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> lis
             found = believed.setdefault(name, {})
             for belief in entry["believed"]:
                 found.setdefault((belief["what"], belief["why"]), belief)
+            _add_held(held.setdefault(name, {}), entry["held"])
             if name not in best or entry["samples"] > best[name]["samples"]:
                 best[name] = {**entry, "worker": worker}
     return [
-        {**entry, "health_by_worker": health[name], "believed": [*believed[name].values()]}
+        {
+            **entry,
+            "health_by_worker": health[name],
+            "believed": [*believed[name].values()],
+            "held": [*held[name].values()],
+        }
         for name, entry in best.items()
     ]
+
+
+def _add_held(total: dict[str, Any], found: Iterable[Mapping[str, Any]]) -> None:
+    """Add the requests that a worker holds, by rule."""
+    for each in found:
+        before = total.get(each["rule"], {**each, "requests": 0})
+        requests, longest = before["requests"] + each["requests"], max(before["longest_s"], each["longest_s"])
+        total[each["rule"]] = {**each, "requests": requests, "longest_s": longest}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from policies.attempts.attempt_events import AttemptFacts
-from policies.routing.candidates import p50_of
+from policies.routing.ranking import p50_of
 from policies.types import Candidate
 
 

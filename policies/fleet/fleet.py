@@ -319,6 +319,8 @@ class Fleet:
                 waited = now - attempt.sent_at - attempt.adapter_wait.seconds
                 state.predictor.observe_at_least(attempt.sample(waited), now)
         pool = self._pools.get(state.pool.name)
+        if pool is not None:
+            pool.share_tokens_per_event(state)
         attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
         self._touch(state)
 

@@ -43,6 +43,12 @@ class PoolState:
         learner.teacher_samples = max(one.predictor.samples for one in teachers)
         return True
 
+    def share_tokens_per_event(self, teacher: EndpointState) -> None:
+        """An endpoint without an answer of its own expects what its siblings send: one software, one setting."""
+        for one in self.members:
+            if not one.interference.counted_answers:
+                one.interference.tokens_per_event = teacher.interference.tokens_per_event
+
     def is_outlier(self, state: EndpointState) -> bool:
         """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""
         answers = [refused for one in self.members if one is not state for refused in one.refusals]

@@ -205,6 +205,11 @@ class ErrorQuantiles:
         self._sorted.clear()
         self._mixed_at = NEVER
 
+    def widen_from(self, other: ErrorQuantiles, factor: float, now: float) -> None:
+        """Takes another spread, wider by `factor`, as the prior."""
+        self._prior = tuple(factor * log(ratio) for ratio in other.quantiles(now))
+        self._mixed_at = NEVER
+
     def warm_start_from(self, other: ErrorQuantiles, now: float) -> None:
         """Takes another endpoint's spread as the prior."""
         self._prior = tuple(map(log, other.quantiles(now)))

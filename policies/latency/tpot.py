@@ -39,7 +39,7 @@ TARGET_MISS_RATE = 0.02  # share of answers which may miss their TPOT: a fleet w
 SHARE_STEP = 0.01  # by which an answer moves the usable share of the TPOT budget
 MIN_SHARE, FIRST_SHARE, MAX_SHARE = 0.5, 0.85, 1.0  # of the TPOT budget
 COUNTED = 16  # tokens from which an answer tells how many tokens an event carries
-TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer
+TOKENS_PER_EVENT_WEIGHT = 1 / 8  # of the latest answer, at least: the first tells all
 MAX_TOKENS_PER_EVENT = 100.0  # of an answer: more is a wrong report
 STALL_GRID = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # s of stall at which misses are computed
 MIN_SLACK = 0.1  # of a budget, that the undisturbed TPOT leaves: with less, nothing can be caught up
@@ -242,6 +242,7 @@ class DecodeInterference:
         self.updated_at = 0.0  # time of the last `update`
         self._undisturbed_tpot = 0.0  # s per token, as of the last `update`
         self.tokens_per_event = 1.0  # servers may send several tokens at once
+        self.counted_answers = 0  # that have told how many
         self._decode_events = 0.0  # exponential average
         self._budgets: dict[float, int] = {}  # number of answers by TPOT budget
         self._rest = RestTpot(0.0, 0.0)  # as of the last `update`
@@ -284,7 +285,9 @@ class DecodeInterference:
         self.context -= answer.context
         if tokens is not None and answer.tokens >= COUNTED:
             reported = min(max(tokens / answer.tokens, 1.0), MAX_TOKENS_PER_EVENT)
-            self.tokens_per_event += (reported - self.tokens_per_event) * TOKENS_PER_EVENT_WEIGHT
+            self.counted_answers += 1
+            weight = max(1 / self.counted_answers, TOKENS_PER_EVENT_WEIGHT)
+            self.tokens_per_event += (reported - self.tokens_per_event) * weight
         if not self.answers:
             self.expected_tpot_misses = NO_MISSES
         if (budget := answer.tpot_budget) is not None:

@@ -47,6 +47,7 @@ API_HALF_LIFE = 3600.0  # s: load follows the hour of the day; a sooner change i
 API_MEMORY = 48.0  # samples which a length's mean remembers at most
 API_SHRINK = 3.0  # samples which the mean of all lengths counts for in one length
 
+QUEUED_SPREAD = 1.5  # of a queued prompt, in logarithms, until its own errors tell
 MATURE_SAMPLES = 32  # from which an endpoint's own samples outweigh its siblings'
 SPEED_SHRINK = 1.0  # samples, as weight of the prior "as fast as the sibling"
 
@@ -123,6 +124,8 @@ class TtftPredictor(ABC):
         # A prompt sent before the present regime is compared with what is predicted now.
         reference = predicted if now - sample.ttft < self._regime_since else sample.predicted
         self._errors_of(sample.work.queued_tokens).observe(sample.ttft / reference, now)
+        if not sample.work.queued_tokens and self._queued_errors is not self._idle_errors:
+            self._queued_errors.widen_from(self._idle_errors, QUEUED_SPREAD, now)
         self._learn(sample, ttft, now)
 
     def observe_at_least(self, sample: TtftSample, now: float) -> None:

@@ -1,7 +1,8 @@
 """Requests that wait for an idle endpoint: late, without a deadline, or of a tenant above its share.
 
 At an overload it holds thousands, and every event looks at it. So what an event costs depends on the number of tenants
-and routes, not on the number of requests. Requests that came back after a refusal are first.
+and routes, not on the number of requests. Requests that came back after a refusal are first. A long prefill holds up no
+short one, and a request that waits for the endpoint with its state no other.
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 
-from policies.queue.late_work import LONG, LateWork
-from policies.routing.candidates import QueuedRequest
+from policies.queue.late_work import LONG, LateRate, may_be_refused, patience_left, work_ahead
+from policies.queue.queued_request import QueuedRequest
 from policies.types import FOREVER, NEVER
+
+Owner = tuple[str, str, bool, str]  # tenant, route, a prefill above LONG, and the endpoint with the request's state
 
 
 def _precedence(queued: QueuedRequest) -> tuple[bool, int]:
     return not queued.returned, queued.sequence
 
 
-def _owner(queued: QueuedRequest) -> tuple[str, str, str]:
-    """A request that waits for the endpoint with its state holds up no other."""
-    return queued.tenant, queued.route.name, queued.request.pinned
+def _owner(queued: QueuedRequest) -> Owner:
+    return queued.tenant, queued.route.name, queued.prefill_s > LONG, queued.request.pinned
 
 
 class BestEffortQueue:
-    """Queues by tenant, route and the endpoint with the request's state, each in order of `_precedence`."""
+    """Queues by Owner, each in order of `_precedence`."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, QueuedRequest] = {}
-        self._queues: dict[tuple[str, str, str], list[QueuedRequest]] = {}
-        self._late = defaultdict[tuple[str, bool], LateWork](LateWork)  # by route, and long or not
+        self._queues: dict[Owner, list[QueuedRequest]] = {}
+        self._waiting_s: dict[Owner, float] = {}  # prefill of requests with a deadline
+        self._rates = defaultdict[tuple[str, bool], LateRate](LateRate)  # by route, and long or not
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -41,7 +44,7 @@ class BestEffortQueue:
     @property
     def late(self) -> bool:
         """A request with a deadline waits."""
-        return any(work.requests for work in self._late.values())
+        return any(rate.requests for rate in self._rates.values())
 
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
@@ -52,54 +55,77 @@ class BestEffortQueue:
         owner, queued.late_since = _owner(queued), now
         insort(self._queues.setdefault(owner, []), queued, key=_precedence)
         if queued.deadline < FOREVER:
-            self.late_work(queued).add(queued.tenant, queued.prefill_s, now)
+            self._rate(queued).add(now)
+            self._waiting_s[owner] = self._waiting_s.get(owner, 0.0) + queued.prefill_s
 
     def remove(self, queued: QueuedRequest, now: float = NEVER) -> None:
         del self._by_key[queued.request_key]
         owner = _owner(queued)
         queue = self._queues[owner]
         del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
+        if queued.deadline < FOREVER:
+            self._rate(queued).add(now, -1)
+            self._waiting_s[owner] -= queued.prefill_s
         if not queue:
             del self._queues[owner]
-        if queued.deadline < FOREVER:
-            self.late_work(queued).add(queued.tenant, queued.prefill_s, now, times=-1)
+            self._waiting_s.pop(owner, None)
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
-        self.remove(queued, now)
         if queued.deadline < FOREVER:
-            self.late_work(queued).on_begun(queued.prefill_s)
-
-    def late_work(self, queued: QueuedRequest) -> LateWork:
-        """Of the route, as long as the request: short prefills do not wait for a calm pool, whoever sends long ones."""
-        return self._late[queued.route.name, queued.prefill_s > LONG]
+            self._rate(queued).on_begun(queued.prefill_s, now)
+        self.remove(queued, now)
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue: the first. Above the share it is the latest in time: behind a
         queue that only grows, every request would come too late. On a route that sheds the queue does not grow."""
         return [
-            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(tenant) else queue[0]
-            for (tenant, _, _), queue in self._queues.items()
+            _latest_in_time(queue, now) if queue[0].route.on_miss != "shed" and is_over(owner[0]) else queue[0]
+            for owner, queue in self._queues.items()
         ]
 
-    def first(self) -> list[QueuedRequest]:
-        """Of each queue."""
-        return [queue[0] for queue in self._queues.values()]
+    # ---------------------------------------------------------------- waits
+
+    def wait(self, queued: QueuedRequest, ahead_s: float, now: float) -> float:
+        """Predicted seconds until the prefill of a late request begins, behind `ahead_s` of prefill."""
+        return self._rate(queued).wait(ahead_s + queued.prefill_s, now)
+
+    def work_ahead(self, queued: QueuedRequest) -> float:
+        """Seconds of prefill that begin before a late request that is not queued yet."""
+        waiting_s: dict[str, float] = {}
+        for owner, seconds in self._waiting_s.items():
+            if owner[1:3] == _owner(queued)[1:3]:
+                waiting_s[owner[0]] = waiting_s.get(owner[0], 0.0) + seconds
+        return work_ahead(queued.tenant, queued.prefill_s, waiting_s)
+
+    def on_refused(self, queued: QueuedRequest, ahead_s: float, wait: float, now: float) -> None:
+        """A late request is refused for a predicted wait."""
+        self._rate(queued).on_refused(ahead_s + queued.prefill_s, wait, now)
+
+    def overdue(self, now: float) -> list[QueuedRequest]:
+        """The first of each queue, where its wait has become too long, even as the next to begin."""
+        first = (queue[0] for queue in self._queues.values())
+        return [each for each in first if may_be_refused(each) and self.wait(each, 0.0, now) > patience_left(each, now)]
+
+    def _rate(self, queued: QueuedRequest) -> LateRate:
+        return self._rates[queued.route.name, queued.prefill_s > LONG]
 
     def prefill_ahead(self, queued: QueuedRequest) -> float:
         """Seconds of prefill of the same tenant and route that arrived before."""
         same = (queue for owner, queue in self._queues.items() if owner[:2] == _owner(queued)[:2])
         return sum(other.prefill_s for queue in same for other in queue if other.sequence < queued.sequence)
 
+    # ---------------------------------------------------------------- tenants
+
     def by_tenant(self) -> Counter[str]:
         """Number of requests."""
         held = Counter[str]()
-        for (tenant, _, _), queue in self._queues.items():
-            held[tenant] += len(queue)
+        for owner, queue in self._queues.items():
+            held[owner[0]] += len(queue)
         return held
 
     def latest_of(self, tenant: str) -> QueuedRequest | None:
-        latest = (queue[-1] for (name, _, _), queue in self._queues.items() if name == tenant)
+        latest = (queue[-1] for owner, queue in self._queues.items() if owner[0] == tenant)
         return max(latest, key=lambda queued: queued.sequence, default=None)
 
 

@@ -18,7 +18,7 @@ from itertools import chain, takewhile
 from typing import TypeVar
 
 from policies.queue.best_effort_queue import BestEffortQueue
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint
 
 K = TypeVar("K")

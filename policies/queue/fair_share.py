@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from math import exp
 
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER, Candidate
 
 TIME_CONSTANT = 60.0  # s

@@ -1,13 +1,13 @@
-"""Late prefills: when one may begin, how long another will wait, and which refused requests have come back.
+"""Waits of late requests, and refused requests that come back.
 
-An answer that is late anyway is still worth its prefill to an agent's session: the session's next turns find their
-prompt cached. But a prefill of seconds makes live sessions late, and those lose their caches in turn. Rules:
-- A late prefill above LONG seconds begins only while the pool is calm: its answers use at most CALM of the pace that
-  they can bear, in the mean over the engines that are up.
+A late answer is still worth its prefill to an agent's session: the session's next turns find their prompt cached. But a
+prefill of seconds makes live sessions late, and those lose their caches in turn. Rules:
 - Engines take late work at a rate that is learned: seconds of prefill begun per second in which late work waited; of
-  prefills above LONG and of others apart, as these need no calm. The wait follows (Little's law). A request that
-  would wait above PATIENCE is refused at once, with MARGIN times the wait as Retry-After, rather than after a minute;
-  not where only a prefill in progress, shorter than that, is ahead.
+  prefills above LONG and of others apart, as these need no calm (`policies.queue.hold_rules`). The wait follows
+  (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the wait as
+  Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
+- A refusal is a forecast: once as much work has begun as was ahead, or none waits any more, the time since is compared
+  with the wait that was predicted, and corrects the next ones.
 - Tenants take turns: of another tenant's work, no more is ahead of a request than of its own.
 - A refused request that comes back within COMES_BACK times Retry-After is the first among the late requests of its
   tenant and route, and is not refused again before RETURNED_PATIENCE. So is a later turn of the same session.
@@ -15,18 +15,15 @@ prompt cached. But a prefill of seconds makes live sessions late, and those lose
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
-from math import exp
+from dataclasses import dataclass
+from math import exp, log
 
-from policies.fleet.fleet import Fleet
-from policies.routing.candidates import QueuedRequest
-from policies.types import FOREVER, NEVER, Decision, Health, Placement
+from policies.queue.queued_request import QueuedRequest
+from policies.types import FOREVER, NEVER
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
-CALM = 0.5  # of the TPOT pressure at which an engine takes no prefill
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
 MARGIN = 2.0  # Retry-After / predicted wait: a caller that comes back too early waits again
 TIME_CONSTANT = 30.0  # s of the averages
@@ -35,47 +32,60 @@ LEAST_RATE = 0.05  # s of prefill per second, believed where none has begun for 
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # s
 REMEMBERED = 1024  # refused requests of a tenant on a route
 COMES_BACK = 1.5  # times Retry-After, within which a refused request may come back
+SCORED = 64  # latest refusals whose wait is still open
+SCORE_WEIGHT = 1 / 8  # of the latest refusal in the correction
+MOST_WRONG = 4.0  # factor by which waits are corrected at most
 
 
-class WorkByTenant:
-    """Requests of a route, and seconds of their prefill, by tenant."""
+@dataclass(frozen=True, slots=True)
+class OpenForecast:
+    """A refusal whose wait is not known yet: the request would begin once `begun_s` seconds of work have."""
+
+    at: float
+    begun_s: float
+    wait: float
+
+
+class LateRate:
+    """The rate at which engines take late prefills while any waits, and how right its forecasts were."""
 
     def __init__(self) -> None:
-        self.prefill_s: dict[str, float] = {}
-        self._requests = Counter[str]()
-
-    def add(self, tenant: str, prefill_s: float, times: int = 1) -> None:
-        """`times` -1: a request leaves."""
-        self._requests[tenant] += times
-        self.prefill_s[tenant] = self.prefill_s.get(tenant, 0.0) + times * prefill_s
-        if not self._requests[tenant]:
-            del self._requests[tenant], self.prefill_s[tenant]
-
-
-class LateWork:
-    """Late requests of a route in the queue, all long or all short ones, and the rate at which engines take their
-    prefills while any waits."""
-
-    def __init__(self, updated_at: float = NEVER) -> None:
-        self.requests = 0
-        self.waiting = WorkByTenant()
+        self.requests = 0  # that wait
         self.waited_s = PRIOR_S
         self.begun_s = PRIOR_WORK
-        self.updated_at = updated_at
+        self.updated_at = NEVER
+        self.correction = 1.0  # of predicted waits
+        self._begun_s = 0.0  # in all
+        self._open: deque[OpenForecast] = deque(maxlen=SCORED)
 
-    def add(self, tenant: str, prefill_s: float, now: float, times: int = 1) -> None:
-        """`times` -1: a request leaves."""
+    def add(self, now: float, requests: int = 1) -> None:
+        """-1: a request leaves."""
         self._update(now)
-        self.requests += times
-        self.waiting.add(tenant, prefill_s, times)
+        self.requests += requests
+        if not self.requests:
+            self._score(now, all_begun=True)
 
-    def on_begun(self, prefill_s: float) -> None:
+    def on_begun(self, prefill_s: float, now: float) -> None:
         self.begun_s += prefill_s
+        self._begun_s += prefill_s
+        self._score(now)
 
     def wait(self, work_s: float, now: float) -> float:
         """Seconds until so much prefill has begun."""
         self._update(now)
-        return work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
+        return self.correction * work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
+
+    def on_refused(self, work_s: float, wait: float, now: float) -> None:
+        """A request was refused behind `work_s` of prefill, for a predicted wait."""
+        if self.requests:
+            self._open.append(OpenForecast(now, self._begun_s + work_s, wait))
+
+    def _score(self, now: float, all_begun: bool = False) -> None:
+        while self._open and (all_begun or self._open[0].begun_s <= self._begun_s):
+            forecast = self._open.popleft()
+            ratio = max(now - forecast.at, SHORTEST_RETRY) / max(forecast.wait, SHORTEST_RETRY)
+            corrected = log(self.correction) + SCORE_WEIGHT * log(ratio)
+            self.correction = exp(min(max(corrected, -log(MOST_WRONG)), log(MOST_WRONG)))
 
     def _update(self, now: float) -> None:
         """While no request waits, the averages return to the prior."""
@@ -88,118 +98,47 @@ class LateWork:
         self.begun_s = self.begun_s * decay + (0.0 if self.requests else (1 - decay) * PRIOR_WORK)
 
 
-def work_ahead(tenant: str, own_s: float, *works: Mapping[str, float]) -> float:
-    """Seconds of prefill that begin before a request of `own_s`. `works`: what waits, by tenant.
+def work_ahead(tenant: str, own_s: float, waiting_s: Mapping[str, float]) -> float:
+    """Seconds of prefill that begin before a request of `own_s`. `waiting_s`: what waits, by tenant.
 
     Tenants take turns: until a request begins, no other tenant has begun more than its own.
     """
-    waiting_s = defaultdict[str, float](float)
-    for work in works:
-        for each, prefill_s in work.items():
-            waiting_s[each] += prefill_s
-    ahead_s = waiting_s.pop(tenant, 0.0)
-    return ahead_s + sum(min(other_s, ahead_s + own_s) for other_s in waiting_s.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Engine time kept for a refused request until `until`."""
-
-    prefill_s: float
-    until: float
-
-
-PromiseOwner = tuple[str, str]  # tenant, route
+    ahead_s = waiting_s.get(tenant, 0.0)
+    return ahead_s + sum(min(other_s, ahead_s + own_s) for other, other_s in waiting_s.items() if other != tenant)
 
 
 class RefusedRequests:
-    """Requests refused lately; of each tenant and route the latest REMEMBERED, by the last full block of the prompt."""
+    """Requests refused lately, until when they may come back; by tenant and route, and the last full block of the
+    prompt, of each the latest REMEMBERED."""
 
     def __init__(self) -> None:
-        self._promises: dict[PromiseOwner, dict[int, Promise]] = {}
-        self._expiries: list[tuple[float, PromiseOwner, int]] = []  # a heap; some are of promises that were kept
-        self._compact_at = REMEMBERED  # entries of the heap
-        self._promised = defaultdict[str, WorkByTenant](WorkByTenant)  # by route
-
-    def work_ahead(self, queued: QueuedRequest, late: LateWork, now: float) -> float:
-        """Seconds of prefill that begin before a late request: of `late`, and of refused requests that come back."""
-        promised = self.promised_s(queued.route.name, now)
-        return work_ahead(queued.tenant, queued.prefill_s, late.waiting.prefill_s, promised)
-
-    def refuse_new(
-        self, queued: QueuedRequest, decision: Decision, late: LateWork, ahead_s: float, now: float
-    ) -> Decision | None:
-        """A refusal of a late request whose wait, behind `ahead_s` of prefill, would be too long. None: may queue."""
-        if not may_be_refused(queued) or queued.returned:
-            return None
-        wait = late.wait(ahead_s + queued.prefill_s, now)
-        return self.refuse(queued, decision, wait, now) if wait > PATIENCE else None
-
-    def refuse(self, queued: QueuedRequest, decision: Decision, wait: float, now: float) -> Decision:
-        """503, with Retry-After from the predicted wait."""
-        retry_after = min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
-        self.add(queued, retry_after, now)
-        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
-        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
+        self._until: dict[tuple[str, str], dict[int, float]] = {}
+        self._sweep_at = REMEMBERED  # tenants and routes
 
     def add(self, queued: QueuedRequest, retry_after: float, now: float) -> None:
         """A prompt without a full block is not remembered: it costs no engine much."""
         if not (hashes := _hashes(queued)):
             return
-        self._expire(now)
-        owner, block = _owner(queued), hashes[-1]
-        self._forget(owner, block)
-        if len(own := self._promises.get(owner, {})) >= REMEMBERED:
-            self._forget(owner, next(iter(own)))
-        promise = Promise(queued.prefill_s, now + COMES_BACK * retry_after)
-        self._promises.setdefault(owner, {})[block] = promise
-        self._promised[queued.route.name].add(queued.tenant, promise.prefill_s)
-        heappush(self._expiries, (promise.until, owner, block))
-        if len(self._expiries) > self._compact_at:
-            self._compact()
+        if len(self._until) >= self._sweep_at:
+            self._until = {owner: own for owner, own in self._until.items() if max(own.values()) >= now}
+            self._sweep_at = 2 * len(self._until) + REMEMBERED
+        own = self._until.setdefault((queued.tenant, queued.route.name), {})
+        own.pop(hashes[-1], None)
+        own[hashes[-1]] = now + COMES_BACK * retry_after
+        if len(own) > REMEMBERED:
+            del own[next(iter(own))]
 
     def take(self, queued: QueuedRequest, now: float) -> bool:
         """The same prompt was refused lately, or an earlier turn of its session."""
-        self._expire(now)
-        owner = _owner(queued)
-        if (own := self._promises.get(owner)) is None:
+        owner = queued.tenant, queued.route.name
+        if (own := self._until.get(owner)) is None:
             return False
-        block = next((block for block in reversed(_hashes(queued)) if block in own), None)
-        return block is not None and self._forget(owner, block)
-
-    def promised_s(self, route: str, now: float) -> Mapping[str, float]:
-        """Seconds of prefill of requests that may still come back, by tenant."""
-        self._expire(now)
-        return self._promised[route].prefill_s
-
-    def _compact(self) -> None:
-        """Drops the entries of promises that were kept or replaced."""
-        kept = ((owner, block, one) for owner, own in self._promises.items() for block, one in own.items())
-        self._expiries = [(one.until, owner, block) for owner, block, one in kept]
-        heapify(self._expiries)
-        self._compact_at = 2 * len(self._expiries) + REMEMBERED
-
-    def _expire(self, now: float) -> None:
-        while self._expiries and self._expiries[0][0] < now:
-            until, owner, block = heappop(self._expiries)
-            promise = self._promises.get(owner, {}).get(block)
-            if promise is not None and promise.until == until:
-                self._forget(owner, block)
-
-    def _forget(self, owner: PromiseOwner, block: int) -> bool:
-        """False: there was no such promise."""
-        own = self._promises.get(owner, {})
-        if (promise := own.pop(block, None)) is None:
-            return False
-        if not own:
-            del self._promises[owner]
-        tenant, route = owner
-        self._promised[route].add(tenant, promise.prefill_s, times=-1)
-        return True
-
-
-def _owner(queued: QueuedRequest) -> PromiseOwner:
-    return queued.tenant, queued.route.name
+        block = next((block for block in reversed(_hashes(queued)) if own.get(block, NEVER) >= now), None)
+        if block is not None:
+            del own[block]
+            if not own:
+                del self._until[owner]
+        return block is not None
 
 
 def _hashes(queued: QueuedRequest) -> Sequence[int]:
@@ -208,28 +147,16 @@ def _hashes(queued: QueuedRequest) -> Sequence[int]:
     return next((prompt.blocks.hashes for prompt in estimates if prompt is not None and prompt.blocks.hashes), ())
 
 
+def retry_after_of(wait: float) -> float:
+    """Seconds, by the predicted wait."""
+    return min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
+
+
 def may_be_refused(queued: QueuedRequest) -> bool:
     """A late request is refused rather than held for long. A route with `best_effort` sends it at last."""
     return queued.route.on_miss == "queue" and queued.deadline < FOREVER
 
 
-def is_overdue(queued: QueuedRequest, late: LateWork, now: float) -> bool:
-    """The wait of a late request in the queue has become too long, even if it were the next to begin."""
-    if not may_be_refused(queued):
-        return False
-    return late.wait(queued.prefill_s, now) > patience_left(queued, now)
-
-
 def patience_left(queued: QueuedRequest, now: float) -> float:
     """Seconds for which a late request may still be held."""
     return queued.late_since - now + (RETURNED_PATIENCE if queued.returned else PATIENCE)
-
-
-def is_calm(fleet: Fleet, pool: str, now: float) -> bool:
-    """The answers of the pool can bear a long prefill."""
-    pressures = [
-        load.tpot_pressure
-        for name, load in fleet.snapshot(now).loads.items()
-        if load.health is not Health.DOWN and name.partition("/")[0] == pool
-    ]
-    return sum(pressures) <= CALM * len(pressures)

@@ -1,178 +1,144 @@
-"""Placement at one moment: decisions that count the queues, and endpoints with room.
+"""Placement of a request at one moment: at an endpoint, in a queue, or back to the caller.
 
 Rules:
-- The work ahead in the queues (`policies.queue.endpoint_queues`) counts as a wait at the endpoint; so do the seconds
-  until the answers can bear another prefill.
-- An endpoint has room while the backlog of prefill is at most ROOM seconds and the answers can bear another stall
-  (`policies.latency.tpot`). An API always has room.
-- A prefill that would cost answers their pace is held while the whole queue of the endpoint has slack, and no request
-  is late: each further token makes the answers bear more.
-- No request is sent beyond the cap of an endpoint, or before the provider's rate limit lets it pass: it is assigned to
-  the endpoint and held. Requests held before it count when its wait is predicted.
-- The forecast of when an engine's answers have caught up is unreliable, the forecast of another tier is not. So a
-  queued request spills to another tier when better by the forecasts, and at the latest when the other tier can only
-  just make the deadline, at RISK of the usual risk.
-- A request of a tenant above its share (`policies.queue.fair_share`) counts as late.
-- A long late prefill begins only while the pool is calm, and a late request that would wait for too long is refused at
-  once (`policies.queue.late_work`), unless the forecast is not trained.
-- Late requests go to idle endpoints only. An engine is idle if a prefill there makes no other request miss a deadline
-  or pace. An API is idle unless at the rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a
-  place from a request in time.
+- A request is late where it would miss the deadline more likely than not (LATE). The target of the route is another
+  question: it chooses the tier.
+- A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
+- A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
+  (`policies.queue.hold_rules`). At the head of the queue it is decided again.
+- The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
+  at the latest when the other tier can only just make the deadline, at RISK of the usual risk.
+- A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
+  it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
 
 from policies.fleet.fleet import Fleet
-from policies.fleet.learned_rate_limit import RATE_LIMIT_WINDOW
-from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
-from policies.queue.fair_share import FairShare
-from policies.queue.late_work import LONG, PATIENCE, RefusedRequests, is_calm, is_overdue, patience_left
-from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest
-from policies.routing.tiers import decide
-from policies.types import (
-    FOREVER,
-    NEVER,
-    Candidate,
-    Decision,
-    Endpoint,
-    FleetSnapshot,
-    Health,
-    Load,
-    Placement,
-    RejectionKind,
+from policies.queue.hold_rules import IDLE, TICK, HoldRules
+from policies.queue.late_work import (
+    PATIENCE,
+    RefusedRequests,
+    may_be_refused,
+    patience_left,
+    retry_after_of,
 )
+from policies.queue.queue_view import QueueView
+from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
+from policies.routes.route import Route
+from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Placement, RejectionKind
 
-ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
-IDLE = 0.01  # s of prefill under which an engine is idle
-HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
-GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
-HARMLESS = 0.3  # expected TPOT misses because of an already late request
-HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
+LATE = 0.5  # chance of the deadline, below which a request is late
 STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
-TICK = 0.05  # s between two rounds without events
+FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 
 
 @dataclass(slots=True)
 class PlacementRound:
-    """Decisions as of `now`. `rate_limited_until`: the end of each API's latest refusal; `refused`:
-    requests that may come back."""
+    """Placements as of `now`. `refused`: requests that may come back."""
 
     queues: EndpointQueues
     fleet: Fleet
     now: float
-    rate_limited_until: dict[str, float]
-    shares: FairShare
+    view: QueueView
+    rules: HoldRules
     refused: RefusedRequests
-    idle: dict[tuple[str, ...], list[Endpoint]] = field(default_factory=dict)  # for a prompt of no tokens, by pools
 
-    # ---------------------------------------------------------------- decisions
-
-    def decide(self, queued: QueuedRequest, ignore_interference: bool = False, behind: float = 0.0) -> Decision:
-        """A decision with the queues ahead. `ignore_interference`: as if no engine's answers had to catch up. `behind`:
-        more seconds to wait for any engine."""
-        snapshot, queues = self.fleet.snapshot_for(queued.request.caller, self.now), self.queues
-        if queued.route.scorer == "predicted":
-            occupied = queues.in_dispatch or queues.assigned
-            ahead = queues.prefill_ahead(queued) if occupied else {}
-            limited = occupied and any(load.limits for load in snapshot.loads.values())
-            held = queues.held_ahead(queued) if limited else {}
-            delayed: dict[str, Load] = {}
-            for name, load in snapshot.loads.items():
-                wait = ahead.get(name, 0.0)
-                if behind and self.fleet.is_local(name):
-                    wait += behind
-                if load.reopens_in and not ignore_interference:
-                    wait += max(load.reopens_in - load.backlog_s, 0.0)
-                requests, tokens = held.get(name, (0, 0.0)) if load.limits else (0, 0.0)
-                if wait or requests:
-                    delayed[name] = replace(load, wait=wait, held_requests=requests, held_tokens=tokens)
-            if delayed:
-                snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
-        return decide(queued, snapshot, self.fleet, self.now)
-
-    def place(self, queued: QueuedRequest) -> Decision | None:
+    def place(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """The decision of a request dispatched now; None: queued."""
-        decision = self.decide(queued)
         chosen = decision.chosen
         if chosen is None:
             return decision
-        if self._must_wait(queued, chosen):
-            self._assign(queued, decision, chosen)
+        if (rule := self.rules.must_wait(queued, chosen)) is not None:
+            self._assign(queued, decision, chosen, rule)
             return None
-        if queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id):
+        if self._is_sent_on(queued, chosen):
             return decision
         queued.returned |= self.refused.take(queued, self.now)
-        if queued.deadline == FOREVER or self.shares.is_over(queued.tenant):
-            return self._place_best_effort(queued, decision)
-        if chosen.probability < queued.route.target:
-            decision = self.decide(queued, ignore_interference=True)
-            chosen = decision.ranked[0]
-            if chosen.probability < queued.route.target:
-                return self._place_best_effort(queued, decision)
-        return decision if self._assign_or_dispatch(queued, decision, chosen) else None
+        if self._is_late(queued, decision):
+            return self._place_late(queued, decision)
+        return self._dispatch_or_assign(queued, decision, decision.ranked[0])
 
-    def _assign_or_dispatch(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> bool:
-        """True: dispatched now, as the endpoint has room and no queue. False: assigned."""
-        endpoint = chosen.endpoint.id
+    def would_hold(self, queued: QueuedRequest, decision: Decision) -> Hold | None:
+        """The rule that would hold the request if placed now; None: none, or it would be refused. Changes no queue."""
+        chosen = decision.chosen
+        if chosen is None:
+            return None
+        rule = self.rules.must_wait(queued, chosen)
+        if rule is None and not self._is_sent_on(queued, chosen):
+            if self._is_late(queued, decision):
+                chosen = (order := self.fastest(queued, decision))[0]
+                others = HoldRule.TURN if self.queues.best_effort else None
+                rule = others if self._first_idle(queued, order) else self._late_rule(queued, chosen)
+            else:
+                chosen = decision.ranked[0]
+                self._plan(queued, chosen)
+                rule = self.rules.hold(queued, chosen)
+        return None if rule is None else Hold(rule, chosen.endpoint.id, self.now)
+
+    # ---------------------------------------------------------------- requests in time
+
+    def _is_best_effort(self, queued: QueuedRequest) -> bool:
+        return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant)
+
+    def _is_sent_on(self, queued: QueuedRequest, chosen: Candidate) -> bool:
+        """The queue of the endpoint is its own: of an API, and of every endpoint on a route with another scorer."""
+        return queued.route.scorer != "predicted" or not self.fleet.is_local(chosen.endpoint.id)
+
+    def _is_late(self, queued: QueuedRequest, decision: Decision) -> bool:
+        return self._is_best_effort(queued) or decision.ranked[0].probability < LATE
+
+    def _dispatch_or_assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> Decision | None:
+        """Dispatched now, where the endpoint has room and no queue; else assigned."""
         self._plan(queued, chosen)
-        free = endpoint not in self.queues.assigned and self.has_room(endpoint, chosen.load)
-        if (
-            free
-            and not self._holds(endpoint, (queued,))
-            and not (self._may_close(chosen) and self.is_closed(queued, endpoint))
-        ):
-            return True
-        self._assign(queued, decision, chosen)
-        return False
+        rule = self.rules.hold(queued, chosen)
+        if rule is None:
+            return decision
+        self._assign(queued, decision, chosen, rule)
+        return None
 
     def _plan(self, queued: QueuedRequest, chosen: Candidate) -> None:
         forecast, load = chosen.forecast, chosen.load
         alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
         queued.prefill_s = forecast.prefill
-        queued.send_by = queued.deadline - alone * forecast.ratio(_sure(queued.route))
+        is_sure = chosen.probability >= queued.route.target
+        queued.send_by = queued.deadline - alone * forecast.ratio(_sure(queued.route)) if is_sure else NEVER
 
-    def _holds(self, endpoint: str, queue: Sequence[QueuedRequest]) -> bool:
-        """The first prefill would cost answers their pace, and waiting helps these: they gain on it, and no request
-        is late or would become so."""
-        load, first = self.fleet.snapshot(self.now).loads[endpoint], queue[0]
-        if first.deadline == FOREVER or expected_tpot_misses(load, first.prefill_s) <= HARM:
-            return False
-        budget = first.route.tpot_budget(first.request.tpot_budget) or FOREVER
-        if load.tpot * (1 - load.prefill_utilization) > GAINING * budget or self.queues.best_effort.late:
-            return False
-        starts = accumulate((queued.prefill_s for queued in queue), initial=self.now + load.backlog_s + TICK)
-        return all(start < queued.send_by for start, queued in zip(starts, queue, strict=False))
-
-    def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate) -> None:
+    def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> None:
         self._plan(queued, chosen)
-        queued.checked_at = self.now
         spill_at = self._or_next_check(self._spill_at(queued, decision, chosen.endpoint.pool))
-        limited = queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier)
-        queued.set_rate_limited(self.now, limited or chosen.load.send_at > self.now)
+        if queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier):
+            rule = HoldRule.RATE_LIMIT
+        queued.hold_by(rule, chosen.endpoint.id, self.now)
         self.queues.assign(queued, chosen.endpoint, spill_at, chosen.load.refused_until > self.now)
 
-    def _may_close(self, chosen: Candidate) -> bool:
-        """The chosen endpoint has a cap or a rate limit."""
-        load = chosen.load
-        if load.limits or load.send_at > self.now:
-            return True
-        return self.fleet.closes and self.fleet.cap(chosen.endpoint.id) is not None
+    def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
+        """Decides again at the head of the queue: the assigned endpoint if still in time, or still the best."""
+        decision = self.view.decide(queued)
+        for candidate in decision.ranked:
+            if candidate.endpoint.id == endpoint and candidate.probability >= STILL * queued.route.target:
+                return with_first(decision, candidate)
+        chosen = decision.chosen
+        if chosen is not None and chosen.endpoint.id == endpoint and chosen.probability >= LATE:
+            return decision
+        return self.place(queued, decision)
 
-    def _must_wait(self, queued: QueuedRequest, chosen: Candidate) -> bool:
-        """No slot or no rate is left at the chosen endpoint, or a request held there comes first."""
-        if not self._may_close(chosen):
-            return False
-        endpoint = chosen.endpoint.id
-        queue = self.queues.assigned.get(endpoint)
-        return bool(queue and queue[0] < queued) or self.is_closed(queued, endpoint)
+    def note_hold(self, endpoint: str) -> bool:
+        """Note the rule that holds the head of the queue of an endpoint. False: none does.
+
+        A request that waits here because an API of a better tier refuses is held by that rate limit.
+        """
+        rule, head = self.rules.hold_next(endpoint), self.queues.assigned[endpoint][0]
+        if rule is not None and (head.hold is None or head.hold.rule is not HoldRule.RATE_LIMIT):
+            head.hold_by(rule, endpoint, self.now)
+        return rule is not None
+
+    # ---------------------------------------------------------------- other tiers, and closed endpoints
 
     def _spill_at(self, queued: QueuedRequest, decision: Decision, pool: str) -> float:
         """The last moment at which a tier other than `pool` makes the deadline."""
@@ -188,62 +154,14 @@ class PlacementRound:
     def _or_next_check(self, at: float) -> float:
         return at if at > self.now else self.now + RECHECK_TIERS
 
-    def _place_best_effort(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
-        """Dispatches to an idle endpoint if no other best-effort request is queued; else queues at the end, or refuses
-        where the route sheds and those ahead leave no time."""
-        self.note_rate_limits()
-        preferred = self.best_effort_order(queued, decision)
-        queued.prefill_s = min(candidate.forecast.prefill for candidate in preferred)
-        if not self.queues.best_effort and (idle := self.first_idle(queued, preferred)) is not None:
-            return with_first(decision, idle)
-        if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
-            shed = self.decide(queued, behind=self._best_effort_ahead(queued, decision))
-            if shed.chosen is None:
-                return shed
-        late = self.queues.best_effort.late_work(queued)
-        ahead_s = self.refused.work_ahead(queued, late, self.now)
-        starts = not ahead_s and self._starts_within(queued, preferred, PATIENCE)
-        may_refuse = not starts and not self._is_guess(preferred)
-        if may_refuse and (refusal := self.refused.refuse_new(queued, decision, late, ahead_s, self.now)) is not None:
-            return refusal
-        queued.set_rate_limited(self.now, self.waits_for_rate_limit(queued, decision, preferred))
-        self.queues.best_effort.add(queued, self.now)
-        return None
-
-    def overdue(self) -> list[QueuedRequest]:
-        """The first of each best-effort queue, where its wait turns out to be too long, even as the next to begin."""
-        waiting = self.queues.best_effort
-        return [queued for queued in waiting.first() if is_overdue(queued, waiting.late_work(queued), self.now)]
-
-    def refuse_if_certain(self, queued: QueuedRequest) -> Decision | None:
-        """A refusal of an overdue request; None: it waits for a prefill in progress alone, or its wait is a guess."""
-        late, now = self.queues.best_effort.late_work(queued), self.now
-        decision, queued.checked_at = self.decide(queued), now
-        order = self.best_effort_order(queued, decision) if decision.ranked else []
-        if self._is_guess(order) or self._starts_within(queued, order, patience_left(queued, now)):
-            return None
-        wait = late.wait(self.refused.work_ahead(queued, late, now), now)
-        return self.refused.refuse(queued, decision, wait, now)
-
-    def _best_effort_ahead(self, queued: QueuedRequest, decision: Decision) -> float:
-        """Seconds until the engines have taken what the tenant has queued before."""
-        engines = sum(self.fleet.is_local(candidate.endpoint.id) for candidate in decision.ranked)
-        return self.queues.best_effort.prefill_ahead(queued) / max(engines, 1)
-
-    # ---------------------------------------------------------------- assigned requests
-
-    def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
-        """Decides again at the head of the queue: the assigned endpoint if still in time."""
-        decision = self.decide(queued)
-        for candidate in decision.ranked:
-            if candidate.endpoint.id == endpoint and candidate.probability >= STILL * queued.route.target:
-                return with_first(decision, candidate)
-        return self.place(queued)
+    def is_due(self, queued: QueuedRequest) -> bool:
+        """The last decision of the request is RECHECK_TIERS seconds old."""
+        return self.now - queued.checked_at >= RECHECK_TIERS
 
     def spill(self, queued: QueuedRequest) -> Decision | None:
         """Moves a request to another tier where better by now; the decision, if dispatched there."""
         assert queued.assigned is not None
-        decision, pool, target = self.decide(queued), queued.assigned.pool, queued.route.target
+        decision, pool, target = self.view.decide(queued), queued.assigned.pool, queued.route.target
         spill_at = self._spill_at(queued, decision, pool)
         queued.spill_at = self._or_next_check(spill_at)
         if self.now >= spill_at:
@@ -253,23 +171,21 @@ class PlacementRound:
         for candidate in decision.ranked:
             if candidate.endpoint.pool != pool and candidate.probability >= target:
                 self.queues.unassign(queued)
-                dispatched = self._assign_or_dispatch(queued, decision, candidate)
-                return with_first(decision, candidate) if dispatched else None
+                return self._dispatch_or_assign(queued, with_first(decision, candidate), candidate)
         return None
 
     def leave_closed(self, queued: QueuedRequest) -> Decision | None:
         """Moves a request held at a closed endpoint to one that is open by now; a refusal where the wait has become too
         long. None: stays."""
         assert queued.assigned is not None
-        endpoint = queued.assigned.id
-        if not self.is_closed(queued, endpoint) or not (self._another_is_open(queued) or self._begin_check(queued)):
+        endpoint, rules = queued.assigned.id, self.rules
+        if rules.closed(queued, endpoint) is None or not (self._another_is_open(queued) or self.is_due(queued)):
             return None
-        decision = self.decide(queued)
-        chosen = decision.chosen
-        if chosen is not None and (chosen.endpoint.id == endpoint or self._must_wait(queued, chosen)):
-            return None
-        if chosen is not None and not self.has_room(chosen.endpoint.id, chosen.load):
-            return None
+        decision = self.view.decide(queued)
+        if (chosen := decision.chosen) is not None:
+            stays = chosen.endpoint.id == endpoint or rules.must_wait(queued, chosen)
+            if stays or not rules.has_room(chosen):
+                return None
         self.queues.unassign(queued)
         return decision
 
@@ -277,26 +193,48 @@ class PlacementRound:
         snapshot = self.fleet.snapshot_for(queued.request.caller, self.now)
         pools = [snapshot.pools[name] for name in queued.route.pools if name in snapshot.pools]
         return any(
-            snapshot.loads[each.id].health is Health.UP and not self.is_closed(queued, each.id)
+            snapshot.loads[each.id].health is Health.UP and self.rules.closed(queued, each.id) is None
             for pool in pools
             for each in pool.endpoints
             if each.id in snapshot.loads
         )
 
-    def _begin_check(self, queued: QueuedRequest) -> bool:
-        """Notes a decision of the request as of now; False: the last one is younger than RECHECK_TIERS."""
-        if self.now - queued.checked_at < RECHECK_TIERS:
-            return False
-        queued.checked_at = self.now
-        return True
+    # ---------------------------------------------------------------- late requests
 
-    def begin_tier_comparison(self, queued: QueuedRequest) -> bool:
-        """Notes a comparison as of now; False: no other tier exists, or the last one is younger than RECHECK_TIERS."""
-        return queued.spill_at < FOREVER and self._begin_check(queued)
+    def _place_late(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
+        """Dispatches to an idle endpoint if no other late request is queued; else queues at the end, or refuses where
+        the route sheds and those ahead leave no time."""
+        order, waiting = self.fastest(queued, decision), self.queues.best_effort
+        queued.prefill_s = min(candidate.forecast.prefill for candidate in order)
+        if not waiting and (idle := self._first_idle(queued, order)) is not None:
+            return with_first(decision, idle)
+        if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
+            engines = sum(self.fleet.is_local(candidate.endpoint.id) for candidate in decision.ranked)
+            shed = self.view.decide(queued, behind=waiting.prefill_ahead(queued) / max(engines, 1))
+            if shed.chosen is None:
+                return shed
+        if (refusal := self._refuse_new(queued, decision, order)) is not None:
+            return refusal
+        self._hold_late(queued, decision, order)
+        waiting.add(queued, self.now)
+        return None
 
-    # ---------------------------------------------------------------- best-effort requests
+    def next_late(self, queued: QueuedRequest) -> Decision | None:
+        """A decision for an idle endpoint, or for the fastest where the wait must end. None: stays queued."""
+        decision = self.view.decide(queued)
+        if decision.chosen is None:
+            return decision
+        order = self.fastest(queued, decision)
+        if (idle := self._first_idle(queued, order)) is not None:
+            return with_first(decision, idle)
+        overdue = self.now - queued.request.arrival > FORCED_AFTER and queued.deadline < FOREVER
+        forced = overdue and queued.route.on_miss == "best_effort" and not self.rules.shares.is_over(queued.tenant)
+        if forced and self.rules.closed(queued, order[0].endpoint.id) is None:
+            return with_first(decision, order[0])
+        self._hold_late(queued, decision, order)
+        return None
 
-    def best_effort_order(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
+    def fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
         """The fastest endpoint of each pool, fastest first, APIs at a rate limit last.
 
         Of a request without a deadline, the preferred tier's only.
@@ -308,55 +246,46 @@ class PlacementRound:
             best = by_pool.setdefault(candidate.endpoint.pool, candidate)
             if candidate.forecast.p50 < best.forecast.p50:
                 by_pool[candidate.endpoint.pool] = candidate
-        return sorted(by_pool.values(), key=lambda c: (self.is_rate_limited(c.endpoint.id), c.forecast.p50))
+        return sorted(by_pool.values(), key=lambda c: (self.rules.is_rate_limited(c.endpoint.id), c.forecast.p50))
 
-    def first_idle(self, queued: QueuedRequest, candidates: list[Candidate], within: float = IDLE) -> Candidate | None:
-        """The first candidate that is idle once the engine has prefilled for `within` seconds."""
-        harmless = HARMLESS_ABOVE_SHARE if self.shares.is_over(queued.tenant) else HARMLESS
-        idle = (c for c in candidates if self._may_take(queued, c.endpoint, c.forecast.prefill, harmless, within))
-        return next((c for c in idle if not self.is_closed(queued, c.endpoint.id)), None)
+    def _first_idle(self, queued: QueuedRequest, order: list[Candidate], within: float = IDLE) -> Candidate | None:
+        """The first candidate that is idle, or is once its engine has prefilled for `within` seconds."""
+        return next((each for each in order if self._late_rule(queued, each, within) is None), None)
 
-    def _starts_within(self, queued: QueuedRequest, candidates: list[Candidate], seconds: float) -> bool:
-        """A prefill in progress is all that the request waits for."""
-        return seconds > 0 and self.first_idle(queued, candidates, seconds) is not None
+    def _late_rule(self, queued: QueuedRequest, candidate: Candidate, within: float = IDLE) -> HoldRule | None:
+        return self.rules.hold_late(queued, candidate.endpoint.id, candidate.forecast.prefill, within)
 
-    def _is_guess(self, candidates: list[Candidate]) -> bool:
-        """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""
-        return any(not each.forecast.trained and self.fleet.is_local(each.endpoint.id) for each in candidates)
+    def _hold_late(self, queued: QueuedRequest, decision: Decision, order: list[Candidate]) -> None:
+        """Note the rule that holds a late request at the fastest endpoint; of an API, its rate limit comes first."""
+        first = order[0]
+        rule = self._late_rule(queued, first) or HoldRule.TURN
+        tier = decision.ranked[0].tier if queued.deadline == FOREVER else len(queued.route.tiers)
+        limited = (c for c in order if self.rules.is_rate_limited(c.endpoint.id))
+        if any(not self.fleet.is_local(c.endpoint.id) for c in limited) or self._skipped_rate_limited(decision, tier):
+            rule = HoldRule.RATE_LIMIT
+        queued.hold_by(rule, first.endpoint.id, self.now)
 
-    def _may_take(
-        self, queued: QueuedRequest, endpoint: Endpoint, prefill_s: float, harmless: float, within: float
-    ) -> bool:
-        if not self.is_idle(endpoint.id, prefill_s, harmless, within):
-            return False
-        return prefill_s <= LONG or queued.deadline == FOREVER or is_calm(self.fleet, endpoint.pool, self.now)
+    def able_to_begin(self, heads: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Heads of which some endpoint may take the prefill now, if it is as long as at their placement."""
+        idle = self.rules.idle_endpoints()
+        return [each for each in heads if each.route.on_miss == "shed" or self._takes_any(idle, each)]
 
-    def may_begin(self, queued: QueuedRequest) -> bool:
-        """Without a decision: an endpoint may be idle for a best-effort request with the prefill of its placement."""
-        if queued.route.on_miss == "shed":
-            return True
-        if queued.route.pools not in self.idle:
-            pools = [self.fleet.snapshot(self.now).pools.get(name) for name in queued.route.pools]
-            each = [endpoint for pool in pools if pool is not None for endpoint in pool.endpoints]
-            self.idle[queued.route.pools] = [one for one in each if self.is_idle(one.id, 0.0, HARMLESS, IDLE)]
+    def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
+        pools = queued.route.pools
         return any(
-            self._may_take(queued, one, queued.prefill_s, HARMLESS, IDLE) and not self.is_closed(queued, one.id)
-            for one in self.idle[queued.route.pools]
+            endpoint.partition("/")[0] in pools and self.rules.hold_late(queued, endpoint, queued.prefill_s) is None
+            for endpoint in idle
         )
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""
+        shares = self.rules.shares
         for queue in tuple(self.queues.waiting()):
-            for queued in [queued for queued in queue if self.shares.is_over(queued.tenant)]:
+            for queued in [queued for queued in queue if shares.is_over(queued.tenant)]:
+                assert queued.assigned is not None
+                queued.hold_by(HoldRule.SHARE, queued.assigned.id, self.now)
                 self.queues.unassign(queued)
                 self.queues.best_effort.add(queued, self.now)
-
-    def waits_for_rate_limit(self, queued: QueuedRequest, decision: Decision, preferred: list[Candidate]) -> bool:
-        """An API would take this best-effort request, but for a rate limit."""
-        if any(self.is_rate_limited(c.endpoint.id) and not self.fleet.is_local(c.endpoint.id) for c in preferred):
-            return True
-        tier = decision.ranked[0].tier if queued.deadline == FOREVER else len(queued.route.tiers)
-        return self._skipped_rate_limited(decision, tier)
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
         """An API of a tier before `tier` was rejected for a rate limit."""
@@ -367,58 +296,38 @@ class PlacementRound:
             for rejected in decision.rejected
         )
 
-    # ---------------------------------------------------------------- endpoints
+    # ---------------------------------------------------------------- refusals of late requests
 
-    def can_advance(self, endpoint: str) -> bool:
-        """The endpoint has room, or is gone and the queue must move elsewhere."""
-        load = self.fleet.snapshot(self.now).loads.get(endpoint)
-        if load is None or load.health is Health.DOWN:
-            return True
-        queue = self.queues.assigned[endpoint]
-        return (
-            self.has_room(endpoint, load)
-            and not self.is_closed(queue[0], endpoint)
-            and not self._holds(endpoint, queue)
-        )
+    def _refuse_new(self, queued: QueuedRequest, decision: Decision, order: list[Candidate]) -> Decision | None:
+        """A refusal of a late request whose wait would be too long. None: may queue."""
+        if queued.returned or not may_be_refused(queued) or self._is_guess(order):
+            return None
+        ahead_s = self.queues.best_effort.work_ahead(queued)
+        if not ahead_s and self._first_idle(queued, order, PATIENCE) is not None:  # a prefill in progress is all
+            return None
+        wait = self.queues.best_effort.wait(queued, ahead_s, self.now)
+        return self._refuse(queued, decision, ahead_s, wait) if wait > PATIENCE else None
 
-    def is_closed(self, queued: QueuedRequest, endpoint: str) -> bool:
-        """The request would exceed the cap, or a rate limit of the provider."""
-        cap, load = self.fleet.cap(endpoint), self.fleet.load_for(queued.request.caller, endpoint, self.now)
-        dispatched = [c for c in self.queues.in_dispatch.values() if c.endpoint.id == endpoint]
-        if cap is not None and load.in_flight + len(dispatched) >= cap:
-            return True
-        if dispatched and load.limits:
-            load = replace(load, held_requests=len(dispatched), held_tokens=sum(c.prompt_tokens for c in dispatched))
-        return load.send_wait(queued.estimate.pools[endpoint.partition("/")[0]].tokens, self.now) > 0
+    def refuse_if_certain(self, queued: QueuedRequest) -> Decision | None:
+        """A refusal of an overdue request; None: it waits for a prefill in progress alone, or its wait is a guess."""
+        decision, waiting, left = self.view.decide(queued), self.queues.best_effort, patience_left(queued, self.now)
+        order = self.fastest(queued, decision) if decision.ranked else []
+        if self._is_guess(order) or (left > 0 and self._first_idle(queued, order, left) is not None):
+            return None
+        ahead_s = waiting.work_ahead(queued) - queued.prefill_s
+        return self._refuse(queued, decision, ahead_s, waiting.wait(queued, ahead_s, self.now))
 
-    def has_room(self, endpoint: str, load: Load) -> bool:
-        return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(endpoint)
+    def _is_guess(self, order: list[Candidate]) -> bool:
+        """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""
+        return any(not each.forecast.trained and self.fleet.is_local(each.endpoint.id) for each in order)
 
-    def note_rate_limits(self) -> None:
-        """The end of each rate limit is remembered."""
-        for endpoint, load in self.fleet.snapshot(self.now).loads.items():
-            if load.blocked_until > self.now:
-                self.rate_limited_until[endpoint] = load.blocked_until
-
-    def is_rate_limited(self, endpoint: str) -> bool:
-        """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds, as of the latest note."""
-        return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
-
-    def is_idle(self, endpoint: str, prefill_s: float, harmless: float, within: float) -> bool:
-        """No prefill above `within` seconds, no queue, and answers able to bear a stall of `prefill_s` with `harmless`
-        expected misses."""
-        load = self.fleet.snapshot(self.now).loads[endpoint]
-        if not self.fleet.is_local(endpoint):
-            return not self.is_rate_limited(endpoint) and load.health is not Health.DOWN
-        if load.health is Health.DOWN or load.backlog_s > within:
-            return False
-        if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1:
-            return False
-        if endpoint in self.queues.assigned:
-            return False
-        if any(chosen.endpoint.id == endpoint for chosen in self.queues.in_dispatch.values()):
-            return False
-        return expected_tpot_misses(load, prefill_s) <= harmless
+    def _refuse(self, queued: QueuedRequest, decision: Decision, ahead_s: float, wait: float) -> Decision:
+        """503, with Retry-After from the predicted wait."""
+        retry_after = retry_after_of(wait)
+        self.queues.best_effort.on_refused(queued, ahead_s, wait, self.now)
+        self.refused.add(queued, retry_after, self.now)
+        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
+        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
 
 
 def _sure(route: Route) -> float:

@@ -20,20 +20,22 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import chain
 from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
+from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
-from policies.queue.placement_round import TICK, PlacementRound, with_first
-from policies.routing.candidates import QueuedRequest
+from policies.queue.placement_round import PlacementRound
+from policies.queue.queue_view import QueueView
+from policies.queue.queued_request import Hold, QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
 
-FORCED_AFTER = 30.0  # s from arrival
 MAX_HELD = 4096  # requests
 MANY = 16  # best-effort queues, or requests at the last moment: with more, not each is decided at every event
 RETRY_AFTER = 5.0  # s, for a request refused because the queue is full
@@ -63,7 +65,8 @@ class QueueScheduler:
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
         fleet.on_arrived(queued.route, now)
-        decision = self._round(fleet, now).place(queued)
+        turn = self._round(fleet, now)
+        decision = turn.place(queued, turn.view.decide(queued))
         if decision is None:
             self.wake_at = now + TICK
         elif decision.chosen is not None:
@@ -71,7 +74,13 @@ class QueueScheduler:
         return decision
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
-        return PlacementRound(self.queues, fleet, now, self._rate_limited_until, self._shares, self._refused)
+        """Notes the end of each rate limit."""
+        for endpoint, load in fleet.snapshot(now).loads.items() if fleet.closes else ():
+            if load.blocked_until > now:
+                self._rate_limited_until[endpoint] = load.blocked_until
+        view = QueueView(self.queues, fleet, now)
+        rules = HoldRules(self.queues, fleet, now, self._shares, self._rate_limited_until)
+        return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
         self._shares.charge(queued, chosen, now)
@@ -81,15 +90,24 @@ class QueueScheduler:
         """The fleet counts the request's first attempt, or there will be none."""
         self.queues.in_dispatch.pop(request_key, None)
 
-    def leave(self, request_key: Hashable, now: float = NEVER) -> float:
-        """Removes a request whose caller is gone; for how many seconds a rate limit had held it."""
+    def leave(self, request_key: Hashable, now: float = NEVER) -> Mapping[str, float]:
+        """Removes a request whose caller is gone; seconds for which each rule had held it."""
         queued = self.queues.remove(request_key)
         if not self.held:
             self.wake_at = FOREVER
         if queued is None:
-            return 0.0
-        queued.set_rate_limited(now)
-        return queued.rate_limited_s
+            return {}
+        queued.end_hold(now)
+        return queued.held_s
+
+    def holds(self) -> Iterator[QueuedRequest]:
+        """Requests that a rule holds now."""
+        held = chain(self.queues.best_effort, *self.queues.waiting())
+        return (queued for queued in held if queued.hold is not None)
+
+    def would_hold(self, queued: QueuedRequest, decision: Decision, fleet: Fleet) -> Hold | None:
+        """The rule that would hold a new request with this decision. Changes nothing."""
+        return self._round(fleet, decision.at).would_hold(queued, decision)
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Yield requests leaving the queue now; the caller dispatches each before the next is placed."""
@@ -97,7 +115,7 @@ class QueueScheduler:
         while queues.new:
             queued = queues.new.pop(0)
             fleet.on_arrived(queued.route, now)
-            yield from self._released(queued, turn.place(queued))
+            yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
             if self.held - len(queues.new) > MAX_HELD:
                 yield self._refuse(turn)
         turn.demote()
@@ -107,46 +125,48 @@ class QueueScheduler:
 
     def _advance(self, turn: PlacementRound) -> Iterator[Released]:
         """Every endpoint with room takes from its queue, then from the best-effort queue."""
-        queues = self.queues
-        for endpoint in tuple(queues.assigned):
-            while (queue := queues.assigned.get(endpoint)) and turn.can_advance(endpoint):
-                queued = queue[0]
-                queues.unassign(queued)
-                yield from self._released(queued, turn.revalidate(queued, endpoint))
-            while queue := queues.assigned.get(endpoint):
-                queued = queue[0]
-                if (decision := turn.leave_closed(queued)) is None:
-                    break
-                yield from self._released(queued, decision)
-            if queue and turn.begin_tier_comparison(queue[0]):
-                yield from self._released(queue[0], turn.spill(queue[0]))
+        for endpoint in tuple(self.queues.assigned):
+            yield from self._advance_endpoint(endpoint, turn)
         yield from self._leave_own_limits(turn)
-        for queued in _least(queues.due_to_spill(turn.now), "spill_at"):
+        for queued in _least(self.queues.due_to_spill(turn.now), "spill_at"):
             yield from self._released(queued, turn.spill(queued))
-        turn.note_rate_limits()
-        while queues.best_effort and (best_effort := self._next_best_effort(turn)) is not None:
+        waiting = self.queues.best_effort
+        while waiting and (best_effort := self._next_late(turn)) is not None:
             yield from self._released(*best_effort)
-        for queued in _least(turn.overdue(), "checked_at"):
+        for queued in _least(waiting.overdue(turn.now), "checked_at"):
             if (refusal := turn.refuse_if_certain(queued)) is not None:
-                queues.best_effort.remove(queued, turn.now)
+                waiting.remove(queued, turn.now)
                 yield from self._released(queued, refusal)
+
+    def _advance_endpoint(self, endpoint: str, turn: PlacementRound) -> Iterator[Released]:
+        queues = self.queues
+        while (queue := queues.assigned.get(endpoint)) and not turn.note_hold(endpoint):
+            queued = queue[0]
+            queues.unassign(queued)
+            yield from self._released(queued, turn.revalidate(queued, endpoint))
+        while queue := queues.assigned.get(endpoint):
+            if (decision := turn.leave_closed(queued := queue[0])) is None:
+                break
+            yield from self._released(queued, decision)
+        if queue and queue[0].spill_at < FOREVER and turn.is_due(queue[0]):
+            yield from self._released(queue[0], turn.spill(queue[0]))
 
     def _leave_own_limits(self, turn: PlacementRound) -> Iterator[Released]:
         """Requests whose caller's own limit is over are placed anew; others leave for an endpoint that is open."""
         for key in tuple(self.queues.limited):
-            while (queue := self.queues.limited.get(key)) and not turn.is_closed(queue[0], key[0]):
+            while (queue := self.queues.limited.get(key)) and turn.rules.closed(queue[0], key[0]) is None:
                 queued = queue[0]
                 self.queues.unassign(queued)
-                yield from self._released(queued, turn.place(queued))
+                yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
                 if queued.assigned is not None and queued.own_limit:
                     break
             if queue := self.queues.limited.get(key):
                 yield from self._released(queue[0], turn.leave_closed(queue[0]))
 
-    def _next_best_effort(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
+    def _next_late(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
         """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""
-        for queued in sorted(self._best_effort_heads(turn), key=self._best_effort_order):
-            if (decision := self._best_effort_decision(queued, turn)) is not None:
+        for queued in sorted(self._late_heads(turn), key=self._late_order):
+            if (decision := turn.next_late(queued)) is not None:
                 waiting = self.queues.best_effort
                 leave = waiting.remove if decision.chosen is None else waiting.begin
                 leave(queued, turn.now)
@@ -155,52 +175,38 @@ class QueueScheduler:
                 return queued, decision
         return None
 
-    def _best_effort_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
+    def _late_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
         """The next of each queue; of many, those that an idle engine may take, and those decided longest ago."""
         heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
         if len(heads) <= MANY:
             return heads
-        due = {queued.request_key for queued in _least(heads, "checked_at")}
-        return [queued for queued in heads if queued.request_key in due or turn.may_begin(queued)]
+        due = {queued.request_key: queued for queued in _least(heads, "checked_at")}
+        able = {queued.request_key: queued for queued in turn.able_to_begin(heads)}
+        return [*(due | able).values()]
 
-    def _best_effort_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
+    def _late_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
         return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence
 
     def _turns_of(self, queued: QueuedRequest) -> int:
         return max(self._turns.get((queued.tenant, queued.route.name), 0), self._turn)
-
-    def _best_effort_decision(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
-        """A decision for an idle endpoint, or for the fastest if the request is overdue. None: stays queued."""
-        decision, queued.checked_at = turn.decide(queued), turn.now
-        if decision.chosen is None:
-            return decision
-        preferred = turn.best_effort_order(queued, decision)
-        if (idle := turn.first_idle(queued, preferred)) is not None:
-            return with_first(decision, idle)
-        overdue = turn.now - queued.request.arrival > FORCED_AFTER and queued.deadline < FOREVER
-        forced = overdue and queued.route.on_miss == "best_effort" and not self._shares.is_over(queued.tenant)
-        if forced and not turn.is_closed(queued, preferred[0].endpoint.id):
-            return with_first(decision, preferred[0])
-        queued.set_rate_limited(turn.now, turn.waits_for_rate_limit(queued, decision, preferred))
-        return None
 
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
         """None: the request stays in the queue."""
         if decision is not None:
             if decision.chosen is not None:
                 self._dispatch(queued, decision.chosen, decision.at)
-            yield _with_rate_limited(queued, decision)
+            yield _with_holds(queued, decision)
 
     def _refuse(self, turn: PlacementRound) -> Released:
         queued = self.queues.latest_of_largest_tenant()
         self.queues.remove(queued.request_key)
         decision = replace(
-            turn.decide(queued),
+            turn.view.decide(queued),
             outcome=Placement.SHED,
             retry_after=RETRY_AFTER,
             reason=f"{MAX_HELD} requests wait already",
         )
-        return _with_rate_limited(queued, decision)
+        return _with_holds(queued, decision)
 
 
 def _least(requests: list[QueuedRequest], attribute: str) -> list[QueuedRequest]:
@@ -208,7 +214,6 @@ def _least(requests: list[QueuedRequest], attribute: str) -> list[QueuedRequest]
     return requests if len(requests) <= MANY else nsmallest(MANY, requests, key=attrgetter(attribute))
 
 
-def _with_rate_limited(queued: QueuedRequest, decision: Decision) -> Released:
-    queued.set_rate_limited(decision.at)
-    seconds = queued.rate_limited_s
-    return queued.request_key, replace(decision, rate_limited=seconds) if seconds else decision
+def _with_holds(queued: QueuedRequest, decision: Decision) -> Released:
+    queued.end_hold(decision.at)
+    return queued.request_key, replace(decision, held=queued.held_s) if queued.held_s else decision

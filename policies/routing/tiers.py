@@ -37,12 +37,11 @@ from policies.routing.candidates import (
     EXTERNAL_LIMIT,
     CandidateSet,
     FleetView,
-    QueuedRequest,
-    Ranking,
+    PlacementRequest,
     TierCandidates,
     find_candidates,
-    ranked,
 )
+from policies.routing.ranking import Ranking, ranked
 from policies.scorers.baselines import SCORERS
 from policies.scorers.scorers import alike, tie_break
 from policies.types import (
@@ -65,7 +64,7 @@ RECHECK = 1.0  # s until another try of an endpoint down or half-open: about a p
 _PLACE, _PROBING = Placement.PLACE, Health.PROBING  # a member is slow to look up in an enumeration
 
 
-def decide(queued: QueuedRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> Decision:
+def decide(queued: PlacementRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> Decision:
     """Ranks the destinations of a request. Pure: equal arguments give equal decisions."""
     found = find_candidates(queued, fleet, view, now)
     if not found.tiers:

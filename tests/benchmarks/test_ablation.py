@@ -28,8 +28,9 @@ TRAFFIC = {
     "tier walk by probability": "tiers",
     "TPOT in the tier walk": "long tiers",
     "hedging": "hanging",
-    "harm of late requests": "long sessions",
-    "calm pool for late prefills": "long sessions",
+    "price of TPOT misses": "long sessions",
+    "harm of late requests": "many sessions",
+    "calm engine for late prefills": "long sessions",
 }
 
 
@@ -43,6 +44,8 @@ def busy(traffic: str) -> tuple[Scenario, list[Arrival]]:
     shape = Agents(seconds=8.0, sessions=30.0, pause=1.0, task=6_000)
     if traffic == "long sessions":
         shape = Agents(seconds=20.0, sessions=3.0, pause=3.0, task=20_000)
+    if traffic == "many sessions":
+        shape = Agents(seconds=30.0, sessions=10.0, pause=2.0, task=10_000)
     if traffic == "long tiers":
         shape, routes = Agents(seconds=30.0, sessions=8.0, pause=1.0, task=1_000), cycle(["chat"])
     sessions = agents(shape, 1)

@@ -11,12 +11,12 @@ import pytest
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
+from gateway.decider import LARGE, MANY, Decider
 from gateway.observe.record import RequestOutcome
-from gateway.scheduler import LARGE, MANY, Decider
 from gateway.strict_json import decode, encode
 from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
 from tests.gateway.builders import candidate, record, request, route
 

@@ -20,8 +20,8 @@ from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget
 from gateway.scheduler import NO_DEADLINE_PATIENCE, WOKEN, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route, Ttft
-from policies.routing.candidates import QueuedRequest
 from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.upstream.dispatching import dead_url
@@ -43,7 +43,7 @@ class ScriptedScheduler(QueueScheduler):
         self.releases = 0
         self.calls: list[tuple[str, Hashable]] = []
         self.error: Exception | None = None
-        self.limited = 0.0
+        self.held_s: dict[str, float] = {}
 
     def enter(self, queued: QueuedRequest) -> None:
         self.queued_requests[queued.request_key] = queued
@@ -65,7 +65,7 @@ class ScriptedScheduler(QueueScheduler):
     def leave(self, request_key: Hashable, now: float = NEVER) -> float:
         self.queued_requests.pop(request_key, None)
         self.calls.append(("leave", request_key))
-        return self.limited
+        return self.held_s
 
     def on_dispatched(self, request_key: Hashable) -> None:
         self.calls.append(("departed", request_key))
@@ -309,11 +309,11 @@ async def test_a_caller_cancelled_at_its_release_leaves_the_scheduler() -> None:
 async def test_a_queued_request_times_out() -> None:
     """503 with Retry-After after the first-token limit."""
     fixture = QueueFixture(patience=0.02)
-    fixture.scheduler.wake_at, fixture.scheduler.limited = FOREVER, 0.01
+    fixture.scheduler.wake_at, fixture.scheduler.held_s = FOREVER, {"rate_limit": 0.01}
     ((asked, task),) = await fixture.enqueued()
     with pytest.raises(QueueTimeout) as caught:
         await asyncio.wait_for(task, 1)
-    assert caught.value.rate_limited_s == 0.01
+    assert caught.value.held == {"rate_limit": 0.01}
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
     assert "within 0.02 s" in caught.value.message
     assert fixture.scheduler.calls == [("leave", id(asked))]

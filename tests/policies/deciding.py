@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route, with_preset
-from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     Candidate,

@@ -170,8 +170,9 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
 def test_time_held_by_a_rate_limit_is_not_queue_time() -> None:
     """A stage of the time before the decision; the sum stays the same."""
     life = RequestTimeline(Record(arrival=100.0))
-    life.decided(replace(decided(candidate("small/a"), at=100.9), rate_limited=0.5))
+    life.decided(replace(decided(candidate("small/a"), at=100.9), held={"prefill": 0.3, "rate_limit": 0.5}))
     assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
+    assert life.record.as_json()["held_ms"] == {"prefill": 300.0, "rate_limit": 500.0}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gateway.replay.results import ReplayOutcome
 from gateway.replay.sim_fleet import BASELINES, POOLABLE, POOLED, Scenario, ScheduledFault
 from gateway.replay.sim_gateway import ActiveRequest
 from gateway.replay.traces import Arrival
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import Decision, Price, RequestView
 from tests.gateway.replay.builders import arrivals, pool, route, scenario

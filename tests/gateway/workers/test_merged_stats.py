@@ -145,11 +145,22 @@ DOWN = {"what": "down", "why": "nobody answered 2 times in a row", "for_s": 3.0,
 BELIEVED: dict[str, list[dict[str, object]]] = {"up": [], "down": [DOWN]}
 
 
+def held(requests: int) -> dict[str, object]:
+    """Requests that a worker holds, each for a second."""
+    return {"rule": "calm", "requests": requests, "longest_s": float(requests), "freed_by": "a calm engine"}
+
+
 def test_an_endpoint_is_shown_by_the_worker_with_most_samples() -> None:
     """Load is common to all workers; learned statistics are not."""
     reports = {
         number: [
-            {"endpoint": {"id": name}, "samples": samples, "load": {"health": health}, "believed": BELIEVED[health]}
+            {
+                "endpoint": {"id": name},
+                "samples": samples,
+                "load": {"health": health},
+                "believed": BELIEVED[health],
+                "held": [held(number)] if name == "a" else [],
+            }
             for name, (samples, health) in known.items()
         ]
         for number, known in {1: {"a": (5, "up"), "b": (1, "up")}, 2: {"a": (4, "down"), "b": (2, "up")}}.items()
@@ -161,3 +172,10 @@ def test_an_endpoint_is_shown_by_the_worker_with_most_samples() -> None:
     }
     believed = {entry["endpoint"]["id"]: entry["believed"] for entry in merge_endpoints(reports)}
     assert believed == {"a": [DOWN], "b": []}
+
+
+def test_requests_that_workers_hold_for_an_endpoint_are_counted_together() -> None:
+    """By rule, with the longest wait of all."""
+    entry = {"endpoint": {"id": "a"}, "samples": 1, "load": {"health": "up"}, "believed": []}
+    [merged] = merge_endpoints({number: [{**entry, "held": [held(number)]}] for number in (1, 2)})
+    assert merged["held"] == [{**held(2), "requests": 3}]

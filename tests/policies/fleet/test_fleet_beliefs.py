@@ -28,6 +28,19 @@ def test_a_new_endpoint_is_predicted_like_its_siblings() -> None:
     assert to.forecast(TWO, load(to, 500.0, TWO), 1000, 0, 500.0).samples == 0
 
 
+def test_siblings_without_an_answer_expect_as_many_tokens_in_an_event() -> None:
+    """One software, one setting; what an endpoint has seen itself is kept."""
+    to = fleet()
+    seen = []
+    for endpoint, tokens in ((ONE, 200), (TWO, 100), (ONE, 200)):
+        key = send(to, endpoint=endpoint)
+        to.on_first_token(key, 0.1)
+        to.on_progress([(key, 50)], 1.0)
+        to.on_ended(key, AttemptOutcome.COMPLETED, 2.0, AttemptReport(completion_tokens=tokens))
+        seen.append([to._states[each.id].interference.tokens_per_event for each in (ONE, TWO, API)])
+    assert seen == [[4.0, 4.0, 1.0], [4.0, 2.0, 1.0], [4.0, 2.0, 1.0]]
+
+
 def test_a_few_samples_scale_the_predictor_of_a_sibling() -> None:
     """Three times slower than a sibling with 100 samples, which show how TTFT grows with the prompt."""
     to = fleet()

@@ -233,6 +233,16 @@ def test_tokens_are_counted_as_the_engine_counts_them() -> None:
     assert stall.tpot_pressure(REST) == pytest.approx(1 / stall.tpot_share, rel=0.02)
 
 
+def test_the_first_answer_tells_all_about_the_tokens_of_an_event() -> None:
+    """Later answers move the mean, the latest by an eighth at least; without one an event is a token."""
+    stall, seen = began(0.05)[0], [1.0]
+    for number, tokens in enumerate((400, 200)):
+        stall.on_first_token(number, DecodingAnswer(0.05, 100.0, 1000, tokens=50), 0.0)
+        stall.on_ended(number, tokens=tokens)
+        seen.append(stall.tokens_per_event)
+    assert seen == [1.0, 8.0, 6.0]
+
+
 def test_one_absurd_report_of_tokens_hides_no_pace_for_long() -> None:
     """10**12 tokens in an answer of 50 chunks: after forty answers a chunk is a token again, or nearly."""
     stall, answer = began(0.05)

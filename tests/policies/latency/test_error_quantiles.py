@@ -40,6 +40,16 @@ def test_quantiles_are_calibrated_on_recent_errors(sigma: float) -> None:
     assert shares == pytest.approx(QUANTILES, abs=0.035)
 
 
+def test_a_spread_without_samples_is_that_of_another_wider() -> None:
+    """Errors of queued prompts begin as those of idle ones do, and wider; its own samples outweigh these."""
+    idle, queued = filled(0.2, 300), ErrorQuantiles()
+    queued.widen_from(idle, 1.5, 0.0)
+    assert queued.quantiles(0.0) == pytest.approx([ratio**1.5 for ratio in idle.quantiles(0.0)], rel=0.01)
+    for _ in range(100):
+        queued.observe(2.0, now=0.0)
+    assert Forecast(1.0, queued.quantiles(0.0)).p50 == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_persistent_bias_is_corrected() -> None:
     """Predictions half too small have a median ratio of two."""
     ratios = ErrorQuantiles()

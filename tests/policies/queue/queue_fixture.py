@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from policies.fleet.fleet import Fleet
-from policies.queue import placement_round
+from policies.queue import queue_view
 from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue.queued_request import Hold, QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,
@@ -136,6 +136,26 @@ class QueueFixture:
                 self.scheduler.on_dispatched(name)
             yield name
 
+    def held(self, name: str) -> QueuedRequest:
+        return next(queued for queued in self.scheduler.holds() if queued.request_key == name)
+
+    def would_hold(self, tokens: int = PROMPT, budget: float | None = 1.0) -> Hold | None:
+        """What would hold a new request that is not entered."""
+        pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
+        request = RequestView(self.now, stream=True)
+        queued = QueuedRequest("asked", request, PromptEstimate(pools), route(budget), next(self._sequence))
+        decision = decide(queued, self.fleet.snapshot(self.now), self.fleet, self.now)
+        return self.scheduler.would_hold(queued, decision, self.fleet)
+
+    def hold(self, name: str) -> str:
+        """The rule that holds a request."""
+        hold = self.held(name).hold
+        return "" if hold is None else hold.rule.value
+
+    def chance(self, name: str) -> float:
+        """The chance of the deadline at the latest decision."""
+        return self.scheduler._round(self.fleet, self.now).view.decide(self.held(name)).ranked[0].probability
+
     def destination(self, name: str) -> str:
         """The id of the chosen endpoint; empty for a refusal."""
         chosen = self.released[name].chosen
@@ -202,5 +222,5 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         decided.append(str(queued.request_key))
         return decide(queued, *known)
 
-    monkeypatch.setattr(placement_round, "decide", counted)
+    monkeypatch.setattr(queue_view, "decide", counted)
     return decided

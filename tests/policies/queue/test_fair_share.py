@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.queue.fair_share import ACTIVE, MOST, TIME_CONSTANT, FairShare, engine_seconds
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import Candidate, Endpoint, Forecast, Load, Placement, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, QueueFixture, route
 

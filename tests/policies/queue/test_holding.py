@@ -6,7 +6,7 @@ import pytest
 
 from policies.fleet.fleet import AttemptReport
 from policies.latency.tpot import expected_tpot_misses
-from policies.queue.placement_round import HARM, TICK
+from policies.queue.hold_rules import HARM, TICK
 from policies.types import AttemptOutcome
 from tests.policies.queue.queue_fixture import ONE, START, QueueFixture
 

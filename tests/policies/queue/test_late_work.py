@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from policies.queue import late_work
-from policies.queue.late_work import PATIENCE, PRIOR_S, PRIOR_WORK, LateWork, RefusedRequests
-from policies.routing.candidates import QueuedRequest
+from policies.queue import hold_rules, late_work
+from policies.queue.late_work import (
+    MOST_WRONG,
+    PATIENCE,
+    PRIOR_S,
+    PRIOR_WORK,
+    LateRate,
+    RefusedRequests,
+    work_ahead,
+)
+from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER, TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 
@@ -17,37 +25,56 @@ SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill tak
 LONG_LATE: dict[str, Any] = {"tokens": 60_000, "budget": 0.15}  # of seconds
 
 
-def calm_on_one_busy_on_two(queue: QueueFixture) -> None:
-    """The answers of TWO use 90% of what they can bear, those of ONE nothing."""
-    queue.decode(TWO, token=0.045, pace=0.05, since=20.0)
+def answers_near_their_limit(queue: QueueFixture) -> None:
+    """The answers of ONE use half of what they can bear."""
+    queue.decode(ONE, token=0.022, pace=0.05, since=20.0)
 
 
 # --------------------------------------------------------------------------- when one begins
 
 
-def test_a_long_late_prefill_waits_until_the_pool_is_calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle engine is not enough: the live sessions of the others will need it."""
-    queue = QueueFixture((ONE, TWO))
-    monkeypatch.setattr(late_work, "CALM", 0.0)
-    calm_on_one_busy_on_two(queue)
+def test_a_request_that_makes_its_deadline_more_likely_than_not_is_not_late() -> None:
+    """The target of the route chooses the tier; it is another question than who comes last."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    assert queue.enter("likely", ttft={"budget": "320ms", "target": 0.999}) == []
+    assert 0.5 < queue.chance("likely") < 0.999
+    assert (queue.assigned(), queue.best_effort) == (["likely"], [])
+    assert queue.enter("hopeless", budget=0.15) == []
+    assert queue.best_effort == ["hopeless"]
+
+
+def test_a_long_late_prefill_waits_until_the_answers_of_the_engine_are_calm() -> None:
+    """An engine without a prefill to do is not enough: its live sessions would become late."""
+    queue = QueueFixture()
+    answers_near_their_limit(queue)
     assert queue.enter("r", **LONG_LATE) == []
-    monkeypatch.setattr(late_work, "CALM", 1.0)
-    assert queue.release() == ["r"]
-    assert queue.destination("r") == ONE.id
+    assert queue.hold("r") == "calm"
+    queue.end(f"{ONE.id} answer 0")
+    assert queue.release(later=30.0) == ["r"]
+
+
+def test_what_an_engine_can_begin_without_loss_is_not_kept_by_the_answers_of_another() -> None:
+    """Only what the prefill would cost where it would go counts."""
+    queue = QueueFixture((ONE, TWO))
+    answers_near_their_limit(queue)
+    assert queue.enter("r", **LONG_LATE) == ["r"]
+    assert queue.destination("r") == TWO.id
 
 
 def test_a_short_late_prefill_needs_an_idle_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = QueueFixture((ONE, TWO))
-    monkeypatch.setattr(late_work, "CALM", 0.0)
-    calm_on_one_busy_on_two(queue)
+    """Whatever its answers use."""
+    queue = QueueFixture()
+    monkeypatch.setattr(hold_rules, "CALM", 0.0)
+    monkeypatch.setattr(hold_rules, "HARMLESS", 1.0)
+    answers_near_their_limit(queue)
     assert queue.enter("r", **SHORT_LATE) == ["r"]
 
 
 def test_a_request_without_a_deadline_needs_no_calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch fills what is idle: it is measured by throughput."""
-    queue = QueueFixture((ONE, TWO))
-    monkeypatch.setattr(late_work, "CALM", 0.0)
-    calm_on_one_busy_on_two(queue)
+    queue = QueueFixture()
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
     assert queue.enter("r", tokens=60_000, budget=None) == ["r"]
 
 
@@ -99,37 +126,65 @@ def test_a_route_with_best_effort_is_never_refused_for_the_wait() -> None:
 
 def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
     """Twice the work is twice the wait."""
-    work = LateWork(updated_at=START)
-    assert work.wait(2.0, START) == pytest.approx(2.0 * PRIOR_S / PRIOR_WORK)
-    assert work.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
-    work.add("", 3.0, START)
-    assert work.waiting.prefill_s == {"": 3.0}
+    rate = LateRate()
+    assert rate.wait(2.0, START) == pytest.approx(2.0 * PRIOR_S / PRIOR_WORK)
+    assert rate.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
 
 
 def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
-    work = LateWork(updated_at=START)
-    before = work.wait(2.0, START)
-    work.add("", 2.0, START)
-    blocked = work.wait(2.0, START + 20.0)
-    work.add("", 2.0, START + 20.0, times=-1)
+    rate = LateRate()
+    before = rate.wait(2.0, START)
+    rate.add(START)
+    blocked = rate.wait(2.0, START + 20.0)
+    rate.add(START + 20.0, -1)
     assert blocked > 5 * before
-    assert work.wait(2.0, START + 200.0) == pytest.approx(before, rel=0.1)
+    assert rate.wait(2.0, START + 200.0) == pytest.approx(before, rel=0.1)
 
 
 def test_work_that_begins_shortens_the_wait() -> None:
-    slow, fast = LateWork(updated_at=START), LateWork(updated_at=START)
+    slow, fast = LateRate(), LateRate()
     for second in range(20):
-        for work, begun in ((slow, 0.5), (fast, 4.0)):
-            work.add("", 10.0, START + second)
-            work.on_begun(begun)
+        for rate, begun in ((slow, 0.5), (fast, 4.0)):
+            rate.add(START + second)
+            rate.on_begun(begun, START + second)
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
 
 
+@pytest.mark.parametrize(("began_after", "wrong"), [(5.0, 0.5), (10.0, 1.0), (20.0, 2.0)])
+def test_a_refusal_is_a_forecast_and_is_scored_as_one(began_after: float, wrong: float) -> None:
+    """Once the work that was ahead has begun, the time since is compared with the wait that was predicted."""
+    rate = LateRate()
+    rate.add(START, 2)
+    rate.on_refused(4.0, 10.0, START)
+    rate.on_begun(3.0, START + began_after / 2)
+    assert rate.correction == 1.0, "a part of the work has begun"
+    rate.on_begun(1.0, START + began_after)
+    assert rate.correction == pytest.approx(wrong ** (1 / 8))
+
+
+def test_refusals_that_were_wrong_shorten_the_next_waits_and_no_more_than_fourfold() -> None:
+    """Of two seconds instead of a hundred, all others gone."""
+    rate = LateRate()
+    for number in range(100):
+        at = START + 10 * number
+        rate.add(at)
+        rate.on_refused(4.0, 100.0, at)
+        rate.add(at + 2.0, -1)
+    assert rate.correction == pytest.approx(1 / MOST_WRONG)
+
+
+def test_tenants_take_turns_so_a_flood_is_no_work_ahead_of_others() -> None:
+    """Of another tenant's work, no more is ahead of a request than of its own."""
+    waiting_s = {"flood": 500.0, "few": 1.0}
+    assert work_ahead("new", 2.0, waiting_s) == 2.0 + 1.0
+    assert work_ahead("few", 2.0, waiting_s) == 1.0 + 3.0
+    assert work_ahead("flood", 2.0, waiting_s) == 500.0 + 1.0
+
+
 def test_long_late_prompts_of_one_tenant_get_no_short_one_of_another_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait for a calm pool, and no engine takes them meanwhile; a short one waits for an idle engine alone."""
-    queue = QueueFixture((ONE, TWO))
-    monkeypatch.setattr(late_work, "CALM", 0.0)
-    calm_on_one_busy_on_two(queue)
+    """They wait for calm answers, and no engine takes them meanwhile; a short one waits for an idle engine alone."""
+    queue = QueueFixture()
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
     for number in range(60):
         queue.enter(f"long {number}", **LONG_LATE, tenant="flood", blocks=(1,))
         queue.release(later=1.0)
@@ -147,17 +202,17 @@ def test_refused_late_work_is_none_that_has_begun() -> None:
     for number in range(10):
         queue.enter(f"r{number}", **SHORT_LATE, on_miss="best_effort")
     waiting = queue.scheduler.queues.best_effort
-    work = waiting.late_work(next(iter(waiting)))
-    begun_s = work.begun_s
+    rate = waiting._rate(next(iter(waiting)))
+    begun_s = rate.begun_s
     for _ in range(2):
         queue.fleet.on_probe_failed(ONE.id, queue.now)
     assert len(queue.release(later=0.01)) == 10
     assert {decision.outcome for decision in queue.released.values()} == {Placement.UNAVAILABLE}
-    assert work.begun_s <= begun_s
+    assert rate.begun_s <= begun_s
 
 
 def test_a_flood_of_one_tenant_gets_no_other_refused() -> None:
-    """Tenants take turns: what one of them has waiting, or was promised, is not ahead of another."""
+    """Tenants take turns: what one of them has waiting is not ahead of another."""
     queue = QueueFixture()
     queue.decode()
     for number in range(300):
@@ -165,13 +220,6 @@ def test_a_flood_of_one_tenant_gets_no_other_refused() -> None:
     assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
     assert queue.enter("other", **SHORT_LATE, tenant="other") == []
     assert "other" in queue.best_effort
-
-
-def test_refusals_on_one_route_are_no_work_ahead_on_another() -> None:
-    refused = RefusedRequests()
-    refused.add(prompt([1], prefill_s=500.0), 60.0, START)
-    assert refused.promised_s("r", START) == {"": 500.0}
-    assert refused.promised_s("another", START) == {}
 
 
 SLOW_LATE: dict[str, Any] = {"tokens": 250_000, "budget": 0.15}
@@ -206,10 +254,8 @@ def prompt(blocks: list[int], tenant: str = "", sequence: int = 0, prefill_s: fl
 def test_a_refused_request_is_known_when_it_comes_back_in_time() -> None:
     refused = RefusedRequests()
     refused.add(prompt([1, 2, 3]), 10.0, START)
-    assert refused.promised_s("r", START) == {"": 2.0}
     assert refused.take(prompt([1, 2, 3]), START + 11.0)
-    assert refused.promised_s("r", START + 11.0) == {}
-    assert not refused.take(prompt([1, 2, 3]), START + 11.0), "one promise serves one request"
+    assert not refused.take(prompt([1, 2, 3]), START + 11.0), "one refusal serves one request"
 
 
 def test_the_next_turn_of_a_refused_session_comes_back_too() -> None:
@@ -229,24 +275,23 @@ def test_the_next_turn_of_a_refused_session_comes_back_too() -> None:
     ],
     ids=["another prompt", "a shorter prompt", "another tenant", "too late"],
 )
-def test_nothing_else_finds_the_promise(other: QueuedRequest, later: float) -> None:
+def test_nothing_else_is_taken_for_the_refused_request(other: QueuedRequest, later: float) -> None:
     """A tenant cannot jump the queue by the prompt of another."""
     refused = RefusedRequests()
     refused.add(prompt([1, 2, 3]), 10.0, START)
     assert not refused.take(other, START + later)
 
 
-def test_promises_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_requests_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_work, "REMEMBERED", 10)
     refused = RefusedRequests()
     for number in range(100):
         refused.add(prompt([number]), 10.0, START)
-    assert refused.promised_s("r", START) == {"": 20.0}
     assert refused.take(prompt([99]), START)
     assert not refused.take(prompt([0]), START)
 
 
-def test_refusals_of_one_tenant_cost_no_other_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_one_tenant_cost_no_other_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_work, "REMEMBERED", 10)
     refused = RefusedRequests()
     refused.add(prompt([1], tenant="a"), 10.0, START)
@@ -255,19 +300,20 @@ def test_refusals_of_one_tenant_cost_no_other_its_promise(monkeypatch: pytest.Mo
     assert refused.take(prompt([1], tenant="a"), START + 1.0)
 
 
-def test_a_request_refused_again_finds_the_later_promise() -> None:
+def test_a_request_refused_again_has_the_later_time_to_come_back() -> None:
     refused = RefusedRequests()
     for later in (0.0, 5.0):
         refused.add(prompt([1]), 10.0, START + later)
-    assert refused.promised_s("r", START + 16.0) == {"": 2.0}
-    assert refused.promised_s("r", START + 21.0) == {}
+    assert refused.take(prompt([1]), START + 19.0)
+    refused.add(prompt([1]), 10.0, START)
+    assert not refused.take(prompt([1]), START + 16.0)
 
 
-def test_a_promise_ends_with_a_request_that_came_back_in_time_for_its_budget() -> None:
+def test_a_request_that_came_back_in_time_for_its_budget_is_remembered_no_longer() -> None:
     queue = QueueFixture()
-    queue.scheduler._refused.add(prompt([1], prefill_s=5.0), 10.0, queue.now)
+    queue.scheduler._refused.add(prompt([1]), 10.0, queue.now)
     assert queue.enter("r", blocks=(1,)) == ["r"]
-    assert queue.scheduler._refused.promised_s("r", queue.now) == {}
+    assert not queue.scheduler._refused.take(prompt([1]), queue.now)
 
 
 def test_a_request_that_came_back_goes_first_and_is_held_for_longer() -> None:
@@ -286,11 +332,8 @@ def test_a_flood_of_refusals_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(late_work, "REMEMBERED", 10)
     refused = RefusedRequests()
     for number in range(2000):
-        refused.add(prompt([number % 500]), 60.0, START)
-    assert len(refused._expiries) < 50
-    assert refused.promised_s("r", START + 89.0) == {"": 20.0}
-    assert refused.promised_s("r", START + 91.0) == {}
-    assert not refused._promises
+        refused.add(prompt([number % 500], tenant=f"t{number}"), 1.0, START + number)
+    assert len(refused._until) < 50
 
 
 def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> None:
@@ -304,8 +347,8 @@ def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> No
         queue.release(later=random.uniform(0.0, 0.3))
     for name in queue.best_effort:
         queue.scheduler.leave(name)
-    late = queue.scheduler.queues.best_effort.late_work(prompt([1]))
+    waiting = queue.scheduler.queues.best_effort
     assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
-    assert (late.requests, late.waiting.prefill_s, queue.scheduler.held) == (0, {}, 0)
-    assert queue.scheduler._refused.promised_s("r", queue.now + 91.0) == {}
-    assert late.wait(1.0, queue.now + 1000.0) == pytest.approx(PRIOR_S / PRIOR_WORK)
+    assert (waiting.late, waiting._waiting_s, queue.scheduler.held) == (False, {}, 0)
+    rate = waiting._rate(prompt([1]))
+    assert rate.wait(1.0, queue.now + 1000.0) == pytest.approx(rate.correction * PRIOR_S / PRIOR_WORK)

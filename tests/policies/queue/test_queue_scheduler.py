@@ -301,3 +301,40 @@ def test_every_request_is_released_once_or_queued_in_one_place(
                 assert all(requests == sorted(requests) for requests in queues.assigned.values())
                 assert (queues.new, queues.in_dispatch, queue.scheduler.held <= 6) == ([], {}, True)
                 assert queue.scheduler.wake_at == (queue.now + placement_round.TICK if inside else FOREVER)
+
+
+# --------------------------------------------------------------------------- the rule that holds a request
+
+
+@pytest.mark.parametrize(("budget", "rule"), [(1.0, "prefill"), (0.15, "prefill"), (None, "prefill")])
+def test_the_rule_that_would_hold_a_request_is_the_one_that_does(budget: float | None, rule: str) -> None:
+    """In time, late, and without a deadline; asking changes nothing, and the request is held from its arrival on."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    asked = queue.would_hold(tokens=4000, budget=budget)
+    assert (asked and asked.rule.value, asked and asked.endpoint, queue.scheduler.held) == (rule, ONE.id, 0)
+    assert queue.enter("r", tokens=4000, budget=budget) == []
+    assert queue.hold("r") == rule
+    queue.release(later=0.03)
+    assert [(each.hold and each.hold.since) for each in queue.scheduler.holds()] == [START]
+    assert queue.scheduler.leave("r", START + 0.03) == {rule: pytest.approx(0.03)}
+
+
+def test_no_rule_holds_a_request_that_an_engine_takes_at_once() -> None:
+    queue = QueueFixture()
+    assert queue.would_hold() is None
+    assert queue.enter("r") == ["r"]
+    assert queue.released["r"].held == {}
+
+
+def test_each_rule_has_its_part_of_the_time_in_the_queue() -> None:
+    """A prefill in progress first, then answers that cannot bear another."""
+    queue = QueueFixture()
+    queue.decode(token=0.0435)
+    keys = queue.fill(ONE)
+    assert queue.enter("r", budget=5.0) == []
+    queue.first_tokens(*keys)
+    queue.release(later=0.1)
+    queue.end(f"{ONE.id} answer 0", *keys)
+    queue.release(later=0.2)
+    assert queue.released["r"].held == {"prefill": pytest.approx(0.1), "pace": pytest.approx(0.2)}

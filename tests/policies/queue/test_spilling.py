@@ -13,7 +13,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.queue import late_work
 from policies.queue.placement_round import RECHECK_TIERS, TICK
 from policies.queue.queue_scheduler import MANY
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.types import (
     FOREVER,
     AttemptOutcome,
@@ -270,7 +270,7 @@ def test_queue_time_counts_as_rate_limited_while_an_api_would_take_the_request()
     queue.enter("second", tokens=4000, budget=0.15, tiers=["small", "api"])
     queue.release(later=119.0)
     assert queue.release(later=1.0) == ["first", "second"]
-    assert [queue.released[name].rate_limited for name in ("first", "second")] == pytest.approx([121.0, 120.0])
+    assert [queue.released[name].held for name in ("first", "second")] == [{"rate_limit": 121.0}, {"rate_limit": 120.0}]
 
 
 def test_queue_time_for_a_preferred_engine_is_not_rate_limited() -> None:
@@ -281,7 +281,7 @@ def test_queue_time_for_a_preferred_engine_is_not_rate_limited() -> None:
     assert queue.enter("r", **MIXED) == []
     assert queue.assigned() == ["r"]
     queue.release(later=1.0)
-    assert queue.scheduler.leave("r", queue.now) == 0.0
+    assert queue.scheduler.leave("r", queue.now) == {"pace": 1.0}
 
 
 def test_queue_time_behind_a_refusing_first_tier_is_rate_limited() -> None:
@@ -292,7 +292,7 @@ def test_queue_time_behind_a_refusing_first_tier_is_rate_limited() -> None:
     assert queue.enter("r", **MIXED | {"tiers": ["api", "small"]}) == []
     assert queue.assigned() == ["r"]
     queue.release(later=0.5)
-    assert queue.scheduler.leave("r", queue.now) == pytest.approx(0.5)
+    assert queue.scheduler.leave("r", queue.now) == {"rate_limit": 0.5}
 
 
 def test_without_a_deadline_only_the_preferred_tier_can_be_rate_limited() -> None:
@@ -304,8 +304,8 @@ def test_without_a_deadline_only_the_preferred_tier_can_be_rate_limited() -> Non
         rate_limit(queue)
         assert queue.enter("r", tokens=4000, budget=None, tiers=tiers) == []
         queue.release(later=0.05)
-        waited.append(queue.scheduler.leave("r", queue.now))
-    assert waited == pytest.approx([0.0, 0.05])
+        waited.append([*queue.scheduler.leave("r", queue.now)])
+    assert waited == [["prefill"], ["rate_limit"]]
 
 
 # --------------------------------------------------------------------------- pass-through

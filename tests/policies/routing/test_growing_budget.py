@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import QueuedRequest, uncached_tokens
+from policies.routing.candidates import uncached_tokens
 from policies.types import (
     Endpoint,
     FleetSnapshot,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.routing.candidates import Ranking, p50_of, ranked
+from policies.routing.ranking import Ranking, p50_of, ranked
 from policies.scorers.scorers import tie_break
 from policies.types import Candidate, Endpoint, Forecast, Load
 from tests.policies.deciding import RATIOS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import Decision, Placement, RequestView
 from tests.policies.deciding import DecisionScenario, budget, order, preset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.fleet.fleet import Fleet
-from policies.routing.candidates import QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import (
     TRAINED_SAMPLES,

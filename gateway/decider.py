@@ -1,0 +1,120 @@
+"""Steps from a body to a decision without the queue: parse, estimate, decide.
+
+`Decider` gives the pure decision code a parsed request, an estimate, a snapshot and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import random
+from time import monotonic
+from typing import Any, TypeVar
+
+from backends.interface import Operation
+from gateway.admission.auth import Tenant
+from gateway.api.inference_request import InferenceRequest, parse, with_model
+from gateway.observe.record import Record, RequestOutcome
+from gateway.tokenize.estimator import Estimator
+from policies.fleet.fleet import Fleet
+from policies.latency.token_counts import AnswerLengths
+from policies.queue.queued_request import QueuedRequest
+from policies.routes.route import Route
+from policies.routing.candidates import uncached_tokens
+from policies.routing.tiers import decide
+from policies.types import Decision, Health, PromptEstimate
+
+T = TypeVar("T")
+
+LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
+MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
+SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
+
+
+class Decider:
+    """Steps common to the proxy, the request queue and /explain."""
+
+    def __init__(self, estimator: Estimator, fleet: Fleet) -> None:
+        self.estimator = estimator
+        self.fleet = fleet
+        self.answer_lengths = fleet.answer_lengths
+
+    async def parse(
+        self,
+        operation: Operation,
+        raw: bytes,
+        headers: Mapping[str, str],
+        arrival: float,
+        request_id: str,
+        wanted_headers: frozenset[str] = frozenset(),
+    ) -> InferenceRequest:
+        """Parses a body, in a thread if slow enough to block the loop. Raises ApiError."""
+        asked = operation, raw, headers, arrival, request_id, wanted_headers
+        if len(raw) <= LARGE and (len(raw) <= SUSPECT or estimated_containers(raw) <= MANY):
+            return parse(*asked)
+        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
+
+    async def with_model(self, raw: bytes, model: str) -> bytes:
+        """A body with this model, in a thread if slow."""
+        return await self.off_loop(len(raw), with_model, raw, model)
+
+    async def off_loop(self, size: int, work: Callable[..., T], *given: Any) -> T:
+        """Do work on a body of `size` bytes, in a thread if slow."""
+        if size <= LARGE:
+            return work(*given)
+        return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
+
+    async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
+        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread.
+
+        Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
+        """
+        expected = self.answer_lengths.expected_output(route.name, route.output_cap(request.max_tokens))
+        estimate = await self.estimator.estimate(
+            request.prompt, route.pools, tenant.cache_group, expected, route.adapters
+        )
+        if not route.budget_grows:
+            return estimate
+        fleet = self.fleet.snapshot_for(request.caller, monotonic())
+        return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.hit))
+
+    def decide(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int
+    ) -> Decision:
+        """The decision at this moment without the queue. Changes nothing."""
+        now = monotonic()
+        queued = queued_request(self.answer_lengths, request, route, estimate, tenant, sequence, now)
+        return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet, now)
+
+    def learn(self, record: Record) -> None:
+        """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
+        if record.end is RequestOutcome.COMPLETED and record.output_tokens:
+            self.answer_lengths.observe_output(record.route, -(-record.output_tokens // record.choices))
+        if record.ttft_of == "answer" and record.stream and record.ttft is not None:
+            answered = record.total if record.promised is None else record.promised  # at least
+            self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
+
+    def any_usable(self, now: float) -> bool:
+        """An endpoint is up for all callers."""
+        return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
+
+
+def queued_request(
+    answer_lengths: AnswerLengths,
+    request: InferenceRequest,
+    route: Route,
+    estimate: PromptEstimate,
+    tenant: Tenant,
+    sequence: int,
+    now: float,
+) -> QueuedRequest:
+    reasoning = answer_lengths.expected_reasoning(route, now) if request.stream else None
+    return QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight, reasoning)
+
+
+def estimated_containers(raw: bytes) -> float:
+    """Approximate number of objects and arrays in a body, from samples at random places: no caller knows them."""
+    places = [int(random() * (len(raw) - SAMPLE)) for _ in range(SAMPLES)]
+    found = sum(raw.count(b"{", at, at + SAMPLE) + raw.count(b"[", at, at + SAMPLE) for at in places)
+    return found * len(raw) / (SAMPLES * SAMPLE)
