@@ -95,8 +95,10 @@ async def send_synthetic(
     timeout: float,
     caller: str = "",
 ) -> WireAttempt:
-    """Sends a synthetic request. Returns the attempt at its end, at the latest after `timeout` seconds. `caller`: whose
-    prompt it holds; empty: the gateway's own. A server that does not stream may answer in one piece."""
+    """Sends a synthetic request. Returns the attempt at its end, at the latest after `timeout` seconds.
+
+    `caller`: owner of the prompt; empty: the gateway. A server that does not stream may answer in one piece.
+    """
     now, tokens = monotonic(), estimate.tokens
     load, hit = fleet.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, estimate)
     forecast = fleet.forecast(endpoint, load, tokens, hit, now)

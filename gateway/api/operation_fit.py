@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(slots=True)
 class OperationFit:
-    """Operations lacking, and operations served, by pool: bounded by the configuration."""
+    """Operations that servers lack or have answered, by pool. Size: at most pools times operations."""
 
     # by pool: until when, by caller that has found it
     lacking: dict[tuple[str, Operation], dict[str, float]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class OperationFit:
 
 
 def _counts(found: Mapping[str, float], caller: str) -> bool:
-    """Return whether two callers have found it, or this one."""
+    """Return whether the operation is lacking by the word of WITNESSES callers, or of this caller."""
     now = monotonic()
     recent = [one for one, until in list(found.items()) if now < until]
     return caller in recent or len(recent) >= WITNESSES

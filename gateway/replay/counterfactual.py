@@ -38,7 +38,7 @@ class RefusalRow:
 
 
 class Fork:
-    """A replay, and copies of it in which one request is dispatched where it would not have been."""
+    """A replay, and copies of the replay in each of which one held or refused request is dispatched at once."""
 
     def __init__(self, player: Player) -> None:
         self.player = player

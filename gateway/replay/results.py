@@ -172,7 +172,7 @@ class Results:
             push(self._worst, RegrettedDecision(result, decision, estimate))
 
     def prefilled(self, endpoint: str, sent_at: float, now: float) -> None:
-        """An attempt has its first token, or has ended without one: until `now` the endpoint had its prefill to do."""
+        """Note the prefill of an attempt: `sent_at` to `now`, s, the time of its first token or of its end."""
         self.prefills.setdefault(endpoint, []).append((sent_at, now))
 
     def worst(self) -> list[RegrettedDecision]:

@@ -264,7 +264,7 @@ class Scenario:
 
     @property
     def all_faults(self) -> tuple[ScheduledFault, ...]:
-        """`faults`, and those that keep the late servers down until they start."""
+        """Scheduled faults: `faults`, and a kill at 0 s and a restart for each endpoint of `starts`."""
         down = (ScheduledFault(0.0, endpoint, "kill") for endpoint in self.starts)
         up = (ScheduledFault(at, endpoint, "restart") for endpoint, at in self.starts.items())
         return (*down, *up, *self.faults)

@@ -89,10 +89,10 @@ class SimFacts:
 
 
 class DecisionOverride:
-    """Decisions in place of those of the gateway. This one leaves all as they are."""
+    """Decisions in place of those of the gateway; the base class replaces none."""
 
     def on_entry(self, request: ActiveRequest) -> Decision | None:
-        """For a request that would enter the queue; None: it does."""
+        """Decision for a request before the queue; None: the request enters the queue."""
         return None
 
     def on_refusal(self, request: ActiveRequest, refusal: Decision) -> Decision:
