@@ -187,7 +187,7 @@ class Proxy:
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
         timeline.end_stage(Stage.PARSE)
-        named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
+        named = self.named_route(http, request, runtime, tenant)
         route = named.route
         timeline.routed(request, route)
         request.caller = http.address if tenant is ANYONE else tenant.name
@@ -200,7 +200,6 @@ class Proxy:
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         estimate = await self.estimate(request, runtime, route, tenant, timeline)
-        runtime.routes.admit(tenant, route, request.model)
         if tenant.limits is not None:
             await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
         if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
@@ -250,15 +249,22 @@ class Proxy:
         timeline.estimated(request, route, estimate)
         return estimate
 
+    def named_route(self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant) -> RoutedName:
+        """The route of the caller's name. Raises ApiError (404) where there is none that the key may use: before the
+        timeline knows the route, whose name would be in the headers of the refusal."""
+        keys = sent_keys(http.headers)
+        named = runtime.routes.match(request.model, tenant, keys)
+        runtime.routes.admit(tenant, named.route, request.model, keys)
+        return named
+
     async def reroute(
         self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant, timeline: RequestTimeline
     ) -> tuple[RoutedName, PromptEstimate]:
         """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
         if no route takes the model any more."""
         timeline.held(monotonic(), {})
-        named = runtime.routes.match(request.model, tenant, sent_keys(http.headers))
+        named = self.named_route(http, request, runtime, tenant)
         timeline.routed(request, named.route)
-        runtime.routes.admit(tenant, named.route, request.model)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)

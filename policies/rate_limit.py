@@ -5,6 +5,8 @@ Rules:
   (guide "Rate limits", headers), Anthropic (API reference "Rate limits", headers) and Groq say so, read in 2026-11.
   Where no limit is reported, the rate is unknown, and what remains is all there is until the reset.
 - A prompt larger than the limit needs the whole limit.
+- A bucket owes at most as much as it holds when full: one request takes the whole limit at most, as many together twice
+  that. A prompt that no provider would take, or a wrong count of tokens, closes an endpoint for no longer.
 - A report is believed for BELIEVED seconds: nothing else would end a wrong one, as no request would ask again.
 """
 
@@ -48,7 +50,8 @@ class RateLimit:
         taken = tokens if self.counts_tokens else float(requests)
         if not self.rate:
             return replace(self, remaining=self.remaining - taken)
-        left = min(self.remaining + self.rate * (now - self.at), self.limit) - taken
+        left = min(self.remaining + self.rate * (now - self.at), self.limit) - min(taken, self.limit)
+        left = max(left, -self.limit)
         return replace(self, remaining=left, full_at=now + (self.limit - left) / self.rate, at=now)
 
     def wait(self, tokens: float, now: float, requests_ahead: int = 0, tokens_ahead: float = 0.0) -> float:

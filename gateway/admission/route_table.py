@@ -141,7 +141,7 @@ class Routes:
         conditions = [tier.when for route in self.all for tier in route.tiers if tier.when is not None]
         return frozenset(name for when in conditions for name in when.headers())
 
-    def admit(self, tenant: Tenant, route: Route, model: str) -> None:
-        """Raises ApiError (404): a forbidden route is reported as missing."""
+    def admit(self, tenant: Tenant, route: Route, model: str, keys: Iterable[str] = ()) -> None:
+        """Raises ApiError (404): a forbidden route is reported as missing. `keys`: as for `match`."""
         if not tenant.may_use(route.name):
-            raise self.unknown(model, tenant)
+            raise self.unknown(model, tenant, keys)

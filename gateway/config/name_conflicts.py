@@ -23,6 +23,15 @@ def names(config: Config) -> Iterator[Problem]:
             yield Problem(path, f"'{name}' is the name of the route itself; remove it")
         else:
             yield Problem(path, f"'{name}' never gets here: it is the name of {_place(other)}; keep one")
+    yield from _model_routes(config)
+
+
+def _model_routes(config: Config) -> Iterator[Problem]:
+    """A key, a metric or a limit of a route would be of two routes. With `*` among its models, the pool claims it."""
+    for pool, route in config.model_routes.items():
+        if route.name in config.routes and ANY not in config.pools[pool].models:
+            text = f"'{route.name}' is the name of the route of all models of pool {pool}; choose another"
+            yield Problem(("routes", route.name), text)
 
 
 def unreachable_passthrough(config: Config) -> Iterator[str]:

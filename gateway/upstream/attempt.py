@@ -329,6 +329,7 @@ class WireAttempt:
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,
+            output_tokens=self.output_tokens,
             mean_itl=times.mean_itl or self.tpot(),
             engine_ttft=times.ttft,
             retry_after=None if failure is None else failure.retry_after,

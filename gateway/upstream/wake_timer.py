@@ -43,14 +43,15 @@ class WakeTimer:
         delay = ceil(max(at - monotonic(), 0.0) / GRAIN) * GRAIN + GRAIN
         self._handle = asyncio.get_running_loop().call_later(delay, self._fire, wake)
 
-    def _fire(self, wake: Callable[[], None]) -> None:
+    def _fire(self, wake: Callable[[], None], sockets_read: bool = False) -> None:
         due, at, now = self._fires_at, self._at, monotonic()
         self._handle, self._fires_at = None, inf
         if at is None:
             return
         if at > due:
             self._start(at, wake)
-        elif now - due > LATE:
-            self._handle = asyncio.get_running_loop().call_later(READ_FIRST, wake)
+        elif now - due > LATE and not sockets_read:
+            self._fires_at = due  # what is set meanwhile counts, and sets the wait anew only if earlier
+            self._handle = asyncio.get_running_loop().call_later(READ_FIRST, self._fire, wake, True)
         else:
             wake()

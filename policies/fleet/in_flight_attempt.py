@@ -41,6 +41,7 @@ class AttemptReport:
     unknown_model: bool = False  # the server does not know the name of the model or adapter
     blame: Blame | None = None  # of a failed attempt; None: by its outcome
     cause: str = ""  # of a failure: "401 invalid_api_key: Incorrect API key provided", "connection refused"
+    output_tokens: int = 0  # without a report too: as far as the answer was read
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class InFlightAttempt:
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
         state.inflight.on_ended(key, now)
-        state.own_limits.on_output(report.completion_tokens or 0, now)
+        state.own_limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
         if self.prompt.adapter and state.adapters is not None:
             state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)

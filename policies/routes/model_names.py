@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from heapq import nlargest
 
 LONGEST = 256  # characters
@@ -58,9 +59,17 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Names with most pairs of letters in common, the most similar first; of equal ones the shorter, which is less
     likely to be a variant. A path before the last `/` counts for nothing, on either side."""
     wanted = _pairs(name[:LONGEST])
-    compared = [(_similarity(wanted, _pairs(each)), each) for each, _ in zip(known, range(COMPARED), strict=False)]
+    compared = [
+        (_similarity(wanted, _known_pairs(each)), each) for each, _ in zip(known, range(COMPARED), strict=False)
+    ]
     near = [(similarity, -len(each), each) for similarity, each in compared if similarity >= NEAR]
     return [each for _, _, each in nlargest(SHOWN, near)]
+
+
+@lru_cache(maxsize=2 * COMPARED)
+def _known_pairs(name: str) -> frozenset[str]:
+    """Of a configured name: they are compared with every unknown one."""
+    return _pairs(name)
 
 
 def _pairs(name: str) -> frozenset[str]:

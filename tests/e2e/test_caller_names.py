@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -69,3 +70,35 @@ async def test_an_unknown_name_is_in_the_log_and_its_neighbours_in_the_answer() 
     )
     assert (record.end, record.error) == (RequestOutcome.REFUSED, "unknown model lama3.2")
     assert upstream.requests == []
+
+
+async def test_a_refusal_tells_nothing_of_a_route_that_the_key_may_not_use() -> None:
+    """The name, an alias and a pattern of such a route are refused as an unknown name is: with the same headers."""
+    key = {"name": "web", "sha256": hashlib.sha256(b"key-of-web").hexdigest(), "routes": ["chat"]}
+    routes = {"chat": {"tiers": ["only"]}, "secret": {"tiers": ["only"], "aliases": ["gpt-4o", "claude-*"]}}
+    told = []
+    async with (
+        Upstream([STREAMED]) as upstream,
+        running({"only": pool(upstream.url)}, routes, keys=[key]) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for model in ("unknown", "secret", "gpt-4o", "claude-9"):
+            request = post({**CHAT, "model": model, "stream": True}, "authorization: Bearer key-of-web")
+            status, headers, body = await caller.whole(request)
+            stages = [each.partition(";")[0] for each in headers["server-timing"].split(", ")]
+            told.append((status, {*headers}, headers["x-firsttoken-route"], stages, body.replace(model.encode(), b"")))
+    assert told == [told[0]] * 4
+    assert upstream.requests == []
+
+
+async def test_a_key_sent_as_the_model_is_not_in_the_log() -> None:
+    """Nor where a route takes every name, and the key may not use it."""
+    key = {"name": "web", "sha256": hashlib.sha256(b"key-of-web").hexdigest(), "routes": ["chat"]}
+    async with (
+        Upstream([STREAMED]) as upstream,
+        running({"only": pool(upstream.url)}, keys=[key], passthrough="only") as gateway,
+        calling(gateway.url) as caller,
+    ):
+        await caller.whole(post({**CHAT, "model": "key-of-web"}, "authorization: Bearer key-of-web"))
+        (record,) = gateway.recorder.recent
+    assert record.error == "unknown model"

@@ -14,7 +14,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.observe.record import Stage
 from policies.types import Load
-from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, last, post
+from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Received, Script, Upstream, chunk, reply
@@ -263,3 +263,14 @@ async def test_a_configured_limit_is_waited_for_within_the_budget() -> None:
         assert await ask(gateway, "word " * 3000) == 200
         assert await ask(gateway) == 200
         assert 0.05 < last(gateway).stages[Stage.RATE_LIMIT] < 2
+
+
+async def test_a_configured_limit_of_tokens_counts_answers_whose_server_does_not() -> None:
+    """A server without usage, or a caller that leaves before it, would make the limit one of prompts alone."""
+    long: Script = [STREAM_HEAD + chunk(TOKEN) * 200 + chunk(FINISH + DONE) + LAST_CHUNK]
+    async with Upstream(long) as api, Upstream([STREAMED]) as other:
+        pools = {"api": pool(api.url, tokens_per_minute=150), "other": pool(other.url)}
+        async with running(pools, tiers("api", "other")) as gateway:
+            assert [await ask(gateway) for _ in range(2)] == [200] * 2
+            assert last(gateway).pool == "other"
+    assert len(api.requests) == 1

@@ -124,5 +124,17 @@ def test_a_configured_limit_of_tokens_counts_prompts_and_answers() -> None:
     assert tokens_left.wait(100, 3600.0) == 0.0
 
 
+def test_no_prompt_and_no_count_of_tokens_closes_an_endpoint_for_long() -> None:
+    """One caller's prompt of 25 times the limit, which its provider refuses, costs the others a minute, not 25; so do
+    reports of tokens that no answer has: two minutes for a full bucket."""
+    limits = ConfiguredLimits(None, 100_000)
+    limits.on_sent(2_500_000, 0.0)
+    assert limits.current[0].wait(100_000, 0.0) == pytest.approx(60.0)
+    for _ in range(100):
+        limits.on_output(10**9, 0.0)
+    assert limits.current[0].wait(1, 0.0) == pytest.approx(60.0, rel=1e-3)
+    assert limits.current[0].wait(100_000, 0.0) == pytest.approx(120.0)
+
+
 def test_without_a_configured_limit_there_is_none() -> None:
     assert ConfiguredLimits(None, None).current == ()

@@ -6,7 +6,7 @@ A literal secret is neither written nor printed: `${NAME}` takes its place, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from backends.http.connection_pool import BackendAddress
@@ -26,10 +26,22 @@ PLACEHOLDERS = frozenset(  # that users write where a server takes any key
 )
 
 
-class Variables:
-    """Environment variables of the written file, in the order of their use. `literals`: in place of a literal."""
+def referenced(node: Any) -> Iterator[str]:
+    """Names of the environment variables to which texts of an imported file refer."""
+    if isinstance(node, str):
+        match = _ENVIRON.fullmatch(node.strip()) or _REFERENCE.fullmatch(node.strip())
+        yield from [match[1]] if match else filter(None, _DOLLAR.findall(node))
+    elif isinstance(node, (dict, list)):
+        for each in node.values() if isinstance(node, dict) else node:
+            yield from referenced(each)
 
-    def __init__(self) -> None:
+
+class Variables:
+    """Environment variables of the written file, in the order of their use. `literals`: in place of a literal.
+    `taken`: names with a meaning of their own, which no literal gets: their values would go to the literal's server."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = frozenset(taken)
         self.names: list[str] = []
         self.literals: list[str] = []
         self._of_literal: dict[str, str] = {}  # variable by the literal that it replaces
@@ -46,7 +58,7 @@ class Variables:
         if (known := self._of_literal.get(str(value))) is not None:
             return self.reference(known)
         number = 2
-        while name in self.names:
+        while name in self.names or name in self._taken:
             name, number = f"{base}_{number}", number + 1
         self._of_literal[str(value)] = name
         self.literals.append(name)

@@ -8,9 +8,10 @@ from typing import Any
 
 from gateway.cli.importing import litellm_reasons as reasons
 from gateway.cli.importing.imported_config import ImportedConfig
-from gateway.cli.importing.imported_values import Variables, is_host, pool_name, route_name, seconds
+from gateway.cli.importing.imported_values import Variables, is_host, pool_name, referenced, route_name, seconds
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.litellm_deployments import DeploymentReader
+from gateway.cli.importing.litellm_providers import API_VARIABLES
 from gateway.cli.importing.pool_drafts import Deployment, PoolDraft, joined
 from gateway.config.config_errors import ConfigError, Path
 from gateway.config.pool_section import PoolSection
@@ -44,7 +45,7 @@ def import_litellm(document: Any) -> ImportedConfig:
 
 class _LitellmImport:
     def __init__(self, document: dict[str, Any]) -> None:
-        self.account, self.variables = KeyAccount(document), Variables()
+        self.account, self.variables = KeyAccount(document), Variables({*API_VARIABLES, *referenced(document)})
         self.pools: dict[str, PoolDraft] = {}
         self.routes: dict[str, dict[str, Any]] = {}
         self.names: dict[str, str] = {}  # of routes, by model_name

@@ -69,6 +69,11 @@ PROVIDERS: Mapping[str, LiteLlmProvider] = {
     },
 }
 
+API_VARIABLES = frozenset(  # keys and URLs of APIs, which the environment may have
+    {provider.variable for provider in PROVIDERS.values() if provider.variable}
+    | {f"{kind.name.upper()}_{ending}" for kind in KINDS.values() for ending in ("API_KEY", "BASE_URL")}
+)
+
 
 def split_model(text: str, own: str | None, has_url: bool) -> tuple[str, str]:
     """Provider and the model's name there. Empty provider: unknown. `own`: the deployment's custom_llm_provider."""

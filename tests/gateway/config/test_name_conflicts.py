@@ -107,3 +107,11 @@ def test_a_key_may_be_for_the_models_of_a_pool() -> None:
 def test_a_passthrough_behind_an_alias_for_everything_is_noted() -> None:
     config = loaded(POOLS + '  a: {tiers: [p], aliases: ["*"]}\npassthrough: q\n')
     assert "note: passthrough never acts: the alias '*' of route a takes every name" in notes(config)
+
+
+def test_no_route_has_the_name_of_the_route_of_a_pools_models() -> None:
+    """Else a key of the one could use the other."""
+    text = 'pools:\n  p: {backend: ollama, model: m, models: [x]}\nroutes:\n  "p/*": {tiers: [p]}\n'
+    assert refusal(text) == [
+        "f.yaml:4: routes.\"p/*\": 'p/*' is the name of the route of all models of pool p; choose another"
+    ]

@@ -68,6 +68,35 @@ async def test_after_a_stall_sockets_are_read_first() -> None:
     assert watched.woken[0] >= stalled + READ_FIRST / 2
 
 
+async def stalled() -> Watched:
+    """A timer that is due, and waits for the sockets to be read."""
+    watched = Watched()
+    watched.set(monotonic() + 0.005)
+    sleep(0.03)  # noqa: ASYNC251 - the stall
+    await asyncio.sleep(0.001)
+    assert watched.woken == []
+    return watched
+
+
+@pytest.mark.parametrize("moved", [None, 0.05])
+async def test_what_is_read_after_a_stall_unsets_the_timer_or_moves_it_on(moved: float | None) -> None:
+    watched, now = await stalled(), monotonic()
+    watched.set(None if moved is None else now + moved)
+    await asyncio.sleep(0.1)
+    assert len(watched.woken) == (moved is not None)
+    assert all(at >= now + 0.05 for at in watched.woken)
+
+
+async def test_events_after_a_stall_do_not_put_the_timer_off_for_ever() -> None:
+    """Each event sets the time that has passed again."""
+    watched, due = await stalled(), monotonic() - 0.02
+    began = monotonic()
+    while monotonic() < began + 0.1:
+        watched.set(due)
+        await asyncio.sleep(0.002)
+    assert watched.woken
+
+
 def test_it_never_wakes_early_on_the_loop_of_the_product() -> None:
     """uvloop rounds to milliseconds. A timer that fires early would be set again and again until it is due."""
     early: list[Any] = []

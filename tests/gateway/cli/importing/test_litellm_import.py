@@ -44,6 +44,16 @@ def test_no_literal_secret_is_written_or_shown() -> None:
     assert found.variables.literals == ["AZURE_CHAT_API_KEY"]  # equal literals share a variable
 
 
+def test_a_literal_gets_no_variable_that_has_a_meaning_of_its_own() -> None:
+    """Else the key of OpenAI, or one that another entry refers to, would be sent to the server of the literal."""
+    params = "model: openai/m, api_base: 'http://h:1/v1', api_key: sk-literal-000000"
+    of_api, of_entry = deployment(params, "openai"), deployment(params, "team")
+    of_entry += deployment("model: gpt-4o, api_key: os.environ/TEAM_API_KEY", "other")[12:]
+    assert litellm(of_api).document["pools"]["openai"]["api_key"] == "${OPENAI_API_KEY_2}"
+    pools = litellm(of_entry).document["pools"]
+    assert (pools["team"]["api_key"], pools["other"]["api_key"]) == ("${TEAM_API_KEY_2}", "${TEAM_API_KEY}")
+
+
 def test_servers_of_one_model_are_one_pool_and_others_are_tiers_by_order() -> None:
     """LiteLLM's `order`."""
     document = litellm(TEAM).document
