@@ -44,7 +44,9 @@ class PoolState:
         return True
 
     def share_tokens_per_event(self, teacher: EndpointState) -> None:
-        """An endpoint without an answer of its own expects what its siblings send: one software, one setting."""
+        """Give the tokens per event that `teacher` has seen to endpoints without an answer of their own."""
+        if not teacher.interference.counted_answers:
+            return
         for one in self.members:
             if not one.interference.counted_answers:
                 one.interference.tokens_per_event = teacher.interference.tokens_per_event

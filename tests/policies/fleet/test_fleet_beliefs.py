@@ -41,6 +41,19 @@ def test_siblings_without_an_answer_expect_as_many_tokens_in_an_event() -> None:
     assert seen == [[4.0, 4.0, 1.0], [4.0, 2.0, 1.0], [4.0, 2.0, 1.0]]
 
 
+def test_an_endpoint_that_has_seen_no_answer_teaches_its_siblings_nothing() -> None:
+    """A failed attempt on an endpoint that a reload has added."""
+    one, two, added = (Endpoint(f"small/{i}", "small") for i in range(3))
+    to = Fleet([replace(SMALL, endpoints=(one, two))])
+    key = send(to, endpoint=one)
+    to.on_first_token(key, 0.1)
+    to.on_progress([(key, 50)], 1.0)
+    to.on_ended(key, AttemptOutcome.COMPLETED, 2.0, AttemptReport(completion_tokens=200))
+    to.reload([replace(SMALL, endpoints=(one, two, added))])
+    to.on_ended(send(to, endpoint=added, now=3.0), AttemptOutcome.FAILED, 3.1)
+    assert [to._states[each.id].interference.tokens_per_event for each in (one, two)] == [4.0, 4.0]
+
+
 def test_a_few_samples_scale_the_predictor_of_a_sibling() -> None:
     """Three times slower than a sibling with 100 samples, which show how TTFT grows with the prompt."""
     to = fleet()
