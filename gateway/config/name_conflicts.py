@@ -42,7 +42,7 @@ def unreachable_passthrough(config: Config) -> Iterator[str]:
 
 
 def _claims(config: Config) -> Iterator[tuple[str, Path]]:
-    """Names with their places, the ones that are tried first before the others."""
+    """Names with their places, in the order in which a request's model is compared with these."""
     for name in config.routes:
         yield name, ("routes", name)
     for route in config.routes.values():

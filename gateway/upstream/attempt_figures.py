@@ -1,4 +1,4 @@
-"""Times of one attempt, and the tokens that it is billed for."""
+"""Times of one attempt, and billed tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The timer of one attempt machine.
 
-Nearly every timer is moved on before it is due. So a later time sets no new timer of the event loop: the timer that
-fires early is set again. After a stall of this event loop, sockets are read before the timer counts: the stall is no
-silence of the engine.
+Most timers are moved to a later time before the first is due. A later time sets no new timer of the event loop: the
+timer that fires early is set again. After a stall of this event loop, sockets are read before the timer counts: the
+stall is no silence of the engine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WakeTimer:
         if at > due:
             self._start(at, wake)
         elif now - due > LATE and not sockets_read:
-            self._fires_at = due  # what is set meanwhile counts, and sets the wait anew only if earlier
+            self._fires_at = due  # a time set during this wait restarts the wait only if earlier
             self._handle = asyncio.get_running_loop().call_later(READ_FIRST, self._fire, wake, True)
         else:
             wake()

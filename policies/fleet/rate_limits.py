@@ -1,4 +1,4 @@
-"""The rate limits of one key at one endpoint: as its provider reports them, and as the configuration sets them.
+"""Rate limits of one key at one endpoint: reported by the provider, and set by the configuration.
 
 A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
 """

@@ -71,7 +71,7 @@ class FairShare:
         return used / weight > SLACK * (self._total - used) / (self._weights - weight) + GRACE
 
     def _usual(self) -> float:
-        """Mean use per weight of the tenants within their share: a flood is no debt of those that come after it."""
+        """Mean use per weight of the tenants within the share: a tenant that begins later owes nothing for a flood."""
         within = [self._used[tenant][:2] for tenant in self._used if not self.is_over(tenant)]
         return sum([used for used, _ in within], 0.0) / sum([weight for _, weight in within], 0.0) if within else 0.0
 

@@ -52,7 +52,7 @@ _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabili
 
 @dataclass(slots=True, eq=False)
 class PlacementRequest:
-    """A request with its route and estimate: what a decision knows of it."""
+    """A request with its route and estimate: the input of a decision."""
 
     request_key: Hashable  # unique among requests not yet dispatched
     request: RequestView

@@ -37,14 +37,16 @@ def referenced(node: Any) -> Iterator[str]:
 
 
 class Variables:
-    """Environment variables of the written file, in the order of their use. `literals`: in place of a literal.
-    `taken`: names with a meaning of their own, which no literal gets: their values would go to the literal's server."""
+    """Environment variables of the written file, in order of use. `literals`: variables in place of a literal.
+
+    `taken`: names of other variables, not given to a literal: another's value would go to the server of the literal.
+    """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = frozenset(taken)
         self.names: list[str] = []
         self.literals: list[str] = []
-        self._of_literal: dict[str, str] = {}  # variable by the literal that it replaces
+        self._of_literal: dict[str, str] = {}  # variable, by replaced literal
 
     def reference(self, name: str) -> str:
         if name not in self.names:
@@ -65,7 +67,7 @@ class Variables:
         return self.reference(name)
 
     def of(self, value: Any) -> str | None:
-        """The reference that `value` is, if it is one: `os.environ/NAME`, `${NAME}` or `$NAME`."""
+        """Reference `${NAME}` of a value `os.environ/NAME`, `${NAME}` or `$NAME`; None: `value` is no reference."""
         if not isinstance(value, str):
             return None
         match = _ENVIRON.fullmatch(value.strip()) or _REFERENCE.fullmatch(value.strip())

@@ -152,7 +152,7 @@ def _of(facts: EndpointFacts, kind: str, words: str, mend: str, *, fault: bool =
 
 
 def clock(found: Sequence[EndpointFacts]) -> Iterator[Finding]:
-    """Clocks that are apart. The one that most endpoints disagree with, this machine's, is the wrong one."""
+    """Clocks that differ by more than MAX_SKEW seconds; that of this machine, where the median endpoint differs."""
     skews = {facts.id: facts.listing.skew for facts in found if facts.listing.skew is not None}
     if not skews:
         return
@@ -171,7 +171,7 @@ def _apart(skew: float) -> str:
 
 
 def budgets(config: Config, found: Sequence[EndpointFacts]) -> Iterator[Finding]:
-    """Routes whose TTFT budget is below what their best endpoint has needed for one token, idle."""
+    """Routes with a TTFT budget below the time that the best endpoint, idle, has needed for one token."""
     best = fastest(found)
     for route in config.all_routes:
         known = [best[pool] for pool in route.pools if pool in best]
