@@ -144,6 +144,28 @@ async def test_no_request_is_lost_when_an_engine_with_a_queue_dies() -> None:
     assert ends == {RequestOutcome.COMPLETED}
 
 
+async def test_the_rule_that_holds_a_request_is_named_everywhere() -> None:
+    """For each endpoint with what frees it; of a request that is asked about; and in the Record, with its time."""
+    async with small_fleet() as (callers, [server]):
+        for name in ("first", "second", "third"):
+            await callers.send(name)
+        body = {"model": "loose", "messages": [{"role": "user", "content": LARGE}]}
+        async with aiohttp.ClientSession(callers.gateway.admin_url) as session:
+            async with session.get("/fleet") as reply:
+                [shown] = await reply.json()
+            async with session.post("/explain", json=body) as reply:
+                asked = (await reply.json())["held_by"]
+        await callers.answers()
+        waited = callers.records["third"].as_json()
+    held = {each["rule"]: each for each in shown["held"]}
+    assert {rule: each["requests"] for rule, each in held.items()} == {"prefill": 1, "turn": 1}
+    assert all(each["longest_s"] >= 0 for each in held.values())
+    assert asked["freed_by"] == held[asked["rule"]]["freed_by"]
+    assert server.url.endswith(asked["endpoint"].partition("/")[2])
+    assert {"turn", "prefill"} == {*waited["held_ms"]}
+    assert sum(waited["held_ms"].values()) == pytest.approx(waited["stages_ms"]["queue"], abs=5.0)
+
+
 async def test_a_draining_gateway_serves_its_queue() -> None:
     """Queued requests were accepted."""
     async with small_fleet() as (callers, _):

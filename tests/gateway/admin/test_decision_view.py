@@ -83,6 +83,7 @@ def test_the_rule_that_would_hold_the_request_is_named_with_what_frees_it() -> N
     """In the words of every page that shows a held request."""
     said = explain(decided(), ESTIMATE, {}, POOLS, {}, Hold(HoldRule.PACE, "small/a", 1.0))
     assert said["held_by"] == {"rule": "pace", "endpoint": "small/a", "freed_by": FREED_BY[HoldRule.PACE]}
+    assert f"held by pace at small/a; freed by {FREED_BY[HoldRule.PACE]}" in decision_table(said)
 
 
 def test_every_rule_of_the_queue_says_what_frees_a_request() -> None:
