@@ -10,6 +10,7 @@ import pytest
 
 from policies.latency.tpot import TpotPredictor
 from policies.latency.ttft_predictor import (
+    QUEUED_SPREAD,
     ApiPredictor,
     EnginePredictor,
     PrefillWork,
@@ -263,3 +264,14 @@ def test_tpot_at_rest_is_forgotten_within_seconds_at_rest() -> None:
         for _ in range(200):
             pace.observe_at_rest(1, 0.0, 0.2, 0.2 / tpot, 0.2)
         assert pace.at_rest(1, 0.0).alone == pytest.approx(tpot, rel=0.15)
+
+
+def test_the_spread_of_a_queued_prompt_follows_that_of_idle_ones_until_it_has_errors_of_its_own() -> None:
+    """Wider by QUEUED_SPREAD, in logarithms: it is as precise as its engine is, within minutes of a start."""
+    predictor, random = EnginePredictor(), Random(1)
+    before = predictor.quantiles(2_000.0, 0.0)
+    for _, work in zip(range(200), (work for work in prompts(random) if not work.queued_tokens), strict=False):
+        teach(predictor, work, engine(work) * random.lognormvariate(0, 0.1))
+    idle, queued = (predictor.quantiles(ahead, 0.0) for ahead in (0.0, 2_000.0))
+    assert queued == pytest.approx([ratio**QUEUED_SPREAD for ratio in idle], rel=0.05)
+    assert queued[-1] / queued[0] < before[-1] / before[0] / 2

@@ -181,6 +181,20 @@ def test_an_event_decides_as_few_requests_with_many_tenants(monkeypatch: pytest.
     assert 0 < len(decided) <= 2 * queue_scheduler.MANY
 
 
+def test_a_request_that_can_begin_is_found_at_once_among_many_that_cannot() -> None:
+    """The others have long prefills, and wait for calm answers; the one that can begin was decided last."""
+    queue = QueueFixture()
+    queue.decode(token=0.022, pace=0.05, since=20.0)
+    for number in range(40):
+        queue.arrive(f"long {number}", tokens=60_000, budget=0.15, tenant=f"t{number}", on_miss="best_effort")
+    queue.release()
+    busy = queue.fill(ONE)
+    assert queue.enter("short", tokens=4000, budget=0.15, tenant="other", on_miss="best_effort") == []
+    queue.first_tokens(*busy)
+    queue.end(*busy)
+    assert queue.release(later=0.01) == ["short"]
+
+
 def test_no_request_of_many_tenants_is_forgotten() -> None:
     """Engines that become idle take all; where none is left, all are told within some rounds."""
     queue = late_of_each(60)
