@@ -8,12 +8,12 @@ short one, and a request that waits for the endpoint with its state no other.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator
 
-from policies.queue.late_work import LONG, LateRate, may_be_refused, patience_left, work_ahead
-from policies.queue.queued_request import QueuedRequest
-from policies.types import FOREVER, NEVER
+from policies.queue.late_work import LONG, LateRate, may_be_refused, patience_left
+from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.types import FOREVER
 
 Owner = tuple[str, str, bool, str]  # tenant, route, a prefill above LONG, and the endpoint with the request's state
 
@@ -46,35 +46,48 @@ class BestEffortQueue:
         """A request with a deadline waits."""
         return any(rate.requests for rate in self._rates.values())
 
+    def queues(self) -> Collection[list[QueuedRequest]]:
+        """Each of one tenant."""
+        return self._queues.values()
+
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
 
     def add(self, queued: QueuedRequest, now: float) -> None:
-        """`prefill_s` of the request does not change from here on."""
+        """`prefill_s` of the request does not change from here on. All but the first of its queue wait their turn."""
         self._by_key[queued.request_key] = queued
         owner, queued.late_since = _owner(queued), now
-        insort(self._queues.setdefault(owner, []), queued, key=_precedence)
+        queue = self._queues.setdefault(owner, [])
+        insort(queue, queued, key=_precedence)
+        for behind in queue[1:2] if queue[0] is queued else [queued]:
+            if behind.hold is not None:
+                behind.hold_here(HoldRule.TURN, behind.hold.endpoint, now)
         if queued.deadline < FOREVER:
             self._rate(queued).add(now)
             self._waiting_s[owner] = self._waiting_s.get(owner, 0.0) + queued.prefill_s
 
-    def remove(self, queued: QueuedRequest, now: float = NEVER) -> None:
+    def begin(self, queued: QueuedRequest, now: float) -> None:
+        """Removes a request whose prefill begins."""
+        if queued.deadline < FOREVER:
+            self._rate(queued).begin(queued.prefill_s, now)
+        self._remove(queued)
+
+    def leave(self, queued: QueuedRequest, now: float) -> None:
+        """Removes a request that does not begin: refused, or its caller is gone."""
+        if queued.deadline < FOREVER:
+            self._rate(queued).leave(queued.prefill_s, queued.late_since, now)
+        self._remove(queued)
+
+    def _remove(self, queued: QueuedRequest) -> None:
         del self._by_key[queued.request_key]
         owner = _owner(queued)
         queue = self._queues[owner]
         del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
         if queued.deadline < FOREVER:
-            self._rate(queued).add(now, -1)
             self._waiting_s[owner] -= queued.prefill_s
         if not queue:
             del self._queues[owner]
             self._waiting_s.pop(owner, None)
-
-    def begin(self, queued: QueuedRequest, now: float) -> None:
-        """Removes a request whose prefill begins."""
-        if queued.deadline < FOREVER:
-            self._rate(queued).on_begun(queued.prefill_s, now)
-        self.remove(queued, now)
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue: the first. Above the share it is the latest in time: behind a
@@ -91,12 +104,16 @@ class BestEffortQueue:
         return self._rate(queued).wait(ahead_s + queued.prefill_s, now)
 
     def work_ahead(self, queued: QueuedRequest) -> float:
-        """Seconds of prefill that begin before a late request that is not queued yet."""
-        waiting_s: dict[str, float] = {}
+        """Seconds of prefill that begin before a late request that is not queued.
+
+        Tenants take turns: until it begins, no other tenant has begun more than its own.
+        """
+        waiting_s = defaultdict[str, float](float)
         for owner, seconds in self._waiting_s.items():
             if owner[1:3] == _owner(queued)[1:3]:
-                waiting_s[owner[0]] = waiting_s.get(owner[0], 0.0) + seconds
-        return work_ahead(queued.tenant, queued.prefill_s, waiting_s)
+                waiting_s[owner[0]] += seconds
+        own_s = waiting_s.pop(queued.tenant, 0.0)
+        return own_s + sum(min(other_s, own_s + queued.prefill_s) for other_s in waiting_s.values())
 
     def on_refused(self, queued: QueuedRequest, ahead_s: float, wait: float, now: float) -> None:
         """A late request is refused for a predicted wait."""
@@ -109,24 +126,6 @@ class BestEffortQueue:
 
     def _rate(self, queued: QueuedRequest) -> LateRate:
         return self._rates[queued.route.name, queued.prefill_s > LONG]
-
-    def prefill_ahead(self, queued: QueuedRequest) -> float:
-        """Seconds of prefill of the same tenant and route that arrived before."""
-        same = (queue for owner, queue in self._queues.items() if owner[:2] == _owner(queued)[:2])
-        return sum(other.prefill_s for queue in same for other in queue if other.sequence < queued.sequence)
-
-    # ---------------------------------------------------------------- tenants
-
-    def by_tenant(self) -> Counter[str]:
-        """Number of requests."""
-        held = Counter[str]()
-        for owner, queue in self._queues.items():
-            held[owner[0]] += len(queue)
-        return held
-
-    def latest_of(self, tenant: str) -> QueuedRequest | None:
-        latest = (queue[-1] for owner, queue in self._queues.items() if owner[0] == tenant)
-        return max(latest, key=lambda queued: queued.sequence, default=None)
 
 
 def _latest_in_time(queue: list[QueuedRequest], now: float) -> QueuedRequest:

@@ -7,8 +7,8 @@ prefill of seconds makes live sessions late, and those lose their caches in turn
   (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the wait as
   Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
 - A refusal is a forecast: once as much work has begun as was ahead, or none waits any more, the time since is compared
-  with the wait that was predicted, and corrects the next ones.
-- Tenants take turns: of another tenant's work, no more is ahead of a request than of its own.
+  with the wait that was predicted, and corrects the next ones. A request that leaves without beginning is taken out of
+  the forecasts that counted it: callers who hang up shorten no wait.
 - A refused request that comes back within COMES_BACK times Retry-After is the first among the late requests of its
   tenant and route, and is not refused again before RETURNED_PATIENCE. So is a later turn of the same session.
 """
@@ -16,7 +16,7 @@ prefill of seconds makes live sessions late, and those lose their caches in turn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
@@ -37,13 +37,14 @@ SCORE_WEIGHT = 1 / 8  # of the latest refusal in the correction
 MOST_WRONG = 4.0  # factor by which waits are corrected at most
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenForecast:
-    """A refusal whose wait is not known yet: the request would begin once `begun_s` seconds of work have."""
+    """A refusal whose wait is not known yet: `work_s` after `begun_s` seconds of work the request would have begun."""
 
     at: float
     begun_s: float
-    wait: float
+    work_s: float
+    pace: float  # s of predicted wait per s of work
 
 
 class LateRate:
@@ -58,16 +59,25 @@ class LateRate:
         self._begun_s = 0.0  # in all
         self._open: deque[OpenForecast] = deque(maxlen=SCORED)
 
-    def add(self, now: float, requests: int = 1) -> None:
-        """-1: a request leaves."""
+    def add(self, now: float) -> None:
         self._update(now)
-        self.requests += requests
-        if not self.requests:
-            self._score(now, all_begun=True)
+        self.requests += 1
 
-    def on_begun(self, prefill_s: float, now: float) -> None:
+    def begin(self, prefill_s: float, now: float) -> None:
+        """The prefill of a waiting request begins."""
+        self._update(now)
         self.begun_s += prefill_s
         self._begun_s += prefill_s
+        self.requests -= 1
+        self._score(now)
+
+    def leave(self, prefill_s: float, since: float, now: float) -> None:
+        """A request that has waited since `since` leaves, and does not begin: no forecast counts it any more."""
+        self._update(now)
+        self.requests -= 1
+        for forecast in self._open:
+            forecast.work_s -= prefill_s if forecast.at >= since else 0.0
+        self._open = deque((each for each in self._open if each.work_s > 0), SCORED)
         self._score(now)
 
     def wait(self, work_s: float, now: float) -> float:
@@ -78,12 +88,12 @@ class LateRate:
     def on_refused(self, work_s: float, wait: float, now: float) -> None:
         """A request was refused behind `work_s` of prefill, for a predicted wait."""
         if self.requests:
-            self._open.append(OpenForecast(now, self._begun_s + work_s, wait))
+            self._open.append(OpenForecast(now, self._begun_s, work_s, wait / work_s))
 
-    def _score(self, now: float, all_begun: bool = False) -> None:
-        while self._open and (all_begun or self._open[0].begun_s <= self._begun_s):
+    def _score(self, now: float) -> None:
+        while self._open and (not self.requests or self._open[0].begun_s + self._open[0].work_s <= self._begun_s):
             forecast = self._open.popleft()
-            ratio = max(now - forecast.at, SHORTEST_RETRY) / max(forecast.wait, SHORTEST_RETRY)
+            ratio = max(now - forecast.at, SHORTEST_RETRY) / max(forecast.pace * forecast.work_s, SHORTEST_RETRY)
             corrected = log(self.correction) + SCORE_WEIGHT * log(ratio)
             self.correction = exp(min(max(corrected, -log(MOST_WRONG)), log(MOST_WRONG)))
 
@@ -96,15 +106,6 @@ class LateRate:
         self.updated_at = now
         self.waited_s = self.waited_s * decay + (elapsed if self.requests else (1 - decay) * PRIOR_S)
         self.begun_s = self.begun_s * decay + (0.0 if self.requests else (1 - decay) * PRIOR_WORK)
-
-
-def work_ahead(tenant: str, own_s: float, waiting_s: Mapping[str, float]) -> float:
-    """Seconds of prefill that begin before a request of `own_s`. `waiting_s`: what waits, by tenant.
-
-    Tenants take turns: until a request begins, no other tenant has begun more than its own.
-    """
-    ahead_s = waiting_s.get(tenant, 0.0)
-    return ahead_s + sum(min(other_s, ahead_s + own_s) for other, other_s in waiting_s.items() if other != tenant)
 
 
 class RefusedRequests:

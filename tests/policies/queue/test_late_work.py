@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies.queue import hold_rules, late_work
+from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.late_work import (
     MOST_WRONG,
     PATIENCE,
@@ -15,10 +16,9 @@ from policies.queue.late_work import (
     PRIOR_WORK,
     LateRate,
     RefusedRequests,
-    work_ahead,
 )
 from policies.queue.queued_request import QueuedRequest
-from policies.types import NEVER, TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
+from policies.types import TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 
 SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
@@ -136,17 +136,18 @@ def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets(
     before = rate.wait(2.0, START)
     rate.add(START)
     blocked = rate.wait(2.0, START + 20.0)
-    rate.add(START + 20.0, -1)
+    rate.leave(1.0, START, START + 20.0)
     assert blocked > 5 * before
     assert rate.wait(2.0, START + 200.0) == pytest.approx(before, rel=0.1)
 
 
 def test_work_that_begins_shortens_the_wait() -> None:
     slow, fast = LateRate(), LateRate()
-    for second in range(20):
-        for rate, begun in ((slow, 0.5), (fast, 4.0)):
+    for rate, begun in ((slow, 0.5), (fast, 4.0)):
+        rate.add(START)
+        for second in range(20):
             rate.add(START + second)
-            rate.on_begun(begun, START + second)
+            rate.begin(begun, START + second)
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
 
 
@@ -154,31 +155,64 @@ def test_work_that_begins_shortens_the_wait() -> None:
 def test_a_refusal_is_a_forecast_and_is_scored_as_one(began_after: float, wrong: float) -> None:
     """Once the work that was ahead has begun, the time since is compared with the wait that was predicted."""
     rate = LateRate()
-    rate.add(START, 2)
+    for _ in range(3):
+        rate.add(START)
     rate.on_refused(4.0, 10.0, START)
-    rate.on_begun(3.0, START + began_after / 2)
+    rate.begin(3.0, START + began_after / 2)
     assert rate.correction == 1.0, "a part of the work has begun"
-    rate.on_begun(1.0, START + began_after)
+    rate.begin(1.0, START + began_after)
     assert rate.correction == pytest.approx(wrong ** (1 / 8))
 
 
 def test_refusals_that_were_wrong_shorten_the_next_waits_and_no_more_than_fourfold() -> None:
-    """Of two seconds instead of a hundred, all others gone."""
+    """Of two seconds instead of a hundred, after which none waits any more."""
     rate = LateRate()
     for number in range(100):
         at = START + 10 * number
         rate.add(at)
         rate.on_refused(4.0, 100.0, at)
-        rate.add(at + 2.0, -1)
+        rate.begin(0.1, at + 2.0)
     assert rate.correction == pytest.approx(1 / MOST_WRONG)
+
+
+def test_callers_who_hang_up_shorten_no_wait() -> None:
+    """What they asked for is taken out of the forecasts that counted it, and out of no other."""
+    rate = LateRate()
+    rate.add(START)
+    rate.on_refused(1.0, 5.0, START)
+    for number in range(20):
+        rate.add(START + 1)
+    rate.on_refused(21.0, 210.0, START + 1)
+    for number in range(20):
+        rate.leave(1.0, START + 1, START + 2 + number / 100)
+    assert rate.correction == 1.0
+    rate.begin(1.0, START + 11.0)
+    assert rate.correction == pytest.approx((11 / 5) ** (1 / 8) * (10 / 10) ** (1 / 8))
+
+
+def test_callers_of_one_key_who_hang_up_shorten_no_wait_of_their_route() -> None:
+    """Through the whole queue, at an engine that takes nothing."""
+    queue = QueueFixture()
+    queue.decode()
+    for number in range(400):
+        queue.enter(f"r{number}", **SHORT_LATE, tenant="flood", blocks=(number,))
+        if number >= 300 and queue.best_effort:
+            queue.leave(queue.best_effort[0])
+        queue.now += 0.01
+    waiting = queue.scheduler.queues.best_effort
+    assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
+    assert waiting._rate(next(iter(waiting))).correction == 1.0
 
 
 def test_tenants_take_turns_so_a_flood_is_no_work_ahead_of_others() -> None:
     """Of another tenant's work, no more is ahead of a request than of its own."""
-    waiting_s = {"flood": 500.0, "few": 1.0}
-    assert work_ahead("new", 2.0, waiting_s) == 2.0 + 1.0
-    assert work_ahead("few", 2.0, waiting_s) == 1.0 + 3.0
-    assert work_ahead("flood", 2.0, waiting_s) == 500.0 + 1.0
+    waiting = BestEffortQueue()
+    for number in range(250):
+        waiting.add(prompt([number], "flood", number), START)
+    waiting.add(prompt([1], "few", 250), START)
+    assert waiting.work_ahead(prompt([1], "new")) == 2.0 + 2.0
+    assert waiting.work_ahead(prompt([1], "few")) == 2.0 + 4.0
+    assert waiting.work_ahead(prompt([1], "flood")) == 500.0 + 2.0
 
 
 def test_long_late_prompts_of_one_tenant_get_no_short_one_of_another_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,10 +377,10 @@ def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> No
         tenant, blocks = f"t{random.randrange(4)}", (random.randrange(60),)
         queue.enter(f"r{number}", random.choice((4000, 60_000)), 0.15, tenant, blocks=blocks)
         if queue.best_effort and random.random() < 0.4:
-            queue.scheduler.leave(random.choice(queue.best_effort), random.choice((NEVER, queue.now)))
+            queue.leave(random.choice(queue.best_effort))
         queue.release(later=random.uniform(0.0, 0.3))
     for name in queue.best_effort:
-        queue.scheduler.leave(name)
+        queue.leave(name)
     waiting = queue.scheduler.queues.best_effort
     assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
     assert (waiting.late, waiting._waiting_s, queue.scheduler.held) == (False, {}, 0)
