@@ -32,7 +32,6 @@ class BestEffortQueue:
     def __init__(self) -> None:
         self._by_key: dict[Hashable, QueuedRequest] = {}
         self._queues: dict[Owner, list[QueuedRequest]] = {}
-        self._waiting_s: dict[Owner, float] = {}  # prefill of requests with a deadline
         self._rates = defaultdict[tuple[str, bool], LateRate](LateRate)  # by route, and long or not
 
     def __len__(self) -> int:
@@ -53,29 +52,29 @@ class BestEffortQueue:
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
 
-    def add(self, queued: QueuedRequest, now: float) -> None:
+    def add(self, queued: QueuedRequest, rule: HoldRule, endpoint: str, now: float) -> None:
         """`prefill_s` of the request does not change from here on. All but the first of its queue wait their turn."""
         self._by_key[queued.request_key] = queued
-        owner, queued.late_since = _owner(queued), now
-        queue = self._queues.setdefault(owner, [])
+        queued.late_since = now
+        queued.hold_by(rule, endpoint, now)
+        queue = self._queues.setdefault(_owner(queued), [])
         insort(queue, queued, key=_precedence)
         for behind in queue[1:2] if queue[0] is queued else [queued]:
             if behind.hold is not None:
                 behind.hold_here(HoldRule.TURN, behind.hold.endpoint, now)
         if queued.deadline < FOREVER:
-            self._rate(queued).add(now)
-            self._waiting_s[owner] = self._waiting_s.get(owner, 0.0) + queued.prefill_s
+            self.rate(queued).add(queued, now)
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
         if queued.deadline < FOREVER:
-            self._rate(queued).begin(queued.prefill_s, now)
+            self.rate(queued).begin(queued, now)
         self._remove(queued)
 
     def leave(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request that does not begin: refused, or its caller is gone."""
         if queued.deadline < FOREVER:
-            self._rate(queued).leave(queued.prefill_s, queued.late_since, now)
+            self.rate(queued).leave(queued, now)
         self._remove(queued)
 
     def _remove(self, queued: QueuedRequest) -> None:
@@ -83,11 +82,8 @@ class BestEffortQueue:
         owner = _owner(queued)
         queue = self._queues[owner]
         del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
-        if queued.deadline < FOREVER:
-            self._waiting_s[owner] -= queued.prefill_s
         if not queue:
             del self._queues[owner]
-            self._waiting_s.pop(owner, None)
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue: the first. Above the share it is the latest in time: behind a
@@ -97,34 +93,14 @@ class BestEffortQueue:
             for owner, queue in self._queues.items()
         ]
 
-    # ---------------------------------------------------------------- waits
-
-    def wait(self, queued: QueuedRequest, ahead_s: float, now: float) -> float:
-        """Predicted seconds until the prefill of a late request begins, behind `ahead_s` of prefill."""
-        return self._rate(queued).wait(ahead_s + queued.prefill_s, now)
-
-    def work_ahead(self, queued: QueuedRequest) -> float:
-        """Seconds of prefill that begin before a late request that is not queued.
-
-        Tenants take turns: until it begins, no other tenant has begun more than its own.
-        """
-        waiting_s = defaultdict[str, float](float)
-        for owner, seconds in self._waiting_s.items():
-            if owner[1:3] == _owner(queued)[1:3]:
-                waiting_s[owner[0]] += seconds
-        own_s = waiting_s.pop(queued.tenant, 0.0)
-        return own_s + sum(min(other_s, own_s + queued.prefill_s) for other_s in waiting_s.values())
-
-    def on_refused(self, queued: QueuedRequest, ahead_s: float, wait: float, now: float) -> None:
-        """A late request is refused for a predicted wait."""
-        self._rate(queued).on_refused(ahead_s + queued.prefill_s, wait, now)
-
     def overdue(self, now: float) -> list[QueuedRequest]:
         """The first of each queue, where its wait has become too long, even as the next to begin."""
         first = (queue[0] for queue in self._queues.values())
-        return [each for each in first if may_be_refused(each) and self.wait(each, 0.0, now) > patience_left(each, now)]
+        may_leave = filter(may_be_refused, first)
+        return [each for each in may_leave if self.rate(each).wait(each.prefill_s, now) > patience_left(each, now)]
 
-    def _rate(self, queued: QueuedRequest) -> LateRate:
+    def rate(self, queued: QueuedRequest) -> LateRate:
+        """The waits of requests like this one."""
         return self._rates[queued.route.name, queued.prefill_s > LONG]
 
 

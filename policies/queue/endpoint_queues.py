@@ -54,8 +54,11 @@ class EndpointQueues:
         """The requests that wait for an endpoint; none for a limit of its caller alone."""
         return self.assigned.get((endpoint, ""), ())
 
-    def assign(self, queued: QueuedRequest, endpoint: Endpoint, now: float, own_limit: bool = False) -> None:
+    def assign(
+        self, queued: QueuedRequest, endpoint: Endpoint, rule: HoldRule, now: float, own_limit: bool = False
+    ) -> None:
         """`own_limit`: it waits for a limit that its caller alone has met. The first behind it waits its turn."""
+        queued.hold_by(rule, endpoint.id, now)
         queued.assigned, queued.own_limit = endpoint, own_limit
         queue = self.assigned.setdefault(_key(queued), [])
         insort(queue, queued)

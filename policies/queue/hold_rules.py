@@ -97,7 +97,7 @@ class HoldRules:
         """The rule that holds a late request with this prefill; None: the endpoint is idle for it, or will be once it
         has prefilled for `within` seconds."""
         if not self.fleet.is_local(endpoint):
-            return HoldRule.RATE_LIMIT if self.is_rate_limited(endpoint) else self.closed(queued, endpoint)
+            return HoldRule.RATE_LIMIT if self._is_rate_limited(endpoint) else self.closed(queued, endpoint)
         load, is_over = self.fleet.snapshot(self.now).loads[endpoint], self.shares.is_over(queued.tenant)
         if (rule := self._not_idle(endpoint, load, prefill_s, within)) is not None:
             return rule
@@ -114,7 +114,7 @@ class HoldRules:
             return HoldRule.TURN
         return HoldRule.PACE if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1 else None
 
-    def is_rate_limited(self, endpoint: str) -> bool:
+    def _is_rate_limited(self, endpoint: str) -> bool:
         """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds."""
         load, noted = self.fleet.snapshot(self.now).loads[endpoint], self.rate_limited_until.get(endpoint, NEVER)
         return self.now - max(noted, load.blocked_until) <= RATE_LIMIT_WINDOW

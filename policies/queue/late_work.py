@@ -52,6 +52,7 @@ class LateRate:
 
     def __init__(self) -> None:
         self.requests = 0  # that wait
+        self._waiting_s: dict[str, float] = {}  # their prefill, by tenant
         self.waited_s = PRIOR_S
         self.begun_s = PRIOR_WORK
         self.updated_at = NEVER
@@ -59,26 +60,41 @@ class LateRate:
         self._begun_s = 0.0  # in all
         self._open: deque[OpenForecast] = deque(maxlen=SCORED)
 
-    def add(self, now: float) -> None:
+    def add(self, queued: QueuedRequest, now: float) -> None:
         self._update(now)
         self.requests += 1
+        self._waiting_s[queued.tenant] = self._waiting_s.get(queued.tenant, 0.0) + queued.prefill_s
 
-    def begin(self, prefill_s: float, now: float) -> None:
+    def begin(self, queued: QueuedRequest, now: float) -> None:
         """The prefill of a waiting request begins."""
         self._update(now)
-        self.begun_s += prefill_s
-        self._begun_s += prefill_s
+        self.begun_s += queued.prefill_s
+        self._begun_s += queued.prefill_s
+        self._remove(queued, now)
+
+    def leave(self, queued: QueuedRequest, now: float) -> None:
+        """A request that waited leaves, and does not begin: no forecast counts it any more."""
+        self._update(now)
+        for forecast in self._open:
+            forecast.work_s -= queued.prefill_s if forecast.at >= queued.late_since else 0.0
+        self._open = deque((each for each in self._open if each.work_s > 0), SCORED)
+        self._remove(queued, now)
+
+    def _remove(self, queued: QueuedRequest, now: float) -> None:
         self.requests -= 1
+        self._waiting_s[queued.tenant] -= queued.prefill_s
+        if not self.requests:
+            self._waiting_s.clear()
         self._score(now)
 
-    def leave(self, prefill_s: float, since: float, now: float) -> None:
-        """A request that has waited since `since` leaves, and does not begin: no forecast counts it any more."""
-        self._update(now)
-        self.requests -= 1
-        for forecast in self._open:
-            forecast.work_s -= prefill_s if forecast.at >= since else 0.0
-        self._open = deque((each for each in self._open if each.work_s > 0), SCORED)
-        self._score(now)
+    def work_ahead(self, queued: QueuedRequest) -> float:
+        """Seconds of prefill that begin before a request.
+
+        Tenants take turns: until it begins, no other tenant has begun more than its own.
+        """
+        own_s = self._waiting_s.get(queued.tenant, 0.0) + (0.0 if queued.is_late else queued.prefill_s)
+        others = (other_s for tenant, other_s in self._waiting_s.items() if tenant != queued.tenant)
+        return own_s - queued.prefill_s + sum(min(other_s, own_s) for other_s in others)
 
     def wait(self, work_s: float, now: float) -> float:
         """Seconds until so much prefill has begun."""
@@ -160,4 +176,5 @@ def may_be_refused(queued: QueuedRequest) -> bool:
 
 def patience_left(queued: QueuedRequest, now: float) -> float:
     """Seconds for which a late request may still be held."""
-    return queued.late_since - now + (RETURNED_PATIENCE if queued.returned else PATIENCE)
+    since = queued.late_since if queued.is_late else now
+    return since - now + (RETURNED_PATIENCE if queued.returned else PATIENCE)

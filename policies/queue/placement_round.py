@@ -13,14 +13,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
-from policies.queue.late_work import PATIENCE, RefusedRequests, may_be_refused, patience_left, retry_after_of
+from policies.queue.late_work import RefusedRequests, may_be_refused, patience_left, retry_after_of
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKind
@@ -43,13 +42,12 @@ class PlacementRound:
     refused: RefusedRequests
 
     def place(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
-        """The decision of a request that is sent or refused now; None: held."""
+        """The decision of a request that is sent or refused now, new or the first of a queue; None: held."""
         if decision.chosen is None:
             return decision
-        queued.returned |= self.refused.take(queued, self.now)
         late = self._is_late(queued, decision)
         candidate, rule = self._find(queued, decision, late)
-        if rule is None:
+        if rule is None or (late and self._is_forced(queued, candidate)):
             return with_first(decision, candidate)
         if late:
             return self._place_late(queued, decision, candidate, rule)
@@ -62,30 +60,32 @@ class PlacementRound:
         candidate, rule = self._find(queued, decision, self._is_late(queued, decision))
         return None if rule is None else Hold(rule, candidate.endpoint.id, self.now)
 
-    def _find(self, queued: QueuedRequest, decision: Decision, late: bool) -> tuple[Candidate, HoldRule | None]:
-        """The endpoint to which a request goes, and the rule that holds it there."""
-        if late:
-            candidate, rule = self._find_late(queued, decision)
-            return candidate, HoldRule.TURN if rule is None and self.queues.best_effort else rule
-        chosen = decision.ranked[0]
-        queued.plan(chosen)
-        return chosen, self.rules.hold(queued, chosen.endpoint.id)
-
     def _is_late(self, queued: QueuedRequest, decision: Decision) -> bool:
         """Not where the queue of the endpoint is its own: of an API, and of all on a route with another scorer."""
         best = decision.ranked[0]
+        if queued.is_late:
+            return True
         if queued.route.scorer != "predicted" or not self.fleet.is_local(best.endpoint.id):
             return False
         return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant) or best.probability < LATE
+
+    def _find(self, queued: QueuedRequest, decision: Decision, late: bool) -> tuple[Candidate, HoldRule | None]:
+        """The endpoint to which a request goes, and the rule that holds it there."""
+        if not late:
+            chosen = decision.ranked[0]
+            queued.plan(chosen)
+            return chosen, self.rules.hold(queued, chosen.endpoint.id)
+        candidate, rule = self._find_late(queued, decision)
+        comes_after = self.queues.best_effort and not queued.is_late
+        return candidate, HoldRule.TURN if rule is None and comes_after else rule
 
     # ---------------------------------------------------------------- requests in time
 
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> Decision | None:
         self._set_spill_at(queued, decision, chosen.endpoint.pool)
-        if queued.route.prefer == "quality" and self._would_take_api(decision, chosen.tier):
+        if queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier):
             rule = HoldRule.RATE_LIMIT
-        queued.hold_by(rule, chosen.endpoint.id, self.now)
-        self.queues.assign(queued, chosen.endpoint, self.now, chosen.load.refused_until > self.now)
+        self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.refused_until > self.now)
         return None
 
     def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
@@ -163,104 +163,91 @@ class PlacementRound:
         rules = [self.rules.hold_late(queued, each.endpoint.id, each.forecast.prefill, within) for each in order]
         if None in rules:
             return order[rules.index(None)], None
+        first = next((i for i, rule in enumerate(rules) if rule is not HoldRule.RATE_LIMIT), 0)
         tier = decision.ranked[0].tier if queued.deadline == FOREVER else len(queued.route.tiers)
-        return order[0], HoldRule.RATE_LIMIT if self._would_take_api(decision, tier, order) else rules[0]
+        is_limited = HoldRule.RATE_LIMIT in rules or self._skipped_rate_limited(decision, tier)
+        return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
 
     def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
-        """The fastest endpoint of each pool, fastest first, APIs at a rate limit last.
-
-        Of a request without a deadline, the preferred tier's only.
-        """
+        """The fastest endpoint of each pool, fastest first; of a request without a deadline, the preferred tier's."""
         by_pool: dict[str, Candidate] = {}
         for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
             if queued.deadline < FOREVER or candidate.tier == decision.ranked[0].tier:
                 by_pool.setdefault(candidate.endpoint.pool, candidate)
-        return sorted(by_pool.values(), key=lambda each: self.rules.is_rate_limited(each.endpoint.id))
+        return [*by_pool.values()]
 
-    def _would_take_api(self, decision: Decision, tier: int, order: Sequence[Candidate] = ()) -> bool:
-        """Only for its rate limit, an API of a tier before `tier` takes no request, or one of `order` no late one."""
-        limited = [each.endpoint.id for each in order if self.rules.is_rate_limited(each.endpoint.id)]
-        refusing = (each for each in decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
-        limited += [each.endpoint for each in refusing if each.tier < tier]
-        return not all(map(self.fleet.is_local, limited))
+    def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
+        """An API of a tier before `tier` was rejected for a rate limit."""
+        limited = (each for each in decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
+        return any(each.tier < tier and not self.fleet.is_local(each.endpoint) for each in limited)
+
+    def _is_forced(self, queued: QueuedRequest, candidate: Candidate) -> bool:
+        """Sent at last, where the route promises a late answer, whatever that costs other requests."""
+        if queued.route.on_miss != "best_effort" or self.now - queued.request.arrival <= FORCED_AFTER:
+            return False
+        is_last = queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant)
+        return not is_last and self.rules.closed(queued, candidate.endpoint.id) is None
 
     def _place_late(
         self, queued: QueuedRequest, decision: Decision, candidate: Candidate, rule: HoldRule
     ) -> Decision | None:
         """Queues at the end; refuses where the wait would be too long, or the route sheds and those ahead leave no
         time."""
+        waiting = self.queues.best_effort
+        if queued.is_late:
+            queued.hold_by(rule, candidate.endpoint.id, self.now)
+            return None
         queued.prefill_s = candidate.forecast.prefill
-        ahead_s = self.queues.best_effort.work_ahead(queued)
         if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
             engines = sum(self.fleet.is_local(each.endpoint.id) for each in decision.ranked)
-            shed = self.view.decide(queued, behind=ahead_s / max(engines, 1))
+            shed = self.view.decide(queued, behind=waiting.rate(queued).work_ahead(queued) / max(engines, 1))
             if shed.chosen is None:
                 return shed
-        if (refusal := self._refuse_new(queued, decision, ahead_s)) is not None:
+        if (refusal := self.refusal(queued, decision)) is not None:
             return refusal
-        queued.hold_by(rule, candidate.endpoint.id, self.now)
-        self.queues.best_effort.add(queued, self.now)
+        waiting.add(queued, rule, candidate.endpoint.id, self.now)
         return None
-
-    def next_late(self, queued: QueuedRequest) -> Decision | None:
-        """A decision for an idle endpoint, or for the fastest where the wait must end. None: stays queued."""
-        decision = self.view.decide(queued)
-        if decision.chosen is None:
-            return decision
-        candidate, rule = self._find_late(queued, decision)
-        if rule is None or self._is_forced(queued, candidate):
-            return with_first(decision, candidate)
-        queued.hold_by(rule, candidate.endpoint.id, self.now)
-        return None
-
-    def _is_forced(self, queued: QueuedRequest, candidate: Candidate) -> bool:
-        if queued.route.on_miss != "best_effort" or self.now - queued.request.arrival <= FORCED_AFTER:
-            return False
-        is_last = queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant)
-        return not is_last and self.rules.closed(queued, candidate.endpoint.id) is None
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""
         for queued in [*chain(*self.queues.assigned.values())]:
             if self.rules.shares.is_over(queued.tenant):
                 assert queued.assigned is not None
-                queued.hold_by(HoldRule.SHARE, queued.assigned.id, self.now)
+                endpoint = queued.assigned.id
                 self.queues.unassign(queued)
-                self.queues.best_effort.add(queued, self.now)
+                self.queues.best_effort.add(queued, HoldRule.SHARE, endpoint, self.now)
 
     # ---------------------------------------------------------------- refusals of late requests
 
-    def _refuse_new(self, queued: QueuedRequest, decision: Decision, ahead_s: float) -> Decision | None:
-        """A refusal of a late request whose wait would be too long. None: may queue."""
-        if queued.returned or not may_be_refused(queued) or self._is_guess(queued, decision):
-            return None
-        if not ahead_s and self._find_late(queued, decision, PATIENCE)[1] is None:  # a prefill in progress is all
-            return None
-        wait = self.queues.best_effort.wait(queued, ahead_s, self.now)
-        return self._refuse(queued, decision, ahead_s, wait) if wait > PATIENCE else None
+    def refuse_overdue(self, queued: QueuedRequest) -> Decision | None:
+        """A refusal of a late request whose wait has become too long. None: it waits on."""
+        return self.refusal(queued, self.view.decide(queued))
 
-    def refuse_if_certain(self, queued: QueuedRequest) -> Decision | None:
-        """A refusal of an overdue request; None: it waits for a prefill in progress alone, or its wait is a guess."""
-        decision, waiting, left = self.view.decide(queued), self.queues.best_effort, patience_left(queued, self.now)
-        if decision.ranked:
-            is_next = left > 0 and self._find_late(queued, decision, left)[1] is None
-            if is_next or self._is_guess(queued, decision):
-                return None
-        ahead_s = waiting.work_ahead(queued) - queued.prefill_s
-        return self._refuse(queued, decision, ahead_s, waiting.wait(queued, ahead_s, self.now))
+    def refusal(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
+        """A refusal of a late request whose wait is or would be too long, with Retry-After from the predicted wait.
+
+        None: a new request may queue; another waits for a prefill in progress alone, or its wait is a guess.
+        """
+        if not may_be_refused(queued) or (queued.returned and not queued.is_late):
+            return None
+        rate, left = self.queues.best_effort.rate(queued), patience_left(queued, self.now)
+        ahead_s = rate.work_ahead(queued)
+        wait = rate.wait(ahead_s + queued.prefill_s, self.now)
+        if wait <= left or self._is_guess(queued, decision):
+            return None
+        is_next = queued.is_late or ahead_s < IDLE
+        if is_next and left > 0 and decision.ranked and self._find_late(queued, decision, left)[1] is None:
+            return None
+        retry_after = retry_after_of(wait)
+        rate.on_refused(ahead_s + queued.prefill_s, wait, self.now)
+        self.refused.add(queued, retry_after, self.now)
+        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
+        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
 
     def _is_guess(self, queued: QueuedRequest, decision: Decision) -> bool:
         """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""
         engines = (each for each in self._fastest(queued, decision) if self.fleet.is_local(each.endpoint.id))
         return not all(each.forecast.trained for each in engines)
-
-    def _refuse(self, queued: QueuedRequest, decision: Decision, ahead_s: float, wait: float) -> Decision:
-        """503, with Retry-After from the predicted wait."""
-        retry_after = retry_after_of(wait)
-        self.queues.best_effort.on_refused(queued, ahead_s, wait, self.now)
-        self.refused.add(queued, retry_after, self.now)
-        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
-        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
 
 
 def with_first(decision: Decision, candidate: Candidate) -> Decision:

@@ -7,7 +7,7 @@ Rules:
 - A request is placed as it comes (`policies.queue.placement_round`). One that is held in time waits for the endpoint
   of its decision, earliest deadline first, and counts there as work ahead of what is due later. It is decided again at
   the head of the queue.
-- Best effort: a request that is late, has no deadline, or is of a tenant above its fair share waits for an idle endpoint
+- Best effort: a request that is late, has no deadline, or is of a tenant above its share waits for an idle endpoint
   whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn.
 - At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
 """
@@ -54,6 +54,8 @@ class QueueScheduler:
         return len(self.queues)
 
     def enter(self, queued: QueuedRequest) -> None:
+        """The request may have waited in another scheduler, which has failed."""
+        queued.assigned, queued.late_since = None, FOREVER
         self.queues.new.append(queued)
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
@@ -68,6 +70,7 @@ class QueueScheduler:
 
     def _place(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
         turn.fleet.on_arrived(queued.route, turn.now)
+        queued.returned |= self._refused.take(queued, turn.now)
         return turn.place(queued, turn.view.decide(queued))
 
     def _note_rate_limits(self, fleet: Fleet, now: float) -> None:
@@ -137,14 +140,14 @@ class QueueScheduler:
         while waiting and (best_effort := self._next_late(turn)) is not None:
             yield from self._released(*best_effort)
         for queued in _least(waiting.overdue(turn.now), "checked_at"):
-            if (refusal := turn.refuse_if_certain(queued)) is not None:
+            if (refusal := turn.refuse_overdue(queued)) is not None:
                 waiting.leave(queued, turn.now)
                 yield from self._released(queued, refusal)
 
     def _next_late(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
         """The first able to go, of the tenant with the least recent use, of the route served longest ago."""
         for queued in sorted(self._late_heads(turn), key=self._late_order):
-            if (decision := turn.next_late(queued)) is not None:
+            if (decision := turn.place(queued, turn.view.decide(queued))) is not None:
                 waiting = self.queues.best_effort
                 (waiting.leave if decision.chosen is None else waiting.begin)(queued, turn.now)
                 self._turns += 1

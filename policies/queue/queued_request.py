@@ -64,6 +64,11 @@ class QueuedRequest(PlacementRequest):
         return (self.deadline, self.sequence) < (other.deadline, other.sequence)
 
     @property
+    def is_late(self) -> bool:
+        """In the best-effort queue."""
+        return self.late_since < FOREVER
+
+    @property
     def sure(self) -> float:
         """Probability to make the deadline that waiting must leave."""
         return 1 - (1 - self.route.target) * RISK

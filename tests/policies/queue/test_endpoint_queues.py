@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.queue.endpoint_queues import EndpointQueues
-from policies.queue.queued_request import QueuedRequest
+from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint, Forecast, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, TWO, route
 
@@ -47,7 +47,7 @@ def test_the_queue_of_an_endpoint_is_in_order_of_deadline() -> None:
         held("b", 1.0, sequence=4),
         held("a", 1.0, sequence=3),
     ):
-        queues.assign(one, ONE, 0.0)
+        queues.assign(one, ONE, HoldRule.PREFILL, 0.0)
     assert names(queues.of(ONE.id)) == ["a", "b", "c", "d"]
     assert not queues.of(TWO.id)
 
@@ -56,7 +56,7 @@ def test_the_best_effort_queue_is_in_order_of_arrival() -> None:
     """Missed deadlines order nothing."""
     queues = EndpointQueues()
     for one in (held("b", 0.1, sequence=2), held("a", 9.0, sequence=1), held("c", 0.0, sequence=3)):
-        queues.best_effort.add(one, 0.0)
+        queues.best_effort.add(one, HoldRule.PREFILL, ONE.id, 0.0)
     assert names(queues.best_effort) == ["a", "b", "c"]
 
 
@@ -70,8 +70,8 @@ def test_work_ahead_is_of_requests_due_before() -> None:
     one = held("b", 2.0, sequence=3)
     others = (held("a", 1.0, prefill_s=0.25), one, held("c", 2.0, sequence=2, prefill_s=0.25), held("d", 2.1))
     for other in (*others, held("later", 2.0, sequence=4)):
-        queues.assign(other, ONE, 0.0)
-    queues.assign(held("e", 0.5), TWO, 0.0)
+        queues.assign(other, ONE, HoldRule.PREFILL, 0.0)
+    queues.assign(held("e", 0.5), TWO, HoldRule.PREFILL, 0.0)
     assert seconds_ahead(queues, one) == {ONE.id: 0.5, TWO.id: 0.1}
     assert queues.ahead(one)[ONE.id].tokens == 2 * TOKENS
 
@@ -80,7 +80,7 @@ def test_work_ahead_counts_requests_in_dispatch() -> None:
     """At any deadline: a request in dispatch cannot be overtaken."""
     queues = EndpointQueues()
     queues.in_dispatch["a"] = sent_to(ONE, 0.25)
-    queues.assign(held("b", 1.0, prefill_s=0.5), ONE, 0.0)
+    queues.assign(held("b", 1.0, prefill_s=0.5), ONE, HoldRule.PREFILL, 0.0)
     assert queues.ahead(held("c", 2.0)) == {ONE.id: (2, 0.75, 1000 + TOKENS)}
     assert queues.ahead(held("d", 0.5)) == {ONE.id: (1, 0.25, 1000)}
 
@@ -88,8 +88,8 @@ def test_work_ahead_counts_requests_in_dispatch() -> None:
 def test_requests_that_wait_elsewhere_are_no_work_ahead() -> None:
     """Late ones come after those in time; those that wait for a limit of their own caller hold up nobody."""
     queues, limited = EndpointQueues(), held("a", 0.5, caller="c")
-    queues.best_effort.add(held("late", 0.5), 0.0)
-    queues.assign(limited, ONE, 0.0, own_limit=True)
+    queues.best_effort.add(held("late", 0.5), HoldRule.PREFILL, ONE.id, 0.0)
+    queues.assign(limited, ONE, HoldRule.PREFILL, 0.0, own_limit=True)
     assert queues.ahead(held("b", 1.0)) == {}
     assert not queues.of(ONE.id)
     queues.unassign(limited)
@@ -99,14 +99,14 @@ def test_requests_that_wait_elsewhere_are_no_work_ahead() -> None:
 def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> None:
     """Counted in requests, not in seconds of prefill; the latest arrival is returned."""
     queues = EndpointQueues()
-    queues.assign(held("a", 1.0, "x", sequence=4), ONE, 0.0)
-    queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.0)
-    queues.best_effort.add(held("c", 1.0, "y", sequence=3), 0.0)
-    queues.assign(held("d", 9.0, "y", sequence=2), TWO, 0.0)
-    queues.assign(held("a", 1.0, "x", sequence=4), ONE, 0.0)
-    queues.assign(held("b", 5.0, "y", sequence=1), ONE, 0.0)
-    queues.best_effort.add(held("c", 1.0, "y", sequence=3), 0.0)
-    queues.assign(held("d", 9.0, "y", sequence=2), TWO, 0.0)
+    queues.assign(held("a", 1.0, "x", sequence=4), ONE, HoldRule.PREFILL, 0.0)
+    queues.assign(held("b", 5.0, "y", sequence=1), ONE, HoldRule.PREFILL, 0.0)
+    queues.best_effort.add(held("c", 1.0, "y", sequence=3), HoldRule.PREFILL, ONE.id, 0.0)
+    queues.assign(held("d", 9.0, "y", sequence=2), TWO, HoldRule.PREFILL, 0.0)
+    queues.assign(held("a", 1.0, "x", sequence=4), ONE, HoldRule.PREFILL, 0.0)
+    queues.assign(held("b", 5.0, "y", sequence=1), ONE, HoldRule.PREFILL, 0.0)
+    queues.best_effort.add(held("c", 1.0, "y", sequence=3), HoldRule.PREFILL, ONE.id, 0.0)
+    queues.assign(held("d", 9.0, "y", sequence=2), TWO, HoldRule.PREFILL, 0.0)
     assert queues.latest_of_largest_tenant().request_key == "c"
 
 
@@ -118,9 +118,9 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
         case "new":
             queues.new.append(one)
         case "last":
-            queues.best_effort.add(one, 0.0)
+            queues.best_effort.add(one, HoldRule.PREFILL, ONE.id, 0.0)
         case "bound":
-            queues.assign(one, ONE, 0.0)
+            queues.assign(one, ONE, HoldRule.PREFILL, 0.0)
         case "leaving":
             queues.in_dispatch["a"] = sent_to(ONE, 0.1)
     queues.remove("a", 0.0)
@@ -130,8 +130,8 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
 def test_an_empty_queue_is_removed() -> None:
     """An empty gateway is recognised by an empty dictionary."""
     queues, one, two = EndpointQueues(), held("a"), held("b")
-    queues.assign(one, ONE, 0.0)
-    queues.assign(two, ONE, 0.0)
+    queues.assign(one, ONE, HoldRule.PREFILL, 0.0)
+    queues.assign(two, ONE, HoldRule.PREFILL, 0.0)
     queues.unassign(one)
     assert names(queues.of(ONE.id)) == ["b"]
     queues.unassign(two)
@@ -142,9 +142,9 @@ def test_due_to_spill_lists_requests_past_their_last_moment() -> None:
     """In any queue and position, for as long as the request is assigned and the moment has passed."""
     queues, early, late = EndpointQueues(), held("early", 1.0), held("late", 2.0)
     late.spill_at, early.spill_at = 3.0, 5.0
-    queues.assign(late, ONE, 0.0)
-    queues.assign(early, ONE, 0.0)
-    queues.assign(held("never"), TWO, 0.0)
+    queues.assign(late, ONE, HoldRule.PREFILL, 0.0)
+    queues.assign(early, ONE, HoldRule.PREFILL, 0.0)
+    queues.assign(held("never"), TWO, HoldRule.PREFILL, 0.0)
     assert [names(queues.due_to_spill(now)) for now in (2.9, 3.0)] == [[], ["late"]]
     late.spill_at = 4.0
     assert [names(queues.due_to_spill(now)) for now in (3.9, 4.0, 5.0)] == [[], ["late"], ["early", "late"]]
@@ -170,9 +170,9 @@ def test_a_request_is_in_one_queue_at_a_time(steps: list[tuple[str, int, Endpoin
             case "new":
                 queues.new.append(one)
             case "bind":
-                queues.assign(one, endpoint, 0.0)
+                queues.assign(one, endpoint, HoldRule.PREFILL, 0.0)
             case "last":
-                queues.best_effort.add(one, 0.0)
+                queues.best_effort.add(one, HoldRule.PREFILL, ONE.id, 0.0)
             case "send":
                 queues.in_dispatch[request_key] = sent_to(endpoint, 0.1)
         if move != "drop":
