@@ -35,7 +35,7 @@ from gateway.replay.session_results import session_row
 from gateway.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.queue import hold_rules, late_work, placement_round
+from policies.queue import hold_rules, late_work
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import HoldRules
 from policies.queue.placement_round import PlacementRound, with_first
@@ -166,7 +166,7 @@ IDEAS = (
     Idea(
         "early refusals",
         "late requests wait to the queue's limit",
-        ((late_work, "PATIENCE", FOREVER), (placement_round, "PATIENCE", FOREVER)),
+        ((late_work, "PATIENCE", FOREVER),),
     ),
     Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
     Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),

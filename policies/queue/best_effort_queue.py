@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator
 
-from policies.queue.late_work import LONG, LateRate, may_be_refused, patience_left
+from policies.queue.late_work import LONG, LateRate, patience_left
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER
 
@@ -52,11 +52,16 @@ class BestEffortQueue:
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
 
-    def add(self, queued: QueuedRequest, rule: HoldRule, endpoint: str, now: float) -> None:
+    def hold_late(self, queued: QueuedRequest, rule: HoldRule, endpoint: str, now: float) -> None:
+        """A request enters with a rule that holds it, or is held by another from now on."""
+        queued.hold_by(rule, endpoint, now)
+        if not queued.is_late:
+            self._add(queued, now)
+
+    def _add(self, queued: QueuedRequest, now: float) -> None:
         """`prefill_s` of the request does not change from here on. All but the first of its queue wait their turn."""
         self._by_key[queued.request_key] = queued
         queued.late_since = now
-        queued.hold_by(rule, endpoint, now)
         queue = self._queues.setdefault(_owner(queued), [])
         insort(queue, queued, key=_precedence)
         for behind in queue[1:2] if queue[0] is queued else [queued]:
@@ -96,7 +101,7 @@ class BestEffortQueue:
     def overdue(self, now: float) -> list[QueuedRequest]:
         """The first of each queue, where its wait has become too long, even as the next to begin."""
         first = (queue[0] for queue in self._queues.values())
-        may_leave = filter(may_be_refused, first)
+        may_leave = (each for each in first if each.route.on_miss == "queue" and each.deadline < FOREVER)
         return [each for each in may_leave if self.rate(each).wait(each.prefill_s, now) > patience_left(each, now)]
 
     def rate(self, queued: QueuedRequest) -> LateRate:

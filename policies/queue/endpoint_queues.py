@@ -65,13 +65,15 @@ class EndpointQueues:
         for displaced in queue[1:2] if queue[0] is queued else ():
             displaced.hold_here(HoldRule.TURN, endpoint.id, now)
 
-    def unassign(self, queued: QueuedRequest) -> None:
-        """Takes the request out of the queue of an endpoint."""
-        key = _key(queued)
+    def unassign(self, queued: QueuedRequest) -> Endpoint:
+        """Takes the request out of the queue of an endpoint, and returns the endpoint."""
+        key, endpoint = _key(queued), queued.assigned
+        assert endpoint is not None
         self.assigned[key].remove(queued)
-        queued.assigned, queued.own_limit = None, False
         if not self.assigned[key]:
             del self.assigned[key]
+        queued.assigned, queued.own_limit = None, False
+        return endpoint
 
     def remove(self, request_key: Hashable, now: float) -> QueuedRequest | None:
         """Takes a request that will not be sent out of all queues; None: not found."""

@@ -18,7 +18,7 @@ from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
 from policies.queue.queued_request import HoldRule, QueuedRequest
-from policies.types import FOREVER, NEVER, Health, Load
+from policies.types import FOREVER, NEVER, Candidate, Health, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -27,6 +27,7 @@ GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill
+FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 TICK = 0.05  # s between two rounds without events
 
 
@@ -40,9 +41,17 @@ class HoldRules:
     shares: FairShare
     rate_limited_until: Mapping[str, float]
 
+    def held_by(self, queued: QueuedRequest, chosen: Candidate, late: bool, within: float = IDLE) -> HoldRule | None:
+        """The rule that holds a request, planned if in time, at an endpoint; None: the endpoint takes it."""
+        if late:
+            rule = self.late_rule(queued, chosen.endpoint.id, chosen.forecast.prefill, within)
+            has_others = within == IDLE and not queued.is_late and self.queues.best_effort
+            return HoldRule.TURN if rule is None and has_others else rule
+        return self.rule_in_time(queued, chosen.endpoint.id)
+
     # ---------------------------------------------------------------- requests in time
 
-    def hold(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
+    def rule_in_time(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
         """The rule that holds a planned request, new or the first of a queue; None: the endpoint takes it, or is gone,
         and its queue must move."""
         load, queue = self.fleet.snapshot(self.now).loads.get(endpoint), self.queues.of(endpoint)
@@ -91,11 +100,13 @@ class HoldRules:
 
     # ---------------------------------------------------------------- late requests
 
-    def hold_late(
+    def late_rule(
         self, queued: QueuedRequest, endpoint: str, prefill_s: float, within: float = IDLE
     ) -> HoldRule | None:
         """The rule that holds a late request with this prefill; None: the endpoint is idle for it, or will be once it
         has prefilled for `within` seconds."""
+        if self._must_begin(queued):
+            return self.closed(queued, endpoint)
         if not self.fleet.is_local(endpoint):
             return HoldRule.RATE_LIMIT if self._is_rate_limited(endpoint) else self.closed(queued, endpoint)
         load, is_over = self.fleet.snapshot(self.now).loads[endpoint], self.shares.is_over(queued.tenant)
@@ -106,6 +117,12 @@ class HoldRules:
         if prefill_s > LONG and queued.deadline < FOREVER and load.tpot_pressure > CALM:
             return HoldRule.CALM
         return self.closed(queued, endpoint)
+
+    def _must_begin(self, queued: QueuedRequest) -> bool:
+        """The route promises a late answer, whatever that costs other requests."""
+        if queued.route.on_miss != "best_effort" or self.now - queued.request.arrival <= FORCED_AFTER:
+            return False
+        return queued.deadline < FOREVER and not self.shares.is_over(queued.tenant)
 
     def _not_idle(self, endpoint: str, load: Load, prefill_s: float = 0.0, within: float = IDLE) -> HoldRule | None:
         if load.backlog_s > within or load.health is Health.DOWN:
@@ -127,4 +144,4 @@ class HoldRules:
 
     def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
         in_route = (endpoint for endpoint in idle if endpoint.partition("/")[0] in queued.route.pools)
-        return any(self.hold_late(queued, endpoint, queued.prefill_s) is None for endpoint in in_route)
+        return any(self.late_rule(queued, endpoint, queued.prefill_s) is None for endpoint in in_route)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from policies.queue.queued_request import QueuedRequest
-from policies.types import FOREVER, NEVER
+from policies.types import NEVER
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
@@ -87,19 +87,20 @@ class LateRate:
             self._waiting_s.clear()
         self._score(now)
 
-    def work_ahead(self, queued: QueuedRequest) -> float:
-        """Seconds of prefill that begin before a request.
-
-        Tenants take turns: until it begins, no other tenant has begun more than its own.
-        """
-        own_s = self._waiting_s.get(queued.tenant, 0.0) + (0.0 if queued.is_late else queued.prefill_s)
-        others = (other_s for tenant, other_s in self._waiting_s.items() if tenant != queued.tenant)
-        return own_s - queued.prefill_s + sum(min(other_s, own_s) for other_s in others)
-
     def wait(self, work_s: float, now: float) -> float:
         """Seconds until so much prefill has begun."""
         self._update(now)
         return self.correction * work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
+
+    def late_forecast(self, queued: QueuedRequest, now: float) -> tuple[float, float, float]:
+        """Seconds of prefill that begin before a late request; s until its own does; s for which it may still be held.
+
+        Tenants take turns: until a request begins, no other tenant has begun more than its own.
+        """
+        own_s = self._waiting_s.get(queued.tenant, 0.0) + (0.0 if queued.is_late else queued.prefill_s)
+        others = (other_s for tenant, other_s in self._waiting_s.items() if tenant != queued.tenant)
+        work_s = own_s + sum(min(other_s, own_s) for other_s in others)
+        return work_s - queued.prefill_s, self.wait(work_s, now), patience_left(queued, now)
 
     def on_refused(self, work_s: float, wait: float, now: float) -> None:
         """A request was refused behind `work_s` of prefill, for a predicted wait."""
@@ -167,11 +168,6 @@ def _hashes(queued: QueuedRequest) -> Sequence[int]:
 def retry_after_of(wait: float) -> float:
     """Seconds, by the predicted wait."""
     return min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
-
-
-def may_be_refused(queued: QueuedRequest) -> bool:
-    """A late request is refused rather than held for long. A route with `best_effort` sends it at last."""
-    return queued.route.on_miss == "queue" and queued.deadline < FOREVER
 
 
 def patience_left(queued: QueuedRequest, now: float) -> float:

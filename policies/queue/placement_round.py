@@ -19,7 +19,7 @@ from itertools import chain, islice
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
-from policies.queue.late_work import RefusedRequests, may_be_refused, patience_left, retry_after_of
+from policies.queue.late_work import RefusedRequests, retry_after_of
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKind
@@ -27,7 +27,6 @@ from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKin
 LATE = 0.5  # chance of the deadline, below which a request is late
 STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
-FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class PlacementRound:
             return decision
         late = self._is_late(queued, decision)
         candidate, rule = self._find(queued, decision, late)
-        if rule is None or (late and self._is_forced(queued, candidate)):
+        if rule is None:
             return with_first(decision, candidate)
         if late:
             return self._place_late(queued, decision, candidate, rule)
@@ -69,40 +68,58 @@ class PlacementRound:
             return False
         return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant) or best.probability < LATE
 
-    def _find(self, queued: QueuedRequest, decision: Decision, late: bool) -> tuple[Candidate, HoldRule | None]:
-        """The endpoint to which a request goes, and the rule that holds it there."""
+    def _find(
+        self, queued: QueuedRequest, decision: Decision, late: bool, within: float = IDLE
+    ) -> tuple[Candidate, HoldRule | None]:
+        """The endpoint to which a request goes, and the rule that holds it there.
+
+        Of a late one the fastest that is idle, or will be once it has prefilled for `within` seconds; else the fastest.
+        """
+        best, tier = decision.ranked[0], len(queued.route.tiers)
+        order = self._fastest(queued, decision) if late else [best]
         if not late:
-            chosen = decision.ranked[0]
-            queued.plan(chosen)
-            return chosen, self.rules.hold(queued, chosen.endpoint.id)
-        candidate, rule = self._find_late(queued, decision)
-        comes_after = self.queues.best_effort and not queued.is_late
-        return candidate, HoldRule.TURN if rule is None and comes_after else rule
+            queued.plan(best)
+        rules = [self.rules.held_by(queued, each, late, within) for each in order]
+        if None in rules:
+            return order[rules.index(None)], None
+        if not late or queued.deadline == FOREVER:
+            tier = best.tier if late or queued.route.prefer == "quality" else 0
+        first = next((i for i, rule in enumerate(rules) if rule is not HoldRule.RATE_LIMIT), 0)
+        is_limited = HoldRule.RATE_LIMIT in rules or self._skipped_rate_limited(decision, tier)
+        return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
+
+    def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
+        """The fastest endpoint of each pool, fastest first; of a request without a deadline, the preferred tier's."""
+        by_pool: dict[str, Candidate] = {}
+        for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
+            if queued.deadline < FOREVER or candidate.tier == decision.ranked[0].tier:
+                by_pool.setdefault(candidate.endpoint.pool, candidate)
+        return [*by_pool.values()]
+
+    def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
+        """An API of a tier before `tier` was rejected for a rate limit."""
+        limited = (each for each in decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
+        return any(each.tier < tier and not self.fleet.is_local(each.endpoint) for each in limited)
 
     # ---------------------------------------------------------------- requests in time
 
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> Decision | None:
         self._set_spill_at(queued, decision, chosen.endpoint.pool)
-        if queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier):
-            rule = HoldRule.RATE_LIMIT
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.refused_until > self.now)
         return None
 
     def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
-        """Decides again at the head of the queue: the assigned endpoint if still in time, or still the best."""
-        decision = self.view.decide(queued)
-        for candidate in decision.ranked:
-            if candidate.endpoint.id == endpoint and candidate.probability >= STILL * queued.route.target:
-                return with_first(decision, candidate)
-        chosen = decision.chosen
-        if chosen is not None and chosen.endpoint.id == endpoint and chosen.probability >= LATE:
-            return decision
+        """Decides again at the head of the queue: the assigned endpoint, if still in time, or as a new request."""
+        decision, enough = self.view.decide(queued), STILL * queued.route.target
+        here = next((each for each in decision.ranked if each.endpoint.id == endpoint), None)
+        if here is not None and here.probability >= enough:
+            return with_first(decision, here)
         return self.place(queued, decision)
 
     def is_held(self, queued: QueuedRequest) -> bool:
         """Note the rule that holds the head of the queue of an endpoint."""
         assert queued.assigned is not None
-        rule = self.rules.hold(queued, queued.assigned.id)
+        rule = self.rules.rule_in_time(queued, queued.assigned.id)
         if rule is not None:
             queued.hold_here(rule, queued.assigned.id, self.now)
         return rule is not None
@@ -144,102 +161,53 @@ class PlacementRound:
         for candidate in islice(decision.ranked, None if is_last_moment else 1):
             endpoint, other_tier = candidate.endpoint, candidate.endpoint.pool != here.pool
             spills = other_tier and candidate.probability >= target * (STILL if is_last_moment else 1)
-            if spills or (is_closed and endpoint.id != here.id and self.rules.hold(queued, endpoint.id) is None):
+            if spills or (is_closed and endpoint != here and self.rules.rule_in_time(queued, endpoint.id) is None):
                 self.queues.unassign(queued)
                 queued.plan(candidate)
-                rule = self.rules.hold(queued, endpoint.id)
-                moved = with_first(decision, candidate)
+                rule, moved = self.rules.rule_in_time(queued, endpoint.id), with_first(decision, candidate)
                 return moved if rule is None else self._assign(queued, moved, candidate, rule)
         return None
 
     # ---------------------------------------------------------------- late requests
 
-    def _find_late(
-        self, queued: QueuedRequest, decision: Decision, within: float = IDLE
-    ) -> tuple[Candidate, HoldRule | None]:
-        """The fastest endpoint that is idle, or will be once it has prefilled for `within` seconds; else the fastest,
-        and the rule that holds a late request there, of which the rate limit of an API comes first."""
-        order = self._fastest(queued, decision)
-        rules = [self.rules.hold_late(queued, each.endpoint.id, each.forecast.prefill, within) for each in order]
-        if None in rules:
-            return order[rules.index(None)], None
-        first = next((i for i, rule in enumerate(rules) if rule is not HoldRule.RATE_LIMIT), 0)
-        tier = decision.ranked[0].tier if queued.deadline == FOREVER else len(queued.route.tiers)
-        is_limited = HoldRule.RATE_LIMIT in rules or self._skipped_rate_limited(decision, tier)
-        return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
-
-    def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
-        """The fastest endpoint of each pool, fastest first; of a request without a deadline, the preferred tier's."""
-        by_pool: dict[str, Candidate] = {}
-        for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
-            if queued.deadline < FOREVER or candidate.tier == decision.ranked[0].tier:
-                by_pool.setdefault(candidate.endpoint.pool, candidate)
-        return [*by_pool.values()]
-
-    def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
-        """An API of a tier before `tier` was rejected for a rate limit."""
-        limited = (each for each in decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
-        return any(each.tier < tier and not self.fleet.is_local(each.endpoint) for each in limited)
-
-    def _is_forced(self, queued: QueuedRequest, candidate: Candidate) -> bool:
-        """Sent at last, where the route promises a late answer, whatever that costs other requests."""
-        if queued.route.on_miss != "best_effort" or self.now - queued.request.arrival <= FORCED_AFTER:
-            return False
-        is_last = queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant)
-        return not is_last and self.rules.closed(queued, candidate.endpoint.id) is None
-
     def _place_late(
         self, queued: QueuedRequest, decision: Decision, candidate: Candidate, rule: HoldRule
     ) -> Decision | None:
-        """Queues at the end; refuses where the wait would be too long, or the route sheds and those ahead leave no
-        time."""
-        waiting = self.queues.best_effort
-        if queued.is_late:
-            queued.hold_by(rule, candidate.endpoint.id, self.now)
-            return None
-        queued.prefill_s = candidate.forecast.prefill
-        if queued.route.on_miss == "shed" and queued.deadline < FOREVER:
-            engines = sum(self.fleet.is_local(each.endpoint.id) for each in decision.ranked)
-            shed = self.view.decide(queued, behind=waiting.rate(queued).work_ahead(queued) / max(engines, 1))
-            if shed.chosen is None:
-                return shed
-        if (refusal := self.refusal(queued, decision)) is not None:
-            return refusal
-        waiting.add(queued, rule, candidate.endpoint.id, self.now)
+        """Refuses a new one whose wait would be too long; others wait behind all in time."""
+        if not queued.is_late:
+            queued.prefill_s = candidate.forecast.prefill
+            if (refusal := self.refusal(queued, decision)) is not None:
+                return refusal
+        self.queues.best_effort.hold_late(queued, rule, candidate.endpoint.id, self.now)
         return None
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""
         for queued in [*chain(*self.queues.assigned.values())]:
             if self.rules.shares.is_over(queued.tenant):
-                assert queued.assigned is not None
-                endpoint = queued.assigned.id
-                self.queues.unassign(queued)
-                self.queues.best_effort.add(queued, HoldRule.SHARE, endpoint, self.now)
-
-    # ---------------------------------------------------------------- refusals of late requests
-
-    def refuse_overdue(self, queued: QueuedRequest) -> Decision | None:
-        """A refusal of a late request whose wait has become too long. None: it waits on."""
-        return self.refusal(queued, self.view.decide(queued))
+                endpoint = self.queues.unassign(queued)
+                self.queues.best_effort.hold_late(queued, HoldRule.SHARE, endpoint.id, self.now)
 
     def refusal(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """A refusal of a late request whose wait is or would be too long, with Retry-After from the predicted wait.
 
         None: a new request may queue; another waits for a prefill in progress alone, or its wait is a guess.
         """
-        if not may_be_refused(queued) or (queued.returned and not queued.is_late):
+        on_miss, rate = queued.route.on_miss, self.queues.best_effort.rate(queued)
+        if on_miss == "best_effort" or queued.deadline == FOREVER or (queued.returned and not queued.is_late):
             return None
-        rate, left = self.queues.best_effort.rate(queued), patience_left(queued, self.now)
-        ahead_s = rate.work_ahead(queued)
-        wait = rate.wait(ahead_s + queued.prefill_s, self.now)
+        ahead_s, wait, left = rate.late_forecast(queued, self.now)
+        if on_miss == "shed":
+            engines = sum(self.fleet.is_local(each.endpoint.id) for each in decision.ranked)
+            shed = self.view.decide(queued, behind=ahead_s / max(engines, 1))
+            return shed if shed.chosen is None else None
         if wait <= left or self._is_guess(queued, decision):
             return None
-        is_next = queued.is_late or ahead_s < IDLE
-        if is_next and left > 0 and decision.ranked and self._find_late(queued, decision, left)[1] is None:
+        is_next = left > 0 and decision.ranked and (queued.is_late or ahead_s < IDLE)
+        if is_next and self._find(queued, decision, late=True, within=left)[1] is None:
             return None
-        retry_after = retry_after_of(wait)
         rate.on_refused(ahead_s + queued.prefill_s, wait, self.now)
+        retry_after = retry_after_of(wait)
         self.refused.add(queued, retry_after, self.now)
         reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
         return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)

@@ -140,7 +140,7 @@ class QueueScheduler:
         while waiting and (best_effort := self._next_late(turn)) is not None:
             yield from self._released(*best_effort)
         for queued in _least(waiting.overdue(turn.now), "checked_at"):
-            if (refusal := turn.refuse_overdue(queued)) is not None:
+            if (refusal := turn.refusal(queued, turn.view.decide(queued))) is not None:
                 waiting.leave(queued, turn.now)
                 yield from self._released(queued, refusal)
 

@@ -56,7 +56,7 @@ def test_the_best_effort_queue_is_in_order_of_arrival() -> None:
     """Missed deadlines order nothing."""
     queues = EndpointQueues()
     for one in (held("b", 0.1, sequence=2), held("a", 9.0, sequence=1), held("c", 0.0, sequence=3)):
-        queues.best_effort.add(one, HoldRule.PREFILL, ONE.id, 0.0)
+        queues.best_effort.hold_late(one, HoldRule.PREFILL, ONE.id, 0.0)
     assert names(queues.best_effort) == ["a", "b", "c"]
 
 
@@ -88,7 +88,7 @@ def test_work_ahead_counts_requests_in_dispatch() -> None:
 def test_requests_that_wait_elsewhere_are_no_work_ahead() -> None:
     """Late ones come after those in time; those that wait for a limit of their own caller hold up nobody."""
     queues, limited = EndpointQueues(), held("a", 0.5, caller="c")
-    queues.best_effort.add(held("late", 0.5), HoldRule.PREFILL, ONE.id, 0.0)
+    queues.best_effort.hold_late(held("late", 0.5), HoldRule.PREFILL, ONE.id, 0.0)
     queues.assign(limited, ONE, HoldRule.PREFILL, 0.0, own_limit=True)
     assert queues.ahead(held("b", 1.0)) == {}
     assert not queues.of(ONE.id)
@@ -101,11 +101,11 @@ def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> Non
     queues = EndpointQueues()
     queues.assign(held("a", 1.0, "x", sequence=4), ONE, HoldRule.PREFILL, 0.0)
     queues.assign(held("b", 5.0, "y", sequence=1), ONE, HoldRule.PREFILL, 0.0)
-    queues.best_effort.add(held("c", 1.0, "y", sequence=3), HoldRule.PREFILL, ONE.id, 0.0)
+    queues.best_effort.hold_late(held("c", 1.0, "y", sequence=3), HoldRule.PREFILL, ONE.id, 0.0)
     queues.assign(held("d", 9.0, "y", sequence=2), TWO, HoldRule.PREFILL, 0.0)
     queues.assign(held("a", 1.0, "x", sequence=4), ONE, HoldRule.PREFILL, 0.0)
     queues.assign(held("b", 5.0, "y", sequence=1), ONE, HoldRule.PREFILL, 0.0)
-    queues.best_effort.add(held("c", 1.0, "y", sequence=3), HoldRule.PREFILL, ONE.id, 0.0)
+    queues.best_effort.hold_late(held("c", 1.0, "y", sequence=3), HoldRule.PREFILL, ONE.id, 0.0)
     queues.assign(held("d", 9.0, "y", sequence=2), TWO, HoldRule.PREFILL, 0.0)
     assert queues.latest_of_largest_tenant().request_key == "c"
 
@@ -118,7 +118,7 @@ def test_remove_finds_a_request_in_any_queue(where: str) -> None:
         case "new":
             queues.new.append(one)
         case "last":
-            queues.best_effort.add(one, HoldRule.PREFILL, ONE.id, 0.0)
+            queues.best_effort.hold_late(one, HoldRule.PREFILL, ONE.id, 0.0)
         case "bound":
             queues.assign(one, ONE, HoldRule.PREFILL, 0.0)
         case "leaving":
@@ -172,7 +172,7 @@ def test_a_request_is_in_one_queue_at_a_time(steps: list[tuple[str, int, Endpoin
             case "bind":
                 queues.assign(one, endpoint, HoldRule.PREFILL, 0.0)
             case "last":
-                queues.best_effort.add(one, HoldRule.PREFILL, ONE.id, 0.0)
+                queues.best_effort.hold_late(one, HoldRule.PREFILL, ONE.id, 0.0)
             case "send":
                 queues.in_dispatch[request_key] = sent_to(endpoint, 0.1)
         if move != "drop":

@@ -213,9 +213,9 @@ def test_tenants_take_turns_so_a_flood_is_no_work_ahead_of_others() -> None:
     for number in range(250):
         rate.add(prompt([number], "flood"), START)
     rate.add(prompt([1], "few"), START)
-    assert rate.work_ahead(prompt([1], "new")) == 2.0 + 2.0
-    assert rate.work_ahead(prompt([1], "few")) == 2.0 + 4.0
-    assert rate.work_ahead(prompt([1], "flood")) == 500.0 + 2.0
+    assert rate.late_forecast(prompt([1], "new"), START)[0] == 2.0 + 2.0
+    assert rate.late_forecast(prompt([1], "few"), START)[0] == 2.0 + 4.0
+    assert rate.late_forecast(prompt([1], "flood"), START)[0] == 500.0 + 2.0
 
 
 def test_long_late_prompts_of_one_tenant_get_no_short_one_of_another_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,5 +388,5 @@ def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> No
     assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
     assert (waiting.late, queue.scheduler.held) == (False, 0)
     rate = waiting.rate(prompt([1]))
-    assert rate.work_ahead(prompt([1])) == 0.0
+    assert rate.late_forecast(prompt([1]), queue.now)[0] == 0.0
     assert rate.wait(1.0, queue.now + 1000.0) == pytest.approx(rate.correction * PRIOR_S / PRIOR_WORK)
