@@ -24,7 +24,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.decider import queued_request
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import Hold, QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, PromptEstimate
@@ -74,7 +74,6 @@ class RequestQueue:
         self._replaced: deque[Waiter] = deque()  # to be decided again
         self._next_expiry = FOREVER  # no later than the earliest `expires_at`
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = FOREVER
         self._check_handle: asyncio.Handle | None = None
         self.dispatch_pending = False  # a released request is not dispatched yet: nothing is released meanwhile
 
@@ -88,10 +87,6 @@ class RequestQueue:
         """The next request to enter, as `decide` takes it. Changes nothing."""
         lengths, sequence = self.fleet.answer_lengths, self.sequence + 1
         return queued_request(lengths, request, route, estimate, tenant, sequence, monotonic())
-
-    def would_hold(self, queued: QueuedRequest, decision: Decision) -> Hold | None:
-        """The rule that would hold the request with this decision. Changes nothing."""
-        return self.scheduler.would_hold(queued, decision, self.fleet)
 
     @property
     def saturated(self) -> bool:
@@ -119,7 +114,14 @@ class RequestQueue:
                 proceed = self._restart
         waiter = self._hold(queued, entered_at)
         proceed(now)
-        return await self._wait(waiter)
+        waiter.awaited = True
+        try:
+            return await waiter.decided
+        except asyncio.CancelledError:
+            self._waiters.pop(queued.request_key, None)
+            self.scheduler.leave(queued.request_key, monotonic())
+            self._check_soon()
+            raise
 
     def on_dispatched(self, request: InferenceRequest) -> None:
         """The fleet counts the request's first attempt, or there will be none."""
@@ -151,17 +153,6 @@ class RequestQueue:
         waiter = self._waiters[queued.request_key] = Waiter(queued, patience, entered_at + patience, decided)
         self._next_expiry = min(self._next_expiry, waiter.expires_at)
         return waiter
-
-    async def _wait(self, waiter: Waiter) -> Decision | None:
-        waiter.awaited = True
-        try:
-            return await waiter.decided
-        except asyncio.CancelledError:
-            key = waiter.queued.request_key
-            self._waiters.pop(key, None)
-            self.scheduler.leave(key, monotonic())
-            self._check_soon()
-            raise
 
     def _finish(self, key: Hashable, outcome: Decision | Exception | None) -> bool:
         """True: the caller's task is woken, and runs in a later turn of the loop."""
@@ -245,17 +236,13 @@ class RequestQueue:
     # -- timer ------------------------------------------------------------------------------
 
     def _schedule_check(self, now: float) -> None:
-        """Subscribes to news and sets the timer while requests are held. An early timer does no harm."""
-        due, self.fleet.on_news = FOREVER, None
+        """Subscribes to news and sets the timer while requests are held."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.fleet.on_news = None
         if self._waiters:
             self.fleet.on_news = self._check_soon
-            due = min(self.scheduler.wake_at, self._next_expiry)
-        if self._timer is not None and (due == FOREVER or due < self._timer_at):
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None and due < FOREVER:
-            self._timer_at = due
-            delay = max(due - now, SHORTEST_TIMER)
+            delay = max(min(self.scheduler.wake_at, self._next_expiry) - now, SHORTEST_TIMER)
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.fleet.fleet import AttemptReport
 from policies.queue import placement_round, queue_scheduler
 from policies.routes.route import ScorerName
-from policies.types import FOREVER, Placement
+from policies.types import FOREVER, AttemptOutcome, Placement
 from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
 
 # --------------------------------------------------------------------------- capacity of endpoints
@@ -338,3 +339,39 @@ def test_each_rule_has_its_part_of_the_time_in_the_queue() -> None:
     queue.end(f"{ONE.id} answer 0", *keys)
     queue.release(later=0.2)
     assert queue.held_s("r") == {"prefill": pytest.approx(0.1), "pace": pytest.approx(0.2)}
+
+
+def test_a_request_that_an_earlier_deadline_displaces_waits_its_turn() -> None:
+    """From then on the first is held by the prefill in progress, and the displaced one by the first."""
+    queue = QueueFixture()
+    queue.send("busy", ONE, 20_000, queue.now)
+    assert queue.enter("loose", budget=9.0) == []
+    queue.now += 0.1
+    assert queue.enter("tight", budget=8.0) == []
+    assert (queue.assigned(), queue.hold("tight"), queue.hold("loose")) == (["tight", "loose"], "prefill", "turn")
+    queue.now += 0.2
+    assert queue.leave("loose") == {"prefill": pytest.approx(0.1), "turn": pytest.approx(0.2)}
+
+
+def test_a_late_request_behind_another_of_its_queue_waits_its_turn() -> None:
+    """Also one that was the first until a request came back."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    for name in ("first", "second"):
+        assert queue.enter(name, tokens=4000, budget=0.15) == []
+    assert (queue.hold("first"), queue.hold("second")) == ("prefill", "turn")
+    queue.arrive("returned", tokens=4000, budget=0.15)
+    queue.scheduler.queues.new[-1].returned = True
+    assert queue.release() == []
+    assert [queue.hold(name) for name in ("returned", "first", "second")] == ["prefill", "turn", "turn"]
+
+
+def test_a_question_notes_no_rate_limit() -> None:
+    """It is answered by the limits of its moment; the next placement notes these."""
+    queue = QueueFixture((ONE, API))
+    queue.send("refused", API, 100, queue.now)
+    queue.fleet.on_ended("refused", AttemptOutcome.RATE_LIMITED, queue.now, AttemptReport(retry_after=60.0))
+    queue.would_hold()
+    assert queue.scheduler._rate_limited_until == {}
+    queue.enter("r")
+    assert [*queue.scheduler._rate_limited_until] == [API.id]
