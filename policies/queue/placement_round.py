@@ -25,7 +25,7 @@ from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKind
 
 LATE = 0.5  # chance of the deadline, below which a request is late
-STILL = 0.9  # share of the target with which a request keeps the assigned endpoint
+STILL = 0.9  # share of the target that is enough for another tier at the last moment
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
 
 
@@ -107,14 +107,6 @@ class PlacementRound:
         self._set_spill_at(queued, decision, chosen.endpoint.pool)
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.refused_until > self.now)
         return None
-
-    def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
-        """Decides again at the head of the queue: the assigned endpoint, if still in time, or as a new request."""
-        decision, enough = self.view.decide(queued), STILL * queued.route.target
-        here = next((each for each in decision.ranked if each.endpoint.id == endpoint), None)
-        if here is not None and here.probability >= enough:
-            return with_first(decision, here)
-        return self.place(queued, decision)
 
     def is_held(self, queued: QueuedRequest) -> bool:
         """Note the rule that holds the head of the queue of an endpoint."""

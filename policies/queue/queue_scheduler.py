@@ -130,7 +130,7 @@ class QueueScheduler:
         while (queue := self.queues.assigned.get(key)) and not turn.is_held(queue[0]):
             queued = queue[0]
             self.queues.unassign(queued)
-            yield from self._released(queued, turn.revalidate(queued, key[0]))
+            yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
         while (queue := self.queues.assigned.get(key)) and turn.may_move(queued := queue[0]):
             yield from self._released(queued, turn.move(queued))
 

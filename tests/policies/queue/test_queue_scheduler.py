@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
 from policies.queue import placement_round, queue_scheduler
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, AttemptOutcome, Placement
 from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
@@ -174,7 +175,8 @@ def test_requests_of_a_removed_endpoint_are_reassigned() -> None:
 
 
 def test_a_queued_request_waits_for_its_own_engine_though_another_becomes_idle() -> None:
-    """Its engine was chosen with all work ahead, and keeps the deadline: moving requests gained nothing (0012)."""
+    """Its engine was chosen with all work ahead: moving requests gained nothing (0012). At its turn it is decided again
+    like a new one, and goes where it is best by then."""
     queue = QueueFixture((ONE, TWO))
     keys = queue.fill(ONE, TWO)
     for name in "abcd":
@@ -186,7 +188,7 @@ def test_a_queued_request_waits_for_its_own_engine_though_another_becomes_idle()
     assert queue.release() == []
     queue.first_tokens(*keys[:2])
     assert queue.release() == queued_at_one
-    assert {queue.destination(name) for name in queued_at_one} == {ONE.id}
+    assert [queue.destination(name) for name in queued_at_one] == [ONE.id, TWO.id]
 
 
 # --------------------------------------------------------------------------- limits
@@ -364,6 +366,21 @@ def test_a_late_request_behind_another_of_its_queue_waits_its_turn() -> None:
     queue.scheduler.queues.new[-1].returned = True
     assert queue.release() == []
     assert [queue.hold(name) for name in ("returned", "first", "second")] == ["prefill", "turn", "turn"]
+
+
+@pytest.mark.parametrize("budget", [2.0, 0.15])
+def test_a_request_of_a_scheduler_that_failed_enters_another_as_a_new_one(budget: float) -> None:
+    """Assigned or late before, it is held by the other scheduler, and can leave."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    assert queue.enter("r", tokens=4000, budget=budget) == []
+    held = queue.held("r")
+    queue.scheduler = QueueScheduler()
+    queue.scheduler.enter(held)
+    assert (queue.release(), queue.scheduler.held) == ([], 1)
+    assert (queue.assigned(), queue.best_effort) == ((["r"], []) if budget > 1 else ([], ["r"]))
+    queue.leave("r")
+    assert queue.scheduler.held == 0
 
 
 def test_a_question_notes_no_rate_limit() -> None:
