@@ -57,7 +57,7 @@ class EndpointQueues:
     def assign(
         self, queued: QueuedRequest, endpoint: Endpoint, rule: HoldRule, now: float, own_limit: bool = False
     ) -> None:
-        """`own_limit`: it waits for a limit that its caller alone has met. The first behind it waits its turn."""
+        """The first request behind waits its turn. `own_limit`: the caller alone has met the limit that is waited for."""
         queued.hold_by(rule, endpoint.id, now)
         queued.assigned, queued.own_limit = endpoint, own_limit
         queue = self.assigned.setdefault(_key(queued), [])

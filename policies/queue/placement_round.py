@@ -75,17 +75,17 @@ class PlacementRound:
 
         Of a late one the fastest that is idle, or will be once it has prefilled for `within` seconds; else the fastest.
         """
-        best, tier = decision.ranked[0], len(queued.route.tiers)
+        best = decision.ranked[0]
         order = self._fastest(queued, decision) if late else [best]
         if not late:
             queued.plan(best)
         rules = [self.rules.held_by(queued, each, late, within) for each in order]
         if None in rules:
             return order[rules.index(None)], None
-        if not late or queued.deadline == FOREVER:
-            tier = best.tier if late or queued.route.prefer == "quality" else 0
+        wanted = queued.route.prefer == "quality" or late  # would take a better tier that refuses now
+        tier = len(queued.route.tiers) if late and queued.deadline < FOREVER else best.tier
         first = next((i for i, rule in enumerate(rules) if rule is not HoldRule.RATE_LIMIT), 0)
-        is_limited = HoldRule.RATE_LIMIT in rules or self._skipped_rate_limited(decision, tier)
+        is_limited = HoldRule.RATE_LIMIT in rules or (wanted and self._skipped_rate_limited(decision, tier))
         return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
 
     def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
@@ -108,8 +108,8 @@ class PlacementRound:
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.refused_until > self.now)
         return None
 
-    def is_held(self, queued: QueuedRequest) -> bool:
-        """Note the rule that holds the head of the queue of an endpoint."""
+    def note_hold(self, queued: QueuedRequest) -> bool:
+        """Note the rule that holds the head of the queue of an endpoint. False: none does."""
         assert queued.assigned is not None
         rule = self.rules.rule_in_time(queued, queued.assigned.id)
         if rule is not None:

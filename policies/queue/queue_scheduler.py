@@ -127,7 +127,7 @@ class QueueScheduler:
 
     def _advance(self, key: QueueKey, turn: PlacementRound) -> Iterator[Released]:
         """An endpoint with room takes from its queue; requests behind a closed one move."""
-        while (queue := self.queues.assigned.get(key)) and not turn.is_held(queue[0]):
+        while (queue := self.queues.assigned.get(key)) and not turn.note_hold(queue[0]):
             queued = queue[0]
             self.queues.unassign(queued)
             yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))

@@ -177,7 +177,7 @@ def test_refusals_that_were_wrong_shorten_the_next_waits_and_no_more_than_fourfo
 
 
 def test_callers_who_hang_up_shorten_no_wait() -> None:
-    """What they asked for is taken out of the forecasts that counted it, and out of no other."""
+    """Their work is taken out of the forecasts that counted it, and out of no other."""
     rate = LateRate()
     stays, *gone = (prompt([1], prefill_s=1.0) for _ in range(21))
     rate.add(stays, START)
