@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.source  # reads the source
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "policies", "backends", "lab")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

@@ -39,8 +39,6 @@ from policies.routing import tiers
 from scripts import metrics_page
 from tests.support.gateways import document, pool
 
-pytestmark = pytest.mark.source  # reads the source
-
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 ENVIRON = {"OPENAI_API_KEY": "sk-test", "ANTHROPIC_API_KEY": "sk-ant-test"}

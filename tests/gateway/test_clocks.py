@@ -37,7 +37,6 @@ READERS = {
 }
 
 
-@pytest.mark.source
 def test_the_wall_clock_is_read_by_these_alone() -> None:
     """None of them decides where a request goes or how long anything waits, but for a provider's date (bounded)."""
     sources = {
