@@ -53,6 +53,7 @@ def explain(
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
+    asked = {each.id for pool in estimate.pools.keys() & pools.keys() for each in pools[pool].endpoints}
     left = None if decision.deadline == FOREVER else round((decision.deadline - decision.at) * 1e3, 2)
     return {
         "outcome": decision.outcome.value,
@@ -83,9 +84,7 @@ def explain(
             for endpoint in _rejected(each, pools)
         ],
         "believed": {
-            endpoint: believed_view(found, decision.at)
-            for endpoint, found in beliefs.items()
-            if endpoint.partition("/")[0] in estimate.pools
+            endpoint: believed_view(found, decision.at) for endpoint, found in beliefs.items() if endpoint in asked
         },
     }
 

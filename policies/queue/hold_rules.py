@@ -97,7 +97,7 @@ class HoldRules:
             return HoldRule.CAP
         if dispatched and load.limits:
             load = replace(load, held_requests=len(dispatched), held_tokens=sum(c.prompt_tokens for c in dispatched))
-        tokens = queued.estimate.pools[endpoint.partition("/")[0]].tokens
+        tokens = queued.estimate.pools[self.fleet.pool_of(endpoint)].tokens
         return HoldRule.RATE_LIMIT if load.send_wait(tokens, self.now) > 0 else None
 
     def must_wait(self, queued: QueuedRequest, chosen: Candidate) -> HoldRule | None:

@@ -273,7 +273,7 @@ class PlacementRound:
     def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
         pools = queued.route.pools
         return any(
-            endpoint.partition("/")[0] in pools and self.rules.hold_late(queued, endpoint, queued.prefill_s) is None
+            self.fleet.pool_of(endpoint) in pools and self.rules.hold_late(queued, endpoint, queued.prefill_s) is None
             for endpoint in idle
         )
 

@@ -279,14 +279,14 @@ def test_without_evidence_of_its_own_a_caller_gets_the_shared_snapshot() -> None
 
 def test_a_probe_is_asked_for_when_one_caller_alone_would_have_ejected_the_endpoint() -> None:
     """Not before the threshold, and not by a request that is at fault itself."""
-    of, asked = fleet(), list[str]()
+    of, asked = fleet(), list[Endpoint]()
     of.on_unconfirmed = asked.append
     fail(of, "content", "a", times=FAILED)
     fail(of, "server", "a", times=4)
     assert not asked
     fail(of, "server", "a")
     fail(of, "auth", "a", endpoint=ONE)
-    assert asked == [API.id, ONE.id]
+    assert asked == [API, ONE]
 
 
 def test_a_rate_limit_that_the_provider_reports_counts_for_all() -> None:
