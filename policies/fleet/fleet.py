@@ -34,7 +34,7 @@ from policies.latency.token_counts import AnswerLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
-from policies.rate_limit import RateLimit
+from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
@@ -295,7 +295,7 @@ class Fleet:
         if state is None or not state.may_be_closed(now):
             return False
         load = self.load_for(caller, candidate.endpoint.id, now)
-        return load.full or load.send_wait(candidate.prompt_tokens, now) > 0
+        return load.full or load.limits.wait(candidate.prompt_tokens, now) > 0
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
         if self.on_news is not None:
