@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lab.scorers.research_scorers import PATIENCE, REPLAY_SCORERS, RESEARCH_SCORERS
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
+from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 from policies.routing.tiers import decide
 from policies.scorers.scorers import SCORERS
 from policies.types import Candidate, Health, Load, Placement, PoolEstimate, PromptEstimate, RequestView
@@ -60,7 +61,7 @@ LOADS = st.builds(
     health=st.sampled_from(Health),
     in_flight=st.integers(0, 3),
     queued_tokens=st.floats(0, 1e5),
-    blocked_until=st.sampled_from([0.0, 3.0]),
+    limits=st.sampled_from([UNLIMITED, SendLimits(blocked_until=3.0)]),
 )
 
 
