@@ -13,7 +13,6 @@ time that a request or a cancellation takes to reach an engine.
 
 from __future__ import annotations
 
-import copyreg
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -32,7 +31,7 @@ from lab.replay.sim_gateway import ATTEMPTS, SimGateway
 from lab.traffic.traces import Arrival
 from lab.traffic.traffic import Traffic
 from policies.fleet.peers import PeerLink
-from policies.types import FOREVER, AdapterFacts, Endpoint, Pool, Price
+from policies.types import FOREVER
 
 PROGRESS = 0.2  # s between two counts of generated tokens
 SCRAPE = 0.5  # s between two scrapes of an engine
@@ -197,14 +196,6 @@ class ReplayResult:
     took: float  # CPU seconds, reading the trace included
     sessions: SessionRow | None = None  # None: the trace holds no sessions
     worst: tuple[dict[str, Any], ...] = ()
-
-
-def _by_fields(value: Any) -> tuple[type[Any], tuple[Any, ...]]:
-    return type(value), tuple(getattr(value, field.name) for field in fields(value))
-
-
-for _kind in (AdapterFacts, Endpoint, Pool, Price):  # compiled, frozen: pickle can make no instance to be filled later
-    copyreg.pickle(_kind, _by_fields)
 
 
 def run(tasks: Sequence[ReplayTask], traffic: Traffic) -> Iterator[ReplayResult]:

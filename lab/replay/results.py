@@ -53,6 +53,7 @@ class RequestResult:
     tier: int = 0
     external: bool = False  # answered by an external API
     endpoint: str = ""
+    pool: str = ""
     cached: int = 0  # tokens, as found by the engine
     p50: float = 0.0  # predicted, s after `sent_at`
     p90: float = 0.0
@@ -233,7 +234,7 @@ class Results:
         by_pool: dict[str, list[RequestResult]] = {}
         for result in self.requests:
             if result.p50 and result.upstream is not None:
-                by_pool.setdefault(result.endpoint.partition("/")[0], []).append(result)
+                by_pool.setdefault(result.pool, []).append(result)
         return [
             CalibrationResult(pool, len(found), _coverage(found), _error(found))
             for pool, found in sorted(by_pool.items())

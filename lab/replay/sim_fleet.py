@@ -312,12 +312,14 @@ def scenario_from(config: Config) -> Scenario:
 
     A pool with API profiles is remote to the decision too, whatever the backend kind.
     """
-    profiles = dict(item for name, pool in config.pools.items() for item in _profiles(name, pool))
-    apis = {name.partition("/")[0] for name, profile in profiles.items() if isinstance(profile, ApiProfile)}
+    profiles = {name: dict(_profiles(name, pool)) for name, pool in config.pools.items()}
+    apis = {
+        name for name, found in profiles.items() if any(isinstance(profile, ApiProfile) for profile in found.values())
+    }
     return Scenario(
         pools=tuple(replace(pool, local=pool.local and pool.name not in apis) for pool in config.fleet()),
         routes=dict(config.named_routes),
-        profiles=profiles,
+        profiles={endpoint: profile for found in profiles.values() for endpoint, profile in found.items()},
         first_token=config.defaults.first_token,
         workers=config.server.workers,
     )

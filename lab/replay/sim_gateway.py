@@ -309,7 +309,7 @@ class SimGateway:
         self.results.prefilled(candidate.endpoint.id, opened.sent_at, now)
         result.first_at = now
         result.sent_at = opened.sent_at
-        result.endpoint = candidate.endpoint.id
+        result.endpoint, result.pool = candidate.endpoint.id, candidate.endpoint.pool
         result.tier = candidate.tier
         result.external = not self._pools[candidate.endpoint.pool].local
         result.cached = event.cached_tokens

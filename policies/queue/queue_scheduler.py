@@ -54,7 +54,6 @@ class QueueScheduler:
         self._scorers = scorers
         self.queues = EndpointQueues()
         self.wake_at = FOREVER  # time of the next `release` without an event
-        self._rate_limited_until: dict[str, float] = {}
         self._turns: dict[tuple[str, str], int] = {}  # best-effort turns had, by tenant and route
         self._shares = FairShare()
         self._refused = RefusedRequests()
@@ -79,12 +78,8 @@ class QueueScheduler:
         return decision
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
-        """Notes the end of each rate limit."""
-        for endpoint, load in fleet.snapshot(now).loads.items() if fleet.closes else ():
-            if load.blocked_until > now:
-                self._rate_limited_until[endpoint] = load.blocked_until
         view = QueueView(self.queues, fleet, now, self._scorers)
-        rules = HoldRules(self.queues, fleet, now, self._shares, self._rate_limited_until)
+        rules = HoldRules(self.queues, fleet, now, self._shares)
         return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:

@@ -41,13 +41,13 @@ class QueueView:
         queues = self.queues
         occupied = queues.in_dispatch or queues.assigned
         ahead = queues.prefill_ahead(queued) if occupied else {}
-        held = queues.held_ahead(queued) if occupied and any(load.limits for load in loads.values()) else {}
+        held = queues.held_ahead(queued) if occupied and any(load.limits.buckets for load in loads.values()) else {}
         delayed: dict[str, Load] = {}
         for name, load in loads.items():
             wait = ahead.get(name, 0.0) + (behind if behind and self.fleet.is_local(name) else 0.0)
             if load.reopens_in:
                 wait += max(load.reopens_in - load.backlog_s, 0.0)
-            requests, tokens = held.get(name, (0, 0.0)) if load.limits else (0, 0.0)
-            if wait or requests:
-                delayed[name] = replace(load, wait=wait, held_requests=requests, held_tokens=tokens)
+            limits = load.limits.behind(*held.get(name, (0, 0.0)))
+            if wait or limits is not load.limits:
+                delayed[name] = replace(load, wait=wait, limits=limits)
         return delayed

@@ -331,7 +331,7 @@ def _is_rate_limited(found: CandidateSet, rejected: Rejection) -> bool:
     """An API is up, and takes no request yet."""
     load, pool = found.fleet.loads[rejected.endpoint], found.fleet.pools[rejected.pool]
     prompt = found.queued.estimate.pools[rejected.pool]
-    return not pool.local and load.health is Health.UP and load.send_wait(prompt.tokens, found.now) > 0
+    return not pool.local and load.health is Health.UP and load.limits.wait(prompt.tokens, found.now) > 0
 
 
 def _misfit(found: CandidateSet) -> str:
@@ -350,7 +350,7 @@ def _misfit(found: CandidateSet) -> str:
 def _back_in(found: CandidateSet, rejected: Rejection) -> float:
     """Seconds until a rejected endpoint may be usable again."""
     load, prompt = found.fleet.loads[rejected.endpoint], found.queued.estimate.pools[rejected.pool]
-    wait = load.send_wait(prompt.tokens, found.now)
+    wait = load.limits.wait(prompt.tokens, found.now)
     return wait if load.health is Health.UP else max(wait, RECHECK)
 
 

@@ -57,7 +57,6 @@ def whole(traffic: str) -> int:
     return placements(play(*busy(traffic)))
 
 
-@pytest.mark.source
 @pytest.mark.parametrize("idea", IDEAS[1:], ids=lambda idea: idea.name)
 def test_an_idea_off_is_another_outcome(idea: Idea) -> None:
     """And every patched function was called: a row that changes nothing would say that the idea is worth nothing."""
@@ -91,7 +90,6 @@ def test_an_idea_is_on_again_after_its_replay() -> None:
     assert PlacementRound.spill is before
 
 
-@pytest.mark.source
 def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page then says so, in place of a figure."""
     unused = Idea(

@@ -103,7 +103,6 @@ async def test_warm_up_requests_leave_no_record(caplog: pytest.LogCaptureFixture
         assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 3
 
 
-@pytest.mark.source  # replaces a function of a compiled module
 async def test_a_warm_up_is_a_request_of_the_caller_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence of a prompt is no second witness of its own caller."""
     callers: list[str] = []

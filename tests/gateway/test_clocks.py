@@ -22,7 +22,7 @@ DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
     "backends/rate_limit_headers.py": "a rate limit's reset that is a date",
-    "backends/translation/messages_as_chat.py": "`created` of a chat's chunks",
+    "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
@@ -37,7 +37,6 @@ READERS = {
 }
 
 
-@pytest.mark.source
 def test_the_wall_clock_is_read_by_these_alone() -> None:
     """None of them decides where a request goes or how long anything waits, but for a provider's date (bounded)."""
     sources = {

@@ -15,6 +15,7 @@ from lab.replay.sim_fleet import Scenario, SimFleet, events_of
 from lab.replay.sim_gateway import ActiveRequest
 from policies.attempts.attempt_events import Event
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
+from policies.types import Endpoint
 from tests.lab.replay.builders import arrivals, scenario
 
 OFFERED = arrivals(80, rate=4.0)
@@ -77,8 +78,8 @@ def test_an_engine_is_half_open_once_it_answers_its_probes() -> None:
     player = Player(late(e0=5.0), OFFERED)
     changes = list[tuple[float, BreakerState]]()
 
-    def note(endpoint: str, breaker: CircuitBreaker) -> None:
-        if endpoint == LATE:
+    def note(endpoint: Endpoint, breaker: CircuitBreaker) -> None:
+        if endpoint.id == LATE:
             changes.append((player.clock.now, breaker.state))
 
     player.gateways[0].fleet.on_breaker = note

@@ -23,7 +23,7 @@ def result(ttft: float | None = 1.0, tpot: float = 0.02, number: int = 1, **more
     given: dict[str, Any] = {"route": "agent", "arrived": 10.0, "prompt_tokens": 1000, "output_tokens": 101}
     if ttft is not None:
         given |= {"sent_at": 10.0, "first_at": 10.0 + ttft, "ended_at": 10.0 + ttft + 100 * tpot}
-        given |= {"end": ReplayOutcome.COMPLETED, "endpoint": "main/0"}
+        given |= {"end": ReplayOutcome.COMPLETED, "endpoint": "main/0", "pool": "main"}
     return RequestResult(number, **{**given, **more})
 
 
@@ -82,7 +82,7 @@ def test_calibration_is_by_pool() -> None:
     told = [
         result(1.0, p50=0.8, p90=1.2),
         result(2.0, p50=1.0, p90=1.5),
-        result(1.0, p50=1.0, p90=2.0, endpoint="api/0"),
+        result(1.0, p50=1.0, p90=2.0, endpoint="0", pool="api"),
     ]
     found = results(*told).calibration()
     assert [(c.pool, c.samples, c.coverage) for c in found] == [("api", 1, 1.0), ("main", 2, 0.5)]

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from backends.interface import Failure, FailureKind
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
-from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.registry import CHAT_TO_MESSAGES, CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
 from backends.translation.translation import Translation, UntranslatableError
 from tests.backends.translation.dialogues import Json, as_stream, events
 
@@ -93,9 +91,7 @@ REFUSED_CHAT: list[tuple[Json, str, str]] = [
     (asked({"role": "assistant", "tool_calls": [CALL]}), "messages[0].tool_calls[0]", "hologram"),
     (asked(tools=[{"type": "web_search"}]), "tools[0]", "web_search"),
 ]
-BOTH = [(RESPONSES_OVER_CHAT, *row) for row in REFUSED_RESPONSES] + [
-    (CHAT_OVER_RESPONSES, *row) for row in REFUSED_CHAT
-]
+BOTH = [(RESPONSES_TO_CHAT, *row) for row in REFUSED_RESPONSES] + [(CHAT_TO_RESPONSES, *row) for row in REFUSED_CHAT]
 
 
 @pytest.mark.parametrize(("translation", "body", "param", "name"), BOTH, ids=[f"{row[2]}:{row[3]}" for row in BOTH])
@@ -129,7 +125,7 @@ MALFORMED = [
 @pytest.mark.parametrize("body", MALFORMED, ids=str)
 def test_a_malformed_request_is_refused_by_name(body: Json) -> None:
     with pytest.raises(UntranslatableError) as refused:
-        RESPONSES_OVER_CHAT.request(body, NOTHING)
+        RESPONSES_TO_CHAT.request(body, NOTHING)
     assert refused.value.param
 
 
@@ -138,17 +134,17 @@ def test_members_that_say_what_their_absence_says_are_accepted() -> None:
     usual = {"store": False, "background": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}
     codex = {"client_metadata": {"x-codex-window-id": "1:0"}}
     body = said(**usual, **codex, reasoning={"effort": "low", "summary": "auto"}, tools=[], previous_response_id=None)
-    chat = RESPONSES_OVER_CHAT.request({**body, "input": "hi", "instructions": "be brief"}, NOTHING)
+    chat = RESPONSES_TO_CHAT.request({**body, "input": "hi", "instructions": "be brief"}, NOTHING)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert chat == {"model": "m", "messages": messages, "reasoning_effort": "low"}
     usual = {"n": 1, "modalities": ["text"], "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "stop": None}
-    native = CHAT_OVER_RESPONSES.request(asked(**usual, max_tokens=5), NOTHING)
+    native = CHAT_TO_RESPONSES.request(asked(**usual, max_tokens=5), NOTHING)
     assert native.keys() == {"model", "input", "store", "max_output_tokens"}
 
 
 def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:
     item = {**user({"type": "input_text", "text": "hi"}), "internal_chat_message_metadata_passthrough": {"turn": "1"}}
-    (message,) = RESPONSES_OVER_CHAT.request(said(item), NOTHING)["messages"]
+    (message,) = RESPONSES_TO_CHAT.request(said(item), NOTHING)["messages"]
     assert message == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 
 
@@ -156,12 +152,12 @@ def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:
 def test_a_wish_for_usage_is_met_without_an_option(usage: bool | None) -> None:
     """Benchmarks send chat's option to Responses too; a stream of Responses ends with its usage anyway."""
     options = {"include_usage": usage, "include_obfuscation": False}
-    assert "stream_options" not in RESPONSES_OVER_CHAT.request(said(stream_options=options), NOTHING)
+    assert "stream_options" not in RESPONSES_TO_CHAT.request(said(stream_options=options), NOTHING)
 
 
 def test_the_phase_of_a_turn_sent_back_is_no_part_of_the_prompt() -> None:
     item = {"role": "assistant", "content": "a", "phase": "commentary"}
-    assert RESPONSES_OVER_CHAT.request(said(item), NOTHING)["messages"] == [{"role": "assistant", "content": "a"}]
+    assert RESPONSES_TO_CHAT.request(said(item), NOTHING)["messages"] == [{"role": "assistant", "content": "a"}]
 
 
 SEEN = {"type": "input_image", "image_url": "https://images.example/cat.png"}
@@ -185,7 +181,7 @@ def output_of(call_id: str, *parts: Json) -> Json:
 def test_a_picture_of_a_tool_follows_all_results_in_the_users_message(after: list[Json], parts: list[Any]) -> None:
     """A chat's tool messages hold texts alone, and follow the calls at once."""
     results = [output_of("a", {"type": "input_text", "text": "seen"}, SEEN), output_of("b")]
-    messages = RESPONSES_OVER_CHAT.request(said(*results, *after), NOTHING)["messages"]
+    messages = RESPONSES_TO_CHAT.request(said(*results, *after), NOTHING)["messages"]
     assert [(each["tool_call_id"], each["content"]) for each in messages[:2]] == [
         ("a", [{"type": "text", "text": "seen"}]),
         ("b", []),
@@ -195,15 +191,15 @@ def test_a_picture_of_a_tool_follows_all_results_in_the_users_message(after: lis
 
 
 def test_a_picture_of_a_tool_reaches_messages_in_the_turn_of_the_results() -> None:
-    chat = RESPONSES_OVER_CHAT.request(said(call_item("{}"), output_of("c", SEEN)), NOTHING)
-    turn = CHAT_OVER_MESSAGES.request(chat, NOTHING)["messages"][1]
+    chat = RESPONSES_TO_CHAT.request(said(call_item("{}"), output_of("c", SEEN)), NOTHING)
+    turn = CHAT_TO_MESSAGES.request(chat, NOTHING)["messages"][1]
     assert [block["type"] for block in turn["content"]] == ["tool_result", "image"]
 
 
 def test_chat_callers_are_stored_nowhere_unless_they_ask() -> None:
     """The default of Responses is to store for 30 days."""
-    assert CHAT_OVER_RESPONSES.request(asked(), NOTHING)["store"] is False
-    assert CHAT_OVER_RESPONSES.request(asked(store=True), NOTHING)["store"] is True
+    assert CHAT_TO_RESPONSES.request(asked(), NOTHING)["store"] is False
+    assert CHAT_TO_RESPONSES.request(asked(store=True), NOTHING)["store"] is True
 
 
 def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
@@ -219,7 +215,7 @@ def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
     text["content"] = [{"type": "output_text", "text": "t", "annotations": [{"type": "url_citation"}], "logprobs": []}]
     thought = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "s"}]}
     items = [thought, call(1), text, thought, call(2), result(1), result(2), text, text]
-    messages = RESPONSES_OVER_CHAT.request(said(*items), NOTHING)["messages"]
+    messages = RESPONSES_TO_CHAT.request(said(*items), NOTHING)["messages"]
     assert [message["role"] for message in messages] == ["assistant", "tool", "tool", "assistant", "assistant"]
     assert [each["id"] for each in messages[0]["tool_calls"]] == ["c1", "c2"]
     assert messages[0] | {"tool_calls": None} == {
@@ -235,8 +231,8 @@ def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
 def test_an_empty_turn_of_the_assistant_is_an_empty_text(content: Any) -> None:
     """Chat servers accept no empty list of parts; more text of the turn stays a text."""
     empty = {"role": "assistant", "content": content}
-    assert RESPONSES_OVER_CHAT.request(said(empty), NOTHING)["messages"] == [{"role": "assistant", "content": ""}]
-    [message] = RESPONSES_OVER_CHAT.request(said({"role": "assistant", "content": ""}, call_item("{}")), NOTHING)[
+    assert RESPONSES_TO_CHAT.request(said(empty), NOTHING)["messages"] == [{"role": "assistant", "content": ""}]
+    [message] = RESPONSES_TO_CHAT.request(said({"role": "assistant", "content": ""}, call_item("{}")), NOTHING)[
         "messages"
     ]
     assert (message["content"], len(message["tool_calls"])) == ("", 1)
@@ -249,9 +245,9 @@ def call_item(arguments: str) -> Json:
 @pytest.mark.parametrize("written", ['{"a": tru', "[1]", ""])
 def test_malformed_arguments_of_the_history_stay_as_they_are_in_a_chat(written: str) -> None:
     """Both dialects have any text for arguments. Over Messages they are wrapped."""
-    chat = RESPONSES_OVER_CHAT.request(said(call_item(written)), NOTHING)
+    chat = RESPONSES_TO_CHAT.request(said(call_item(written)), NOTHING)
     assert chat["messages"][0]["tool_calls"][0]["function"]["arguments"] == written
-    [block] = CHAT_OVER_MESSAGES.request(chat, NOTHING)["messages"][0]["content"]
+    [block] = CHAT_TO_MESSAGES.request(chat, NOTHING)["messages"][0]["content"]
     assert block["input"] == ({"arguments": written} if written else {})
 
 
@@ -263,7 +259,7 @@ def chunk(delta: Json | None = None, finish: str | None = None, **members: Any) 
 
 
 def answer(*chunks: Json) -> list[Json]:
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"})
     return events(stream.feed(as_stream(list(chunks))) + stream.close())
 
 
@@ -289,7 +285,7 @@ def test_a_call_without_an_id_gets_one() -> None:
 
 
 def test_a_stream_without_a_finish_reason_is_ended_by_the_error_alone() -> None:
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"})
     stream.feed(as_stream([chunk({"content": "a"})]).removesuffix(b"data: [DONE]\n\n"))
     assert stream.close() == b""
     (failed,) = events(stream.error(FAILED))
@@ -299,7 +295,7 @@ def test_a_stream_without_a_finish_reason_is_ended_by_the_error_alone() -> None:
 
 
 def test_an_ended_stream_without_done_is_completed_at_its_close() -> None:
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"})
     stream.feed(as_stream([chunk({"content": "a"}), chunk(finish="stop")]).removesuffix(b"data: [DONE]\n\n"))
     assert events(stream.close())[-1]["type"] == "response.completed"
     assert stream.close() == b""
@@ -325,7 +321,7 @@ HOSTILE: list[Any] = [
 @pytest.mark.parametrize("event", HOSTILE, ids=str)
 def test_a_chunk_of_no_known_shape_breaks_nothing(event: Any) -> None:
     assert answer(event, chunk({"content": "a"}, "stop"))[-1]["type"] == "response.completed"
-    assert RESPONSES_OVER_CHAT.reply(event, {"model": "m"})["status"] == "completed"
+    assert RESPONSES_TO_CHAT.reply(event, {"model": "m"})["status"] == "completed"
 
 
 def test_content_in_parts_is_read_as_thinking_and_text() -> None:
@@ -338,7 +334,7 @@ def test_content_in_parts_is_read_as_thinking_and_text() -> None:
 
 def test_a_native_stream_without_deltas_of_arguments_gives_the_call() -> None:
     item = {"type": "function_call", "id": "fc", "call_id": "c", "name": "f", "arguments": "{}"}
-    stream = CHAT_OVER_RESPONSES.stream({"model": "m"})
+    stream = CHAT_TO_RESPONSES.stream({"model": "m"})
     native = [
         {"type": "response.created", "response": {"id": "resp_1", "created_at": 5.0, "model": "m"}},
         {"type": "response.output_item.added", "output_index": 0, "item": {**item, "arguments": ""}},
@@ -363,7 +359,7 @@ def test_a_native_stream_without_deltas_of_arguments_gives_the_call() -> None:
     ids=["flat", "nested", "failed"],
 )
 def test_a_failed_native_stream_ends_by_an_error_and_nothing_more(event: Json) -> None:
-    stream = CHAT_OVER_RESPONSES.stream({"model": "m"})
+    stream = CHAT_TO_RESPONSES.stream({"model": "m"})
     data = stream.feed(as_stream([event]).removesuffix(b"data: [DONE]\n\n")) + stream.close()
     (error,) = events(data)
     assert error["error"]["code"] == "rate_limit_exceeded"

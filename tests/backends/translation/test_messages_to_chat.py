@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
+from backends.translation.registry import MESSAGES_TO_CHAT
 from backends.translation.translation import UntranslatableError
 from tests.backends.translation.dialects import Json
 
@@ -16,7 +16,7 @@ CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
 
 
 def chat(**members: Any) -> Json:
-    return MESSAGES_OVER_CHAT.request({"model": "m", "max_tokens": 9, "messages": [ASKED], **members}, NOTHING)
+    return MESSAGES_TO_CHAT.request({"model": "m", "max_tokens": 9, "messages": [ASKED], **members}, NOTHING)
 
 
 def said(*blocks: Json, role: str = "user") -> list[Json]:
@@ -50,10 +50,10 @@ def test_a_member_without_equivalent_is_refused_by_name(members: Json, param: st
     """Refused before anything is sent; left out where the route drops the name."""
     body = {"model": "m", "max_tokens": 9, "messages": [ASKED], **members}
     with pytest.raises(UntranslatableError) as refusal:
-        MESSAGES_OVER_CHAT.request(body, NOTHING)
+        MESSAGES_TO_CHAT.request(body, NOTHING)
     assert refusal.value.param == param
     assert f"'{param}'" in str(refusal.value)
-    assert MESSAGES_OVER_CHAT.request(body, frozenset({param}))["model"] == "m"
+    assert MESSAGES_TO_CHAT.request(body, frozenset({param}))["model"] == "m"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_arguments_that_are_no_object_are_wrapped(finish: str, written: str) -> 
 
 def reply(finish: str | None = "stop", body: Json | None = None, **message: Any) -> Json:
     choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": finish}
-    return MESSAGES_OVER_CHAT.reply({"id": "c", "model": "m", "choices": [choice]}, body or {})
+    return MESSAGES_TO_CHAT.reply({"id": "c", "model": "m", "choices": [choice]}, body or {})
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_more_cached_tokens_than_tokens_are_no_negative_count() -> None:
     """Some engines count the prompt after the cache."""
     usage = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 64}}
     answer = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
-    assert MESSAGES_OVER_CHAT.reply(answer, {})["usage"] == {
+    assert MESSAGES_TO_CHAT.reply(answer, {})["usage"] == {
         "input_tokens": 0,
         "output_tokens": 1,
         "cache_read_input_tokens": 64,

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's Responses, whole and as events, made of a chat completion.
+"""Builds a response of OpenAI's Responses, whole and as events, of the deltas of a chat completion.
 
 - A whole reply is the last event of a stream: both are built by `ResponseBuilder`.
 - Ids are made of the chat completion's id, so a stream's bytes do not depend on the clock, nor on the reads that
@@ -17,12 +17,10 @@ from typing import Any
 
 import msgspec
 
-from backends import failures
 from backends.interface import Failure
-from backends.stream.sse import ServerSentEvent
-from backends.translation.reply_members import as_count, as_object, as_objects, decoded
+from backends.translation.reply_members import as_count, as_object, as_objects
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta
-from backends.translation.translation import EventTranslator, Json, KeptTexts
+from backends.translation.translation import Json, KeptTexts
 
 _encode = msgspec.json.Encoder().encode
 
@@ -159,7 +157,7 @@ class ResponseBuilder:
         self._close_item(status)
         self._close_calls(status)
         details = None if incomplete is None else {"reason": incomplete}
-        self._end(status, incomplete_details=details, usage=usage_of_chat(usage), service_tier=service_tier)
+        self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), service_tier=service_tier)
 
     def fail(self, failure: Failure) -> None:
         """End the response by an error. What came before stays as it is, unfinished."""
@@ -313,66 +311,7 @@ class ResponseBuilder:
         self._sequence += 1
 
 
-# -- chat completions ------------------------------------------------------------------------
-
-
-class ResponsesOverChatStream(EventTranslator):
-    """Stream of a chat completion, for a caller of Responses."""
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._builder = ResponseBuilder(body)
-        self._reason = ""  # why the answer has ended
-        self._usage: Any = None
-        self._service_tier: Any = None
-
-    def translate(self, event: ServerSentEvent) -> bytes:
-        if self._builder.ended:
-            return b""
-        if event.data.startswith(b"[DONE]"):
-            return self._complete()
-        chunk = decoded(event.data)
-        if chunk.get("error"):
-            return self.error(failures.of_event(chunk["error"]))
-        if not self._builder.response:
-            self._builder.begin(chunk.get("id"), chunk.get("created"), chunk.get("model"))
-        self._usage = chunk.get("usage") or self._usage
-        self._service_tier = chunk.get("service_tier") or self._service_tier
-        for choice in as_objects(chunk.get("choices")):
-            self._builder.add(as_object(choice.get("delta")), choice.get("logprobs"))
-            self._reason = str(choice.get("finish_reason") or self._reason)
-        return self._builder.take()
-
-    def close(self) -> bytes:
-        """End the stream. Without a finish_reason it is incomplete, and ends by `error`."""
-        rest = super().close()
-        return rest + self._complete() if self._reason and not self._builder.ended else rest
-
-    def error(self, failure: Failure) -> bytes:
-        if not self._builder.ended:
-            self._builder.fail(failure)
-        return self._builder.take()
-
-    def _complete(self) -> bytes:
-        if not self._builder.response:
-            self._builder.begin(None, None, None)
-        self._builder.finish(self._reason, self._usage, self._service_tier)
-        return self._builder.take()
-
-
-def response_of_chat(reply: Json, body: Mapping[str, Any]) -> Json:
-    """The `response` object for a whole chat completion."""
-    builder = ResponseBuilder(body)
-    builder.begin(reply.get("id"), reply.get("created"), reply.get("model"))
-    reason = ""
-    for choice in as_objects(reply.get("choices")):
-        builder.add(as_object(choice.get("message")), choice.get("logprobs"))
-        reason = str(choice.get("finish_reason") or reason)
-    builder.finish(reason, reply.get("usage"), reply.get("service_tier"))
-    return builder.response
-
-
-def usage_of_chat(usage: Any) -> Json | None:
+def _usage_of_chat(usage: Any) -> Json | None:
     """Usage of a response; None: not reported."""
     if not isinstance(usage, Mapping):
         return None

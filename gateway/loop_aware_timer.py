@@ -1,14 +1,16 @@
-"""The timer of one attempt machine.
+"""A timer that takes no stall of this event loop for a silence of the other side.
 
-Most timers are moved to a later time before the first is due. A later time sets no new timer of the event loop: the
-timer that fires early is set again. After a stall of this event loop, sockets are read before the timer counts: the
-stall is no silence of the engine.
+Rules:
+- A timer that fires late has met a stall of the loop. Sockets are read for READ_FIRST seconds before the timer counts:
+  what came in during the stall may set another time.
+- A later time than the one set costs no new timer of the loop: the timer that fires early is set again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from math import ceil, inf
 from time import monotonic
 
@@ -17,10 +19,12 @@ LATE = 0.005  # s of tolerated delay
 READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 
 
-class WakeTimer:
-    """Calls a function at the latest time set."""
+class LoopAwareTimer:
+    """Calls a function at the latest time set. `late`: seconds of delay from which the loop has stalled."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: float = LATE) -> None:
+        self.stalled = False  # a stall was found at the latest time that was due
+        self._late = late
         self._at: float | None = None
         self._fires_at = inf
         self._handle: asyncio.TimerHandle | None = None
@@ -38,6 +42,16 @@ class WakeTimer:
             self._handle.cancel()
         self._handle, self._fires_at = None, inf
 
+    @asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncIterator[None]:
+        """Raise TimeoutError in the block after `seconds`."""
+        async with asyncio.timeout(None) as limit:
+            self.set(monotonic() + seconds, lambda: limit.reschedule(0.0))
+            try:
+                yield
+            finally:
+                self.cancel()
+
     def _start(self, at: float, wake: Callable[[], None]) -> None:
         self._at = self._fires_at = at
         delay = ceil(max(at - monotonic(), 0.0) / GRAIN) * GRAIN + GRAIN
@@ -50,7 +64,9 @@ class WakeTimer:
             return
         if at > due:
             self._start(at, wake)
-        elif now - due > LATE and not sockets_read:
+            return
+        self.stalled = sockets_read or now - due > self._late
+        if self.stalled and not sockets_read:
             self._fires_at = due  # a time set during this wait restarts the wait only if earlier
             self._handle = asyncio.get_running_loop().call_later(READ_FIRST, self._fire, wake, True)
         else:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fleet.rate_limits import ConfiguredLimits, ReportedLimits
-from policies.rate_limit import RateLimit
+from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.endpoint_limits import ConfiguredLimits, ReportedLimits
 
 
 def requests(remaining: float, limit: float | None = 60, reset: float = 60.0, now: float = 0.0) -> RateLimit:

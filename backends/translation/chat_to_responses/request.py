@@ -1,4 +1,4 @@
-"""OpenAI's chat completions for callers, over a backend that speaks Responses.
+"""Turns requests for chat completions into requests of OpenAI's Responses.
 
 - Nothing is stored at the provider unless the caller asks for it: the default of Responses is the opposite.
 - Members that only chat completions have (`stop`, `seed`, `logit_bias`, penalties, several choices, audio, predictions)
@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.interface import Operation
-from backends.translation.chat_events import ChatOverResponsesStream, chat_of_response
-from backends.translation.request_members import Members
-from backends.translation.responses_over_chat import SAME
-from backends.translation.translation import Json, Translation
+from backends.translation.request_members import SAME_MEMBERS, Members
+from backends.translation.translation import Json
 
 
-def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def chat_to_responses(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     members = Members(body, dropped)
-    found: Json = {**members.take_all(SAME), "input": _input(members), "store": members.take("store") is True}
+    found: Json = {
+        **members.take_all(SAME_MEMBERS),
+        "input": _input(members),
+        "store": members.take("store") is True,
+    }
     limits = [members.take(name) for name in ("max_completion_tokens", "max_tokens")]
     if (limit := next((limit for limit in limits if limit is not None), None)) is not None:
         found["max_output_tokens"] = limit
@@ -248,12 +249,3 @@ def _logprobs(members: Members) -> Json:
     wanted = members.take("logprobs") is True or bool(top)
     found: Json = {"include": ["message.output_text.logprobs"]} if wanted else {}
     return found | ({"top_logprobs": top} if top else {})
-
-
-CHAT_OVER_RESPONSES = Translation(
-    caller=Operation.CHAT,
-    backend=Operation.RESPONSES,
-    request=_request,
-    reply=chat_of_response,
-    stream=ChatOverResponsesStream,
-)

@@ -1,6 +1,6 @@
-"""Serves callers of chat completions by backends that speak Anthropic's Messages.
+"""Turns requests for chat completions into requests of Anthropic's Messages.
 
-Members of both dialects as in `messages_over_chat`. Choices where the dialects differ:
+Members of both dialects as in `messages_to_chat/request.py`. Choices where the dialects differ:
 - Messages of the roles system and developer at the beginning are Anthropic's `system`; later ones stay in place.
 - A reasoning effort turns on adaptive thinking, which excludes other members at Anthropic. The effort counts: a
   temperature other than 1, a `top_p` below 0.95 and a `top_k` are left out. Where a tool call is forced, no thinking is
@@ -21,11 +21,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any
 
-from backends.interface import Operation
-from backends.translation.messages_as_chat import ChatEvents, completion
-from backends.translation.messages_members import ANY, PDF_NAME, present, refuse, refuse_others, split_data_url
+from backends.translation.content_parts import PDF_NAME, split_data_url
+from backends.translation.request_members import ANY, present, refuse, refuse_others
 from backends.translation.tool_arguments import as_object
-from backends.translation.translation import Json, Translation
+from backends.translation.translation import Json
 
 _SAME = ("model", "stream")
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -67,7 +66,7 @@ _SYSTEM = ("system", "developer")
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def chat_to_messages(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     members = present(body, dropped)
     refuse_others(members, _KNOWN, "", dropped)
     messages: Json = {name: members[name] for name in _SAME if name in members}
@@ -312,6 +311,3 @@ def _document(file: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
     source = {"type": "base64", "media_type": split[0], "data": split[1]}
     titled = {"title": file["filename"]} if file.get("filename") not in (None, PDF_NAME) else {}
     return [{"type": "document", "source": source, **titled}]
-
-
-CHAT_OVER_MESSAGES = Translation(Operation.CHAT, Operation.MESSAGES, _request, completion, ChatEvents)

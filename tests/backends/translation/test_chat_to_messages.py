@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
+from backends.translation.registry import CHAT_TO_MESSAGES
 from backends.translation.translation import UntranslatableError
 from tests.backends.translation.dialects import Json
 
@@ -15,7 +15,7 @@ ASKED = {"role": "user", "content": "hi"}
 
 
 def messages(*turns: Json, **members: Any) -> Json:
-    return CHAT_OVER_MESSAGES.request({"model": "m", "messages": list(turns) or [ASKED], **members}, NOTHING)
+    return CHAT_TO_MESSAGES.request({"model": "m", "messages": list(turns) or [ASKED], **members}, NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_member_without_equivalent_is_refused_by_name(members: Json, param: st
     """Refused before anything is sent; left out where the route drops the name."""
     body = {"model": "m", "messages": [ASKED], **members}
     with pytest.raises(UntranslatableError) as refusal:
-        CHAT_OVER_MESSAGES.request(body, NOTHING)
+        CHAT_TO_MESSAGES.request(body, NOTHING)
     assert refusal.value.param == param
     assert f"'{param}'" in str(refusal.value)
-    assert CHAT_OVER_MESSAGES.request(body, frozenset({param}))["model"] == "m"
+    assert CHAT_TO_MESSAGES.request(body, frozenset({param}))["model"] == "m"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_forced_call_comes_without_thinking() -> None:
 def reply(*content: Json, **members: Any) -> Json:
     usage = {"input_tokens": 1, "output_tokens": 2}
     answer = {"id": "msg", "model": "m", "content": list(content), "stop_reason": "end_turn", "usage": usage, **members}
-    return CHAT_OVER_MESSAGES.reply(answer, {})
+    return CHAT_TO_MESSAGES.reply(answer, {})
 
 
 @pytest.mark.parametrize(

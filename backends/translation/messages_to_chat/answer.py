@@ -13,7 +13,7 @@ from typing import Any
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.message_blocks import MessageBlocks
+from backends.translation.messages_to_chat.message_blocks import MessageBlocks
 from backends.translation.streamed_calls import CallDelta, StreamedCalls, call_delta
 from backends.translation.tool_arguments import as_object, parsed_object
 from backends.translation.translation import EventTranslator, Json, decode_event, sse
@@ -42,7 +42,7 @@ _CUT = ("length", "content_filter")  # finish reasons of an answer that has ende
 _NO_THINKING = {"thinking": "", "signature": ""}
 
 
-def message(reply: Json, body: Mapping[str, Any]) -> Json:
+def message_from_chat(reply: Json, body: Mapping[str, Any]) -> Json:
     """The message of a whole reply."""
     choice = reply["choices"][0]
     content = _content(choice["message"], body, choice.get("finish_reason") in _CUT)
@@ -150,7 +150,7 @@ def error_event(failure: Failure) -> bytes:
     return sse({"type": "error", "error": {"type": kind, "message": failure.message}}, "error")
 
 
-class MessagesEvents(EventTranslator):
+class MessagesFromChatStream(EventTranslator):
     """Chunks of a chat, as the events of a message."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses for callers, over a backend that speaks chat completions.
+"""Turns requests of OpenAI's Responses into requests for chat completions.
 
 - The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
   background responses) and tools that run at the provider are refused by name.
@@ -18,16 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.interface import Operation
-from backends.translation.request_members import Members
-from backends.translation.response_events import ResponsesOverChatStream, response_of_chat
-from backends.translation.translation import Json, Translation, UntranslatableError
+from backends.translation.request_members import SAME_MEMBERS, Members
+from backends.translation.translation import Json, UntranslatableError
 
-# Members with the same name and meaning in both dialects.
-SAME = tuple(
-    "model stream temperature top_p parallel_tool_calls metadata moderation prompt_cache_key prompt_cache_options "
-    "prompt_cache_retention safety_identifier service_tier user".split()
-)
 # vLLM's extensions, common to both dialects.
 EXTENSIONS = tuple(
     "top_k min_p seed stop stop_token_ids logit_bias presence_penalty frequency_penalty repetition_penalty ignore_eos "
@@ -41,12 +34,12 @@ _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_con
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
 
 
-def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def responses_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     members = Members(body, dropped)
     for name in ("previous_response_id", "conversation"):
         if members.take(name) is not None:
             members.refuse(name, f"'{name}': {STATELESS}")
-    chat: Json = {**members.take_all(SAME), **members.take_all(EXTENSIONS), "messages": _messages(members)}
+    chat: Json = {**members.take_all(SAME_MEMBERS), **members.take_all(EXTENSIONS), "messages": _messages(members)}
     if (limit := members.take("max_output_tokens")) is not None:
         chat["max_completion_tokens"] = limit
     if members.take("store") is True:  # absent and false: the gateway keeps nothing, and chat backends keep nothing
@@ -334,12 +327,3 @@ def _logprobs(members: Members) -> Json:
     if (top := members.take("top_logprobs")) is not None and top != 0:
         found |= {"logprobs": True, "top_logprobs": top}
     return found
-
-
-RESPONSES_OVER_CHAT = Translation(
-    caller=Operation.RESPONSES,
-    backend=Operation.CHAT,
-    request=_request,
-    reply=response_of_chat,
-    stream=ResponsesOverChatStream,
-)

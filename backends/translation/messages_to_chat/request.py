@@ -1,4 +1,4 @@
-"""Serves callers of Anthropic's Messages by backends that speak chat completions.
+"""Turns requests of Anthropic's Messages into requests for chat completions.
 
 Anthropic's members: API reference, Messages (platform.claude.com/docs, November 2026). OpenAI's: API reference, chat
 completions (November 2026). Choices where the dialects differ:
@@ -18,22 +18,13 @@ from typing import Any
 
 import msgspec
 
-from backends.interface import Operation
-from backends.translation.chat_as_messages import MessagesEvents, message
-from backends.translation.messages_members import (
-    ANY,
-    PDF_NAME,
-    SCHEMA_NAME,
-    data_url,
-    present,
-    reasoning_detail,
-    refuse,
-    refuse_others,
-)
+from backends.translation.content_parts import PDF_NAME, data_url, reasoning_detail
+from backends.translation.request_members import ANY, present, refuse, refuse_others
 from backends.translation.tool_arguments import as_object
-from backends.translation.translation import Json, Translation
+from backends.translation.translation import Json
 
 USER_LIMIT = 64  # characters of OpenAI's `user`
+SCHEMA_NAME = "output"  # of a JSON schema, which has a name in chat alone
 
 _SAME = ("model", "temperature", "top_p", "stream")
 _KNOWN: Mapping[str, Any] = {
@@ -67,7 +58,7 @@ _KEPT_THINKING = {"keep": "all"}  # an edit of the context that edits nothing
 _encode = msgspec.json.Encoder().encode
 
 
-def _request(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def messages_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     members = present(body, dropped)
     refuse_others(members, _KNOWN, "", dropped)
     chat: Json = {name: members[name] for name in _SAME if name in members}
@@ -288,6 +279,3 @@ def _document(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
         return [*_texts("\n".join(heading)) * bool(heading), *chain.from_iterable(_parts(b, dropped) for b in blocks)]
     refuse("messages.content.source", dropped, "a chat holds documents by their bytes alone")
     return []
-
-
-MESSAGES_OVER_CHAT = Translation(Operation.MESSAGES, Operation.CHAT, _request, message, MessagesEvents)

@@ -17,7 +17,7 @@ import msgspec
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
-from backends.translation.messages_members import reasoning_detail
+from backends.translation.content_parts import reasoning_detail
 from backends.translation.tool_arguments import as_object
 from backends.translation.translation import EventTranslator, Json, decode_event, sse
 
@@ -35,7 +35,7 @@ _DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-def completion(reply: Json, body: Mapping[str, Any]) -> Json:
+def chat_from_message(reply: Json, body: Mapping[str, Any]) -> Json:
     """The completion of a whole reply."""
     choice = {"index": 0, "message": _message(reply), "logprobs": None, **_finish(reply)}
     head = {"id": reply.get("id") or "", "object": "chat.completion", "created": int(time.time())}
@@ -91,7 +91,7 @@ class _OpenBlock:
     thought: list[str] = field(default_factory=list)
 
 
-class ChatEvents(EventTranslator):
+class ChatFromMessagesStream(EventTranslator):
     """Events of a message, as the chunks of a chat. Blocks that come in turns are told apart by their index."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:

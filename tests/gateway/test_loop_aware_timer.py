@@ -1,22 +1,26 @@
-"""The timer of an attempt machine: on time, never early, and moved on without a new timer of the event loop."""
+"""A timer that no stall of the event loop deceives: on time, never early, and moved on without a new timer of the
+loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from socket import socket, socketpair
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
+from gateway.loop_aware_timer import LATE, READ_FIRST, LoopAwareTimer
 from gateway.process import loop_factory
-from gateway.upstream.wake_timer import READ_FIRST, WakeTimer
 
 
 class Watched:
     """A timer, and the times at which it has woken."""
 
     def __init__(self) -> None:
-        self.timer, self.woken, self.handles = WakeTimer(), list[float](), 0
+        self.timer, self.woken, self.handles = LoopAwareTimer(), list[float](), 0
 
     def wake(self) -> None:
         self.woken.append(monotonic())
@@ -114,3 +118,61 @@ def test_it_never_wakes_early_on_the_loop_of_the_product() -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(many())
     assert early == []
+
+
+# --------------------------------------------------------------------------- time-outs
+
+
+PATIENT = 10.0  # s of delay that no test reaches
+
+
+async def silent(timer: LoopAwareTimer, then: Callable[[], None] = lambda: None) -> None:
+    """A block that hears nothing. `then`: called in the next turn of the loop."""
+    async with timer.timeout(0.02):
+        asyncio.get_running_loop().call_soon(then)
+        await asyncio.sleep(PATIENT)
+
+
+async def test_a_block_is_ended_when_the_time_is_up_and_not_before() -> None:
+    timer, began = LoopAwareTimer(late=PATIENT), monotonic()
+    with pytest.raises(TimeoutError):
+        await silent(timer)
+    assert monotonic() - began >= 0.02
+    assert (timer.stalled, timer._handle) == (False, None)
+
+
+async def test_a_block_that_ends_in_time_is_never_interrupted() -> None:
+    timer = LoopAwareTimer()
+    async with timer.timeout(0.005):
+        pass
+    await asyncio.sleep(0.02)
+    assert timer._handle is None
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_a_block_may_go_on_by_what_came_in_during_a_stall(comes: bool) -> None:
+    """A byte that was in the socket when the loop went on is read before the time is up; without one it is up."""
+    ours, theirs = socketpair()
+    with ours, theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        timer, read = LoopAwareTimer(), b""
+        with suppress(TimeoutError):
+            async with timer.timeout(0.005):
+                asyncio.get_running_loop().call_soon(stall, theirs if comes else None)
+                read = await reader.read(1)
+        assert (read, timer.stalled) == (b"x" if comes else b"", True)
+        writer.close()
+
+
+def stall(answering: socket | None) -> None:
+    sleep(0.02 + 4 * LATE)
+    if answering is not None:
+        answering.send(b"x")
+
+
+@pytest.mark.parametrize(("late", "stalled"), [(LATE, True), (PATIENT, False)])
+async def test_the_delay_that_counts_as_a_stall_is_the_users(late: float, stalled: bool) -> None:
+    timer = LoopAwareTimer(late)
+    with pytest.raises(TimeoutError):
+        await silent(timer, lambda: stall(None))
+    assert timer.stalled is stalled

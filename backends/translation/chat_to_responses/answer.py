@@ -1,4 +1,4 @@
-"""Chat completions, whole and as chunks, made of a response of OpenAI's Responses.
+"""Turns replies and events of OpenAI's Responses into chat completions.
 
 Texts of several messages of one response are joined: a chat completion has one message. Results of tools run by the
 provider are left out; no translated request asks for such tools.
@@ -25,7 +25,7 @@ _TEXT_OF_CALL = {"function": "arguments", "custom": "input"}
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}  # finish_reason by incomplete_details
 
 
-class ChatOverResponsesStream(EventTranslator):
+class ChatFromResponsesStream(EventTranslator):
     """Stream of a response, for a caller of chat completions."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -133,23 +133,23 @@ _DELTAS = {
 }
 _CALL_DELTAS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
 _EVENTS = {
-    "response.created": ChatOverResponsesStream._on_created,
-    "response.in_progress": ChatOverResponsesStream._on_created,
-    "response.output_item.added": ChatOverResponsesStream._on_item,
-    "response.output_item.done": ChatOverResponsesStream._on_item_done,
-    "response.reasoning_summary_part.added": ChatOverResponsesStream._on_summary_part,
-    "response.output_text.annotation.added": ChatOverResponsesStream._on_annotation,
-    "response.completed": ChatOverResponsesStream._on_end,
-    "response.incomplete": ChatOverResponsesStream._on_end,
-    "response.failed": ChatOverResponsesStream._on_failed,
-    "error": ChatOverResponsesStream._on_failed,
+    "response.created": ChatFromResponsesStream._on_created,
+    "response.in_progress": ChatFromResponsesStream._on_created,
+    "response.output_item.added": ChatFromResponsesStream._on_item,
+    "response.output_item.done": ChatFromResponsesStream._on_item_done,
+    "response.reasoning_summary_part.added": ChatFromResponsesStream._on_summary_part,
+    "response.output_text.annotation.added": ChatFromResponsesStream._on_annotation,
+    "response.completed": ChatFromResponsesStream._on_end,
+    "response.incomplete": ChatFromResponsesStream._on_end,
+    "response.failed": ChatFromResponsesStream._on_failed,
+    "error": ChatFromResponsesStream._on_failed,
 }
 
 
 # -- whole replies -----------------------------------------------------------------------------
 
 
-def chat_of_response(reply: Json, body: Mapping[str, Any]) -> Json:
+def chat_from_response(reply: Json, body: Mapping[str, Any]) -> Json:
     """The chat completion for a whole response."""
     items = as_objects(reply.get("output"))
     parts = [part for item in items if item.get("type") == "message" for part in as_objects(item.get("content"))]
