@@ -5,21 +5,45 @@ Rules:
 - Limits are those that the provider reports, and those of the configuration. Requests per minute of an API that reports
   none are learned from its rejections.
 - A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
-- A refusal counts by itself, of whatever size a request is (`policies.rate_limit.provider_refusal`).
+- A refusal is no failure: the provider says until when to wait. It counts for requests of whatever size.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.learned_limit import LearnedRateLimit
-from policies.rate_limit.provider_refusal import ProviderRefusal
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 RECENT = 2048  # sent requests remembered
+MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
+LIMITED = "limited by its provider"
+
+Reason = tuple[str, str, float]  # what is believed, why, and until when
+
+
+class ProviderRefusal:
+    """A provider refuses requests for a while: 429, or no capacity. `until`: end of the latest refusal, past ones too;
+    `why`: its reason, for the operator."""
+
+    def __init__(self) -> None:
+        self.until = -inf
+        self.why = ""
+
+    def on_refused(self, now: float, retry_after: float | None, why: str = "") -> None:
+        """`retry_after`: seconds, by the provider; None: not named."""
+        self.why = why
+        wait = DEFAULT_RETRY_AFTER
+        if retry_after is not None:
+            wait = min(max(retry_after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
+        self.until = max(self.until, now + wait)
+
+    def reasons(self, now: float) -> Iterator[Reason]:
+        if self.until > now:
+            yield LIMITED, self.why, self.until
 
 
 class ReportedLimits:
@@ -111,6 +135,16 @@ class EndpointLimits:
         """The provider refuses for a limit of requests, whoever asks: teaches the limit, unless it is reported."""
         if self.learned is not None and all(limit.counts_tokens for limit in self._reported.current):
             self.learned.on_rejected(now)
+
+    def reasons(self, seen: SendLimits, unpaid_until: float, now: float) -> Iterator[Reason]:
+        """Reasons of `seen`, the limits of all callers, for the operator."""
+        yield from self.refusal.reasons(now)
+        learned = None if self.learned is None else self.learned.limit(now)
+        if self.learned is not None and learned is not None:
+            what = f"limit of {learned} requests a minute"
+            yield what, "more than one caller was refused after so many", self.learned.forgotten_at
+        elif seen.blocked_until > max(now, self.refusal.until, unpaid_until):
+            yield LIMITED, "a peer process reports it", seen.blocked_until
 
     def send_limits(self, refused_until: float) -> SendLimits:
         """The limits as of now, for all callers. `refused_until`: end of a refusal known from elsewhere."""
