@@ -11,7 +11,6 @@ from itertools import chain, starmap
 
 from policies.fleet.caller_evidence import CallerState
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
-from policies.rate_limit.endpoint_limits import EndpointLimits
 from policies.types import Load
 
 ALL = 0  # callers: every caller
@@ -32,12 +31,12 @@ def beliefs(
     load: Load,
     shared: CircuitBreaker,
     callers: Iterable[CallerState],
-    limits: EndpointLimits,
+    limited: Iterable[tuple[str, str, float]],
     now: float,
 ) -> Iterator[Belief]:
-    """`load`: for all callers."""
+    """`load`: for all callers; `limited`: beliefs about rate limits."""
     yield from _of_breaker(shared, now)
-    yield from starmap(Belief, limits.reasons(load.limits, shared.unpaid_until, now))
+    yield from starmap(Belief, limited)
     yield from _of_adapters(load.unknown_adapters or {}, now)
     if load.warming:
         yield Belief("warming up", "its cache is being refilled: the last choice of its pool", now)

@@ -1,7 +1,8 @@
 """Rate limits of one key at one endpoint: all that is believed of them.
 
 Rules:
-- Written by the attempts at the endpoint alone (`policies.fleet.in_flight_attempt`), read as `SendLimits`.
+- What a provider says is read by `backends.rate_limit_headers`. Attempts at the endpoint alone write what is believed
+  (`policies.fleet.in_flight_attempt`). Decisions ask `policies.rate_limit.send_limits`.
 - Limits are those that the provider reports, and those of the configuration. Requests per minute of an API that reports
   none are learned from its rejections.
 - A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
@@ -105,19 +106,19 @@ class EndpointLimits:
         self._per_minute = requests_per_minute, tokens_per_minute
         self._configured = ConfiguredLimits(*self._per_minute)
         self._reported = ReportedLimits()
-        self.learned = LearnedRateLimit() if learns else None
+        self._learned = LearnedRateLimit() if learns else None
 
     def reload(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
         """Begin anew with another limit of the configuration, and with what was learned."""
         per_minute = requests_per_minute, tokens_per_minute
         if per_minute != self._per_minute:
             self._per_minute, self._configured = per_minute, ConfiguredLimits(*per_minute)
-        self.learned = None if self.learned is None else LearnedRateLimit()
+        self._learned = None if self._learned is None else LearnedRateLimit()
 
     def on_sent(self, tokens: float, now: float) -> None:
         """A prompt of `tokens` tokens was sent."""
-        if self.learned is not None:
-            self.learned.on_sent(now)
+        if self._learned is not None:
+            self._learned.on_sent(now)
             self._reported.on_sent(tokens, now)
             self._configured.on_sent(tokens, now)
 
@@ -133,22 +134,22 @@ class EndpointLimits:
 
     def on_requests_spent(self, now: float) -> None:
         """The provider refuses for a limit of requests, whoever asks: teaches the limit, unless it is reported."""
-        if self.learned is not None and all(limit.counts_tokens for limit in self._reported.current):
-            self.learned.on_rejected(now)
+        if self._learned is not None and all(limit.counts_tokens for limit in self._reported.current):
+            self._learned.on_rejected(now)
 
     def reasons(self, seen: SendLimits, unpaid_until: float, now: float) -> Iterator[Reason]:
         """Reasons of `seen`, the limits of all callers, for the operator."""
         yield from self.refusal.reasons(now)
-        learned = None if self.learned is None else self.learned.limit(now)
-        if self.learned is not None and learned is not None:
+        learned = None if self._learned is None else self._learned.limit(now)
+        if self._learned is not None and learned is not None:
             what = f"limit of {learned} requests a minute"
-            yield what, "more than one caller was refused after so many", self.learned.forgotten_at
+            yield what, "more than one caller was refused after so many", self._learned.forgotten_at
         elif seen.blocked_until > max(now, self.refusal.until, unpaid_until):
             yield LIMITED, "a peer process reports it", seen.blocked_until
 
     def send_limits(self, refused_until: float) -> SendLimits:
         """The limits as of now, for all callers. `refused_until`: end of a refusal known from elsewhere."""
-        learned = -inf if self.learned is None else self.learned.full_until
+        learned = -inf if self._learned is None else self._learned.full_until
         blocked_until = max(refused_until, self.refusal.until, learned)
         buckets = self._reported.current + self._configured.current
         return SendLimits(blocked_until, buckets=buckets) if buckets or blocked_until > -inf else UNLIMITED
