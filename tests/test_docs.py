@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from gateway import app, proxy, runtime, strict_json
-from gateway.cli.main import COMMANDS
+from gateway.cli.main import main
 from gateway.config.loading import load
 from gateway.config.models import Config, Defaults, Key, ServerSection
 from gateway.config.pool_section import PoolSection
@@ -31,6 +31,7 @@ from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
 from gateway.upstream import relay
 from gateway.upstream.routed_request import WHOLE_ANSWER
+from lab.commands import add_commands
 from policies.attempts import attempt_machine
 from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION
@@ -41,15 +42,13 @@ from policies.routing import tiers
 from scripts import metrics_page
 from tests.support.gateways import document, pool
 
-pytestmark = pytest.mark.source  # reads the source
-
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 ENVIRON = {"OPENAI_API_KEY": "sk-test", "ANTHROPIC_API_KEY": "sk-ant-test"}
 _BLOCK = re.compile(r"(?:<!-- check: ([a-z ]+) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_FILE = re.compile(r"`((?:backends|benchmarks|deploy|docs|gateway|policies|scripts|tests)/[\w./-]+)`")
+_FILE = re.compile(r"`((?:backends|benchmarks|deploy|docs|gateway|lab|policies|scripts|tests)/[\w./-]+)`")
 
 
 @dataclass(frozen=True)
@@ -197,10 +196,12 @@ def test_every_make_target_that_the_pages_name_exists() -> None:
     assert named - targets == set()
 
 
-def test_the_readme_lists_every_command() -> None:
+def test_the_readme_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """No unknown command is listed."""
     page = (ROOT / "README.md").read_text("utf-8")
-    assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(COMMANDS)
+    main(["--help"], [add_commands])
+    known = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert set(re.findall(r"^\| `([a-z]+)[ `]", page, re.MULTILINE)) == set(known)
 
 
 def test_the_operations_page_lists_every_path_of_both_ports() -> None:

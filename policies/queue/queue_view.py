@@ -15,6 +15,7 @@ from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
+from policies.scorers.scorers import Scorer
 from policies.types import Decision, FleetSnapshot, Load
 
 
@@ -25,6 +26,7 @@ class QueueView:
     queues: EndpointQueues
     fleet: Fleet
     now: float
+    scorers: Mapping[str, Scorer]
 
     def decide(self, queued: QueuedRequest, behind: float = 0.0) -> Decision:
         """`behind`: more seconds to wait for any engine."""
@@ -32,7 +34,7 @@ class QueueView:
         if queued.route.scorer == "predicted" and (delayed := self._delayed(queued, snapshot.loads, behind)):
             snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         queued.checked_at = self.now
-        return decide(queued, snapshot, self.fleet, self.now)
+        return decide(queued, snapshot, self.fleet, self.now, self.scorers)
 
     def _delayed(self, queued: QueuedRequest, loads: Mapping[str, Load], behind: float) -> Mapping[str, Load]:
         """Endpoints with something ahead of the request."""

@@ -89,20 +89,7 @@ Size = Annotated[int, BeforeValidator(size), WithJsonSchema({"anyOf": [{"type": 
 
 
 Workload = Literal["autocomplete", "chat", "task", "agent", "batch"]
-ScorerName = Literal[
-    "predicted",
-    "round_robin",
-    "least_request",
-    "prefix_hash",
-    "cache_aware",
-    "lpwl",
-    "lmetric",
-    "token_load",
-    "predicted_chain",
-    "dualmap",
-    "polyserve",
-    "argmin_ttft",
-]
+ScorerName = Literal["predicted", "round_robin", "least_request", "prefix_hash"]
 
 Positive = Annotated[Duration, Field(gt=0)]
 

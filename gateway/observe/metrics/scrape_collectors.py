@@ -232,16 +232,14 @@ def counts_in_place(collectors: Iterable[Collector]) -> RouteCounts:
     )
 
 
-def _series(collector: Collector | Series[Any]) -> Iterator[Series[Any]]:
+def _series(collector: Collector) -> Iterator[Series[Any]]:
     """Series of a collector and of the collectors inside."""
-    if isinstance(collector, Series):
-        yield collector
-        return
     if isinstance(collector, RequestMetrics):
         collector.count()
-    parts = collector.parts if isinstance(collector, RequestMetrics | LoopLag) else vars(collector).values()
-    for part in parts:
-        if isinstance(part, Series | LoopLag):
+    for part in vars(collector).values():
+        if isinstance(part, Series):
+            yield part
+        elif isinstance(part, LoopLag):
             yield from _series(part)
 
 

@@ -330,7 +330,7 @@ LOADS = st.builds(
 
 @given(
     st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.floats(0.001, 10), LOADS), min_size=1),
-    st.sampled_from(["predicted", "lmetric", "prefix_hash", "token_load"]),
+    st.sampled_from(["predicted", "round_robin", "least_request", "prefix_hash"]),
     st.sampled_from(["best_effort", "queue", "shed"]),
     st.sampled_from(["quality", "cost", "latency"]),
     st.floats(0.01, 5),
