@@ -16,7 +16,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.provider_refusal import ProviderRefusal
+from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
 
