@@ -99,6 +99,7 @@ class Supervisor:
             while any(slot.child or slot.restart_at for slot in self.slots):
                 self._turn()
         finally:
+            signal.alarm(0)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self.exit_code
 
@@ -110,7 +111,7 @@ class Supervisor:
         if (found := signal.sigtimedwait(SIGNALS, max(wait, 0.0))) is not None:
             self._on_signal(found.si_signo)
         for worker in self.workers:
-            if worker.begins_to_serve():
+            if worker.read_report():
                 self._on_serving(worker)
         for slot in self.slots:
             if slot.restart_at and slot.restart_at <= monotonic():

@@ -113,8 +113,8 @@ class WorkerSlot:
         self.starts += 1
         self.child = fork(self.work)
 
-    def begins_to_serve(self) -> bool:
-        """Reads the report of the process, once."""
+    def read_report(self) -> bool:
+        """True for the report of the process that it serves."""
         if self.child is not None and not self.serving:
             with suppress(OSError):  # no report yet, or exited
                 self.serving = self.child.channel.recv(1) == SERVING

@@ -38,6 +38,6 @@ def test_a_slot_counts_starts_and_resets_its_state() -> None:
         slot.start()
         assert slot.child is not None
         _, status = os.waitpid(slot.child.pid, 0)
-        assert (slot.begins_to_serve(), slot.serving, slot.begins_to_serve()) == (True, True, False)
+        assert (slot.read_report(), slot.serving, slot.read_report()) == (True, True, False)
         slot.on_exit(slot.child.started_at + 1.0)
         assert (slot.starts, status, slot.child, slot.serving) == (starts, 0, None, False)
