@@ -299,6 +299,24 @@ def test_a_rate_limit_that_the_provider_reports_counts_for_all() -> None:
     assert not usable(of, "b", 1.0)
 
 
+def test_a_reload_lifts_a_refusal_that_one_caller_has_met_with() -> None:
+    """The configuration may have been mended."""
+    of = fleet()
+    fail(of, "request_rate", "a")
+    assert not usable(of, "a", 0.5)
+    of.reload([SMALL, HOSTED])
+    assert usable(of, "a", 0.5)
+
+
+def test_a_provider_that_is_not_paid_for_one_caller_refuses_that_caller() -> None:
+    """Until the next try: the caller is told the time."""
+    of = fleet()
+    fail(of, "quota", "a")
+    own, shared = (found.loads[API.id].limits for found in (of.snapshot_for("a", 1.0), of.snapshot(1.0)))
+    assert own.wait(100, 1.0) > 60.0
+    assert shared.wait(100, 1.0) == 0.0
+
+
 def test_beliefs_name_the_reason_and_count_the_callers() -> None:
     """Nothing of the message, which may hold content of a caller."""
     of = Fleet([HOSTED, Pool("other", "o", (Endpoint("other/1", "other"),), local=False)])

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.endpoint_limits import EndpointLimits
+from policies.rate_limit.endpoint_limits import LIMITED, EndpointLimits
+from policies.rate_limit.send_limits import UNLIMITED
 from policies.types import NEVER
 
 
@@ -147,3 +148,34 @@ def test_no_prompt_and_no_count_of_tokens_closes_an_endpoint_for_long() -> None:
 
 def test_without_a_configured_limit_there_is_none() -> None:
     assert buckets(provider(None, None)) == ()
+
+
+def test_a_reload_keeps_what_was_sent_under_the_same_limit() -> None:
+    """Another limit begins full."""
+    limits = provider(60)
+    for _ in range(60):
+        limits.on_sent(10, 0.0)
+    limits.reload(60, None)
+    assert buckets(limits)[0].wait(1, 0.0) == pytest.approx(1.0)
+    limits.reload(30, None)
+    assert buckets(limits)[0].wait(1, 0.0) == 0.0
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def test_a_refusal_known_from_elsewhere_counts_until_its_end() -> None:
+    limits = provider()
+    limits.refusal.on_refused(0.0, 5.0)
+    assert [limits.send_limits(until).blocked_until for until in (NEVER, 3.0, 7.0)] == [5.0, 5.0, 7.0]
+    assert provider().send_limits(NEVER) is UNLIMITED
+
+
+def test_a_refusal_is_told_by_who_has_met_with_it() -> None:
+    """By this process, or else by a peer; for lack of money it is told as such."""
+    limits = provider()
+    limits.refusal.on_refused(0.0, 5.0, "rate limit reached")
+    assert [*limits.reasons(limits.send_limits(NEVER), NEVER, 1.0)] == [(LIMITED, "rate limit reached", 5.0)]
+    (told,) = limits.reasons(limits.send_limits(9.0), NEVER, 6.0)
+    assert told == (LIMITED, "a peer process reports it", 9.0)
+    assert [*limits.reasons(limits.send_limits(9.0), 9.0, 6.0)] == []
