@@ -8,9 +8,10 @@ Rules for the query of GET /requests:
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,7 +28,6 @@ from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-OF_DECISIONS = ("held_requests", "held_tokens", "send_at", "forced", "refused_until")  # only a decision sets these
 TOLD_BY_WHY = ("unknown_adapters", "on_trial")
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
@@ -53,6 +53,7 @@ def explain(
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
+    asked = {each.id for pool in estimate.pools.keys() & pools.keys() for each in pools[pool].endpoints}
     left = None if decision.deadline == FOREVER else round((decision.deadline - decision.at) * 1e3, 2)
     return {
         "outcome": decision.outcome.value,
@@ -83,9 +84,7 @@ def explain(
             for endpoint in _rejected(each, pools)
         ],
         "believed": {
-            endpoint: believed_view(found, decision.at)
-            for endpoint, found in beliefs.items()
-            if endpoint.partition("/")[0] in estimate.pools
+            endpoint: believed_view(found, decision.at) for endpoint, found in beliefs.items() if endpoint in asked
         },
     }
 
@@ -155,18 +154,15 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     """Statistics of one endpoint; moments of the monotonic clock become seconds from now."""
     view: dict[str, Any] = msgspec.to_builtins(endpoint, enc_hook=repr)
     del view["until"]
-    load = endpoint.load
+    load, limits = endpoint.load, view["load"].pop("limits")
+    shown = {LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in TOLD_BY_WHY}
     return {
         **view,
-        "load": {
-            LOAD_NAMES.get(name, name): value
-            for name, value in view["load"].items()
-            if name not in (*OF_DECISIONS, *TOLD_BY_WHY)
-        },
+        "load": {**shown, "blocked_until": limits["blocked_until"], "limits": limits["buckets"]},
         "why": _why(endpoint, now),
         "believed": believed_view(endpoint.believed, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
-        "limited_for_s": _seconds_until(load.blocked_until, now),
+        "limited_for_s": _seconds_until(load.limits.blocked_until, now),
         "scraped_s_ago": _seconds_since(load.scraped_at, now),
         "heard_s_ago": _seconds_since(load.last_token_at, now),
     }
@@ -177,8 +173,8 @@ def _why(endpoint: EndpointStatistics, now: float) -> str | None:
     reasons = [endpoint.why] if endpoint.why else []
     if endpoint.breaker == HALF_OPEN:
         reasons.append("one request at a time may try it")
-    if endpoint.load.blocked_until > now:
-        reasons.append(f"its provider limits us for {endpoint.load.blocked_until - now:.1f} s more")
+    if (limited := endpoint.load.limits.blocked_until - now) > 0:
+        reasons.append(f"its provider limits us for {limited:.1f} s more")
     if endpoint.load.warming:
         reasons.append("it is given its cache back")
     if lacking := [name for name, until in (endpoint.load.unknown_adapters or {}).items() if until > now]:
@@ -192,6 +188,36 @@ def _seconds_until(moment: float, now: float) -> float | None:
 
 def _seconds_since(moment: float, now: float) -> float | None:
     return None if moment == NEVER else round(now - moment, 3)
+
+
+# -- endpoints of several workers ----------------------------------------------------------
+
+
+def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    views = defaultdict[str, dict[int, Mapping[str, Any]]](dict)
+    for worker, entries in by_worker.items():
+        for entry in entries:
+            views[entry["endpoint"]["id"]][worker] = entry
+    return [_merged_view(found) for found in views.values()]
+
+
+def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """An endpoint as seen by the worker with the most samples, its health in each, and what all believe and hold."""
+    worker = max(by_worker, key=lambda number: by_worker[number]["samples"])
+    views = by_worker.values()
+    believed = {(each["what"], each["why"]): each for each in chain(*(view["believed"] for view in views))}
+    held: dict[str, dict[str, Any]] = {}
+    for each in chain(*(view["held"] for view in views)):
+        before = held.get(each["rule"], {"requests": 0, "longest_s": 0.0})
+        longest = max(before["longest_s"], each["longest_s"])
+        held[each["rule"]] = {**each, "requests": before["requests"] + each["requests"], "longest_s": longest}
+    return {
+        **by_worker[worker],
+        "worker": worker,
+        "health_by_worker": {str(number): view["load"]["health"] for number, view in by_worker.items()},
+        "believed": [*believed.values()],
+        "held": [*held.values()],
+    }
 
 
 # -- query of GET /requests ----------------------------------------------------------------

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import NamedTuple
 
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.queued_request import HoldRule, QueuedRequest
@@ -21,14 +20,15 @@ from policies.types import Candidate, Endpoint
 QueueKey = tuple[str, str]  # endpoint, and the caller whose own limit it is; "" for the queue of all
 
 
-class Ahead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ahead:
     """Requests that are sent to an endpoint before another, s of their prefill, and tokens of their prompts."""
 
     requests: int = 0
     prefill_s: float = 0.0
     tokens: float = 0.0
 
-    def and_(self, prefill_s: float, tokens: float) -> Ahead:
+    def with_one(self, prefill_s: float, tokens: float) -> Ahead:
         return Ahead(self.requests + 1, self.prefill_s + prefill_s, self.tokens + tokens)
 
 
@@ -57,7 +57,7 @@ class EndpointQueues:
     def assign(
         self, queued: QueuedRequest, endpoint: Endpoint, rule: HoldRule, now: float, own_limit: bool = False
     ) -> None:
-        """The first request behind waits its turn. `own_limit`: the caller alone has met the limit that is waited for."""
+        """The first request behind waits its turn. `own_limit`: the caller alone has met the limit waited for."""
         queued.hold_by(rule, endpoint.id, now)
         queued.assigned, queued.own_limit = endpoint, own_limit
         queue = self.assigned.setdefault(_key(queued), [])
@@ -94,14 +94,14 @@ class EndpointQueues:
     def ahead(self, queued: QueuedRequest) -> Mapping[str, Ahead]:
         """Requests sent before another, by endpoint: due before, or in dispatch."""
         found: dict[str, Ahead] = {}
-        for (endpoint, caller), queue in self.assigned.items() if self.assigned else ():
-            pool = endpoint.partition("/")[0]
+        for (endpoint, caller), queue in self.assigned.items():
             for other in takewhile(lambda other: other < queued, () if caller else queue):
-                tokens = other.estimate.pools[pool].tokens
-                found[endpoint] = found.get(endpoint, Ahead()).and_(other.prefill_s, tokens)
+                assert other.assigned is not None
+                tokens = other.estimate.pools[other.assigned.pool].tokens
+                found[endpoint] = found.get(endpoint, Ahead()).with_one(other.prefill_s, tokens)
         for sent in self.in_dispatch.values():
             before = found.get(sent.endpoint.id, Ahead())
-            found[sent.endpoint.id] = before.and_(sent.forecast.prefill, sent.prompt_tokens)
+            found[sent.endpoint.id] = before.with_one(sent.forecast.prefill, sent.prompt_tokens)
         return found
 
     def latest_of_largest_tenant(self) -> QueuedRequest:

@@ -1,24 +1,22 @@
 """Rules that hold a request in the queue: may this endpoint take this request now? A question changes nothing.
 
 docs/routing.md has a sentence for each rule. An engine has room while its backlog of prefill is at most ROOM seconds;
-an API always has. An API is idle for late requests unless at its rate limit within RATE_LIMIT_WINDOW seconds: each
-would take a place from a request in time.
+an API always has. An API is idle for late requests unless at its rate limit, or there lately: each would take a place
+from a request in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from policies.fleet.fleet import Fleet
-from policies.fleet.learned_rate_limit import RATE_LIMIT_WINDOW
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
 from policies.queue.queued_request import HoldRule, QueuedRequest
-from policies.types import FOREVER, NEVER, Candidate, Health, Load
+from policies.types import FOREVER, Candidate, Health, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -33,13 +31,12 @@ TICK = 0.05  # s between two rounds without events
 
 @dataclass(slots=True)
 class HoldRules:
-    """The answers as of `now`. `rate_limited_until`: the end of each API's latest refusal."""
+    """The answers as of `now`."""
 
     queues: EndpointQueues
     fleet: Fleet
     now: float
     shares: FairShare
-    rate_limited_until: Mapping[str, float]
 
     def held_by(self, queued: QueuedRequest, chosen: Candidate, late: bool, within: float = IDLE) -> HoldRule | None:
         """The rule that holds a request, planned if in time, at an endpoint; None: the endpoint takes it."""
@@ -92,11 +89,9 @@ class HoldRules:
         dispatched = [sent for sent in self.queues.in_dispatch.values() if sent.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return HoldRule.CAP
-        if dispatched and load.limits:
-            tokens = sum(sent.prompt_tokens for sent in dispatched)
-            load = replace(load, held_requests=len(dispatched), held_tokens=tokens)
-        tokens = queued.estimate.pools[endpoint.partition("/")[0]].tokens
-        return HoldRule.RATE_LIMIT if load.send_wait(tokens, self.now) > 0 else None
+        limits = load.limits.behind(len(dispatched), sum(sent.prompt_tokens for sent in dispatched))
+        tokens = queued.estimate.pools[self.fleet.pool_of(endpoint)].tokens
+        return HoldRule.RATE_LIMIT if limits.wait(tokens, self.now) > 0 else None
 
     # ---------------------------------------------------------------- late requests
 
@@ -108,7 +103,8 @@ class HoldRules:
         if self._must_begin(queued):
             return self.closed(queued, endpoint)
         if not self.fleet.is_local(endpoint):
-            return HoldRule.RATE_LIMIT if self._is_rate_limited(endpoint) else self.closed(queued, endpoint)
+            limits = self.fleet.snapshot(self.now).loads[endpoint].limits
+            return HoldRule.RATE_LIMIT if limits.refused_lately(self.now) else self.closed(queued, endpoint)
         load, is_over = self.fleet.snapshot(self.now).loads[endpoint], self.shares.is_over(queued.tenant)
         if (rule := self._not_idle(endpoint, load, prefill_s, within)) is not None:
             return rule
@@ -131,11 +127,6 @@ class HoldRules:
             return HoldRule.TURN
         return HoldRule.PACE if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1 else None
 
-    def _is_rate_limited(self, endpoint: str) -> bool:
-        """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds."""
-        load, noted = self.fleet.snapshot(self.now).loads[endpoint], self.rate_limited_until.get(endpoint, NEVER)
-        return self.now - max(noted, load.blocked_until) <= RATE_LIMIT_WINDOW
-
     def able_to_begin(self, heads: list[QueuedRequest]) -> list[QueuedRequest]:
         """Late requests whose prefill some endpoint may take now, if it is as long as at their placement."""
         loads, is_local = self.fleet.snapshot(self.now).loads, self.fleet.is_local
@@ -143,5 +134,5 @@ class HoldRules:
         return [each for each in heads if each.route.on_miss == "shed" or self._takes_any(idle, each)]
 
     def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
-        in_route = (endpoint for endpoint in idle if endpoint.partition("/")[0] in queued.route.pools)
+        in_route = (endpoint for endpoint in idle if self.fleet.pool_of(endpoint) in queued.route.pools)
         return any(self.late_rule(queued, endpoint, queued.prefill_s) is None for endpoint in in_route)

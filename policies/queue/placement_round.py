@@ -105,7 +105,9 @@ class PlacementRound:
 
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> Decision | None:
         self._set_spill_at(queued, decision, chosen.endpoint.pool)
-        self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.refused_until > self.now)
+        self.queues.assign(
+            queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.limits.refused_until > self.now
+        )
         return None
 
     def note_hold(self, queued: QueuedRequest) -> bool:

@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from heapq import nsmallest
 from itertools import chain
@@ -28,6 +28,7 @@ from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, QueuedRequest
+from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement
 
 MAX_HELD = 4096  # requests
@@ -38,12 +39,15 @@ Released = tuple[Hashable, Decision]  # a request key and its placement
 
 
 class QueueScheduler:
-    """All requests that are not decided, or decided and not dispatched. A caller drives it with a clock."""
+    """All requests that are not decided, or decided and not dispatched. A caller drives it with a clock.
 
-    def __init__(self) -> None:
+    `scorers`: by the name in a route.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer] = SCORERS) -> None:
+        self._scorers = scorers
         self.queues = EndpointQueues()
         self.wake_at = FOREVER  # time of the next `release` without an event
-        self._rate_limited_until: dict[str, float] = {}
         self._served: dict[tuple[str, str], int] = {}  # number of the latest best-effort turn, by tenant and route
         self._turns = 0
         self._shares = FairShare()
@@ -60,7 +64,6 @@ class QueueScheduler:
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
-        self._note_rate_limits(fleet, now)
         decision = self._place(queued, self._round(fleet, now))
         if decision is None:
             self.wake_at = now + TICK
@@ -73,15 +76,9 @@ class QueueScheduler:
         queued.returned |= self._refused.take(queued, turn.now)
         return turn.place(queued, turn.view.decide(queued))
 
-    def _note_rate_limits(self, fleet: Fleet, now: float) -> None:
-        """Note the end of each rate limit."""
-        for endpoint, load in fleet.snapshot(now).loads.items() if fleet.closes else ():
-            if load.blocked_until > now:
-                self._rate_limited_until[endpoint] = load.blocked_until
-
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
-        view = QueueView(self.queues, fleet, now)
-        rules = HoldRules(self.queues, fleet, now, self._shares, self._rate_limited_until)
+        view = QueueView(self.queues, fleet, now, self._scorers)
+        rules = HoldRules(self.queues, fleet, now, self._shares)
         return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
@@ -110,7 +107,6 @@ class QueueScheduler:
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Yield requests leaving the queue now; the caller dispatches each before the next is placed."""
-        self._note_rate_limits(fleet, now)
         turn, queues = self._round(fleet, now), self.queues
         while queues.new:
             queued = queues.new.pop(0)

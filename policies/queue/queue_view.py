@@ -6,12 +6,14 @@ bear another prefill (`policies.latency.tpot`). Requests held before it count in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import Ahead, EndpointQueues
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
+from policies.scorers.scorers import Scorer
 from policies.types import Decision, FleetSnapshot, Load
 
 
@@ -22,6 +24,7 @@ class QueueView:
     queues: EndpointQueues
     fleet: Fleet
     now: float
+    scorers: Mapping[str, Scorer]
 
     def decide(self, queued: QueuedRequest, behind: float = 0.0) -> Decision:
         """`behind`: more seconds to wait for any engine."""
@@ -34,10 +37,10 @@ class QueueView:
             if delayed:
                 snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         queued.checked_at = self.now
-        return decide(queued, snapshot, self.fleet, self.now)
+        return decide(queued, snapshot, self.fleet, self.now, self.scorers)
 
     def _delayed(self, name: str, load: Load, ahead: Ahead, behind: float) -> Load:
         wait = ahead.prefill_s + (behind if self.fleet.is_local(name) else 0.0)
         if load.reopens_in:
             wait += max(load.reopens_in - load.backlog_s, 0.0)
-        return replace(load, wait=wait, held_requests=ahead.requests, held_tokens=ahead.tokens)
+        return replace(load, wait=wait, limits=load.limits.behind(ahead.requests, ahead.tokens))

@@ -27,8 +27,6 @@ from tests.gateway.builders import POOL, backend, candidate, decided, request, r
 from tests.gateway.upstream.dispatching import dead_url
 from tests.support.upstream import turn_until
 
-pytestmark = pytest.mark.source  # ScriptedScheduler inherits from a compiled class
-
 ESTIMATE = PromptEstimate({"small": PoolEstimate(100)})
 CHAT = route().model_copy(update={"ttft": Ttft(budget="1s")})
 

@@ -7,16 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.sending import Sending
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import RetryBudget
 from policies.types import AttemptKind
 from tests.gateway.builders import RecordingFleet, wire
-
-pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
 
 
 class Later:

@@ -26,8 +26,6 @@ from tests.gateway.upstream.dispatching import FAILS, OK, Fleet, Stalling, dead_
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
 
-pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
-
 # --------------------------------------------------------------------------- the first token
 
 

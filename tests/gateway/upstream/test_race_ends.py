@@ -13,8 +13,6 @@ from tests.support import upstream as kit
 from tests.support.simulated import eventually
 from tests.support.upstream import HANG, STREAM_HEAD, Script, chunk
 
-pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
-
 
 @pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])
 async def test_a_caller_that_leaves_cancels_every_attempt(script: Script) -> None:

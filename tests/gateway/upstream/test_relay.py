@@ -25,8 +25,6 @@ from tests.gateway.builders import (
 from tests.gateway.upstream.relaying import RESET, Relaying, error_event
 from tests.support.upstream import LAST_CHUNK, chunk
 
-pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
-
 # --------------------------------------------------------------------------- framing
 
 

@@ -25,8 +25,6 @@ from tests.gateway.upstream.relaying import RESET, Relaying, error_event, stalle
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, chunk, reply
 
-pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
-
 # --------------------------------------------------------------------------- the client
 
 

@@ -10,8 +10,6 @@ import pytest
 from gateway.upstream import work_queue
 from gateway.upstream.work_queue import TURN, WorkQueue
 
-pytestmark = pytest.mark.source  # replaces the clock of a compiled module
-
 
 class Clock:
     """Time passes by the work alone."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.endpoint_queues import Ahead, EndpointQueues
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint, Forecast, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, TWO, route
@@ -81,8 +81,8 @@ def test_work_ahead_counts_requests_in_dispatch() -> None:
     queues = EndpointQueues()
     queues.in_dispatch["a"] = sent_to(ONE, 0.25)
     queues.assign(held("b", 1.0, prefill_s=0.5), ONE, HoldRule.PREFILL, 0.0)
-    assert queues.ahead(held("c", 2.0)) == {ONE.id: (2, 0.75, 1000 + TOKENS)}
-    assert queues.ahead(held("d", 0.5)) == {ONE.id: (1, 0.25, 1000)}
+    assert queues.ahead(held("c", 2.0)) == {ONE.id: Ahead(2, 0.75, 1000 + TOKENS)}
+    assert queues.ahead(held("d", 0.5)) == {ONE.id: Ahead(1, 0.25, 1000)}
 
 
 def test_requests_that_wait_elsewhere_are_no_work_ahead() -> None:

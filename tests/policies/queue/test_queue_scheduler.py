@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.fleet.fleet import AttemptReport
 from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
-from policies.types import FOREVER, AttemptOutcome, Placement
+from policies.types import FOREVER, Placement
 from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
 
 # --------------------------------------------------------------------------- capacity of endpoints
@@ -381,14 +380,3 @@ def test_a_request_of_a_scheduler_that_failed_enters_another_as_a_new_one(budget
     assert (queue.assigned(), queue.best_effort) == ((["r"], []) if budget > 1 else ([], ["r"]))
     queue.leave("r")
     assert queue.scheduler.held == 0
-
-
-def test_a_question_notes_no_rate_limit() -> None:
-    """It is answered by the limits of its moment; the next placement notes these."""
-    queue = QueueFixture((ONE, API))
-    queue.send("refused", API, 100, queue.now)
-    queue.fleet.on_ended("refused", AttemptOutcome.RATE_LIMITED, queue.now, AttemptReport(retry_after=60.0))
-    queue.would_hold()
-    assert queue.scheduler._rate_limited_until == {}
-    queue.enter("r")
-    assert [*queue.scheduler._rate_limited_until] == [API.id]
