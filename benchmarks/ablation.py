@@ -35,15 +35,15 @@ from lab.replay.session_results import session_row
 from lab.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
-from policies.queue import hold_rules, late_work, placement_round
+from policies.queue import hold_rules, late_work
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import HoldRules
 from policies.queue.placement_round import PlacementRound, with_first
-from policies.queue.queued_request import QueuedRequest
+from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.routes.route import Route
 from policies.routing import tiers
 from policies.scorers import predicted
-from policies.types import FOREVER, Decision
+from policies.types import FOREVER, Candidate, Decision
 
 LOADS = (0.9, 1.25)
 LAST = 2  # loads of a scenario that has others than LOADS, the highest
@@ -81,11 +81,13 @@ class Idea:
 _place_late = PlacementRound._place_late
 
 
-def _late_at_once(turn: PlacementRound, queued: QueuedRequest, decision: Decision) -> Decision | None:
+def _late_at_once(
+    turn: PlacementRound, queued: QueuedRequest, decision: Decision, candidate: Candidate, rule: HoldRule
+) -> Decision | None:
     """Late requests are dispatched at once; requests without a deadline still wait for an idle engine."""
     if queued.deadline == FOREVER:
-        return _place_late(turn, queued, decision)
-    return with_first(decision, turn.fastest(queued, decision)[0])
+        return _place_late(turn, queued, decision, candidate, rule)
+    return with_first(decision, candidate)
 
 
 def _zero(*_: object, **named: object) -> int:
@@ -131,7 +133,7 @@ IDEAS = (
     Idea(
         "late binding",
         "requests are dispatched at once, as if there were always room",
-        ((HoldRules, "_hold_first", _nothing), OPEN),
+        ((HoldRules, "_no_room", _nothing), (HoldRules, "_has_slack", _never), OPEN),
     ),
     Idea("holding", "a prefill never waits for answers to bear it", ((HoldRules, "_has_slack", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
@@ -141,7 +143,7 @@ IDEAS = (
     Idea(
         "spilling",
         "a queued request never moves to another tier",
-        ((PlacementRound, "spill", _nothing),),
+        ((PlacementRound, "move", _nothing),),
         plays_in=_with_tiers,
     ),
     Idea(
@@ -164,7 +166,7 @@ IDEAS = (
     Idea(
         "early refusals",
         "late requests wait to the queue's limit",
-        ((late_work, "PATIENCE", FOREVER), (placement_round, "PATIENCE", FOREVER)),
+        ((late_work, "PATIENCE", FOREVER),),
     ),
     Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
     Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),

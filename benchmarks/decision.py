@@ -106,7 +106,7 @@ def decision_times(endpoints: int, with_queue: bool) -> list[float]:
         if with_queue:
             for ticket, _ in gone:
                 room.on_dispatched(ticket)
-            room.leave(i)
+            room.leave(i, now)
     return sorted(took)
 
 

@@ -40,6 +40,7 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
 from policies.types import Decision, Placement, PromptEstimate, RejectionKind
@@ -156,7 +157,6 @@ class Proxy:
             try:
                 await self.serve(http, operation, timeline)
             except QueueTimeout as timeout:
-                timeline.held(monotonic(), timeout.held)
                 self.refuse(http, timeout, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
                 self.refuse(http, refusal, timeline)
@@ -207,11 +207,12 @@ class Proxy:
             return
         timeline.end_stage(Stage.ADMIT)
         entered_at = timeline.mark
-        decision = await self.queue.decide(request, route, estimate, tenant)
+        decision = await self.place(self.queue.queued(request, route, estimate, tenant), entered_at, timeline)
         while decision is None or (decision.chosen is None and runtime is not self.runtime.current):
             runtime = self.runtime.current
             named, estimate = await self.reroute(http, request, runtime, tenant, timeline)
-            decision = await self.queue.decide(request, named.route, estimate, tenant, entered_at)
+            queued = self.queue.queued(request, named.route, estimate, tenant)
+            decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
         reject_unplaced(decision)
@@ -236,6 +237,15 @@ class Proxy:
         finally:
             if race.winner is not None:
                 self.cache_warming.answered(race.winner, routed, http.body)
+
+    async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
+        """Decide in the queue, and note the rules that held the request, however its wait ends."""
+        decision = None
+        try:
+            decision = await self.queue.decide(queued, entered_at)
+        finally:
+            timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
+        return decision
 
     async def estimate(
         self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant, timeline: RequestTimeline
@@ -262,7 +272,6 @@ class Proxy:
     ) -> tuple[RoutedName, PromptEstimate]:
         """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
         if no route takes the model any more."""
-        timeline.held(monotonic(), {})
         named = self.named_route(http, request, runtime, tenant)
         timeline.routed(request, named.route)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}

@@ -2,11 +2,9 @@
 
 `RequestQueue` drives `policies.queue.queue_scheduler` with a clock, a timer and waiting callers. Rules:
 - A request placed at once costs no task, no future and no timer.
-- The queue is checked when a request enters or leaves, an attempt gets its first token or ends, an engine is scraped,
-  and when the scheduler asks for it. Many events in one turn of the loop are one check.
+- The queue is checked when a request enters or leaves, at news of the fleet, and when the scheduler asks for it. Many
+  events in one turn of the loop are one check.
 - Requests are released one at a time: each is dispatched, and counted by the fleet, before the next is released.
-- Every request leaves: with a decision, with an error (queue timeout, shutdown), with its caller, or to be decided
-  again by another route of the same name, after a reload.
 - An exception in the scheduler is one caller's error. The scheduler is replaced and the other requests enter the new
   one; where no single request is the cause, all are placed without a queue.
 """
@@ -26,7 +24,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.decider import queued_request
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import Hold, QueuedRequest
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, PromptEstimate
@@ -37,14 +35,14 @@ NO_DEADLINE_PATIENCE = 600.0  # s to hold a request without a deadline: the SDKs
 SHORTEST_TIMER = 0.001  # s between two checks asked for by the scheduler
 WOKEN = 16  # requests in one turn of the loop that are decided again after a reload: 5 ms
 SHUTDOWN_RETRY = 1.0  # s after which a caller may try another gateway
+FAILED = "request queue failed; its requests are queued again"
 
 
 class QueueTimeout(ApiError):
-    """A request found no place within the patience. `held`: seconds by the rule of the queue that held it."""
+    """A request found no place within the patience."""
 
-    def __init__(self, message: str, retry_after: float, held: Mapping[str, float]) -> None:
+    def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(503, message, type="server_error", code="unavailable", headers=retry_later(retry_after))
-        self.held = held
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +50,7 @@ class Waiter:
     """A queued request and the caller."""
 
     queued: QueuedRequest
-    entered_at: float
+    patience: float  # s from the first entry
     expires_at: float
     decided: asyncio.Future[Decision | None]
     awaited: bool = False  # the task of the caller is suspended
@@ -76,7 +74,6 @@ class RequestQueue:
         self._replaced: deque[Waiter] = deque()  # to be decided again
         self._next_expiry = FOREVER  # no later than the earliest `expires_at`
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = FOREVER
         self._check_handle: asyncio.Handle | None = None
         self.dispatch_pending = False  # a released request is not dispatched yet: nothing is released meanwhile
 
@@ -84,51 +81,47 @@ class RequestQueue:
         """Requests held now, by route."""
         return Counter(waiter.queued.route.name for waiter in self._waiters.values())
 
-    def would_hold(
-        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, decision: Decision
-    ) -> Hold | None:
-        """The rule that would hold a new request with this decision. Changes nothing."""
+    def queued(
+        self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
+    ) -> QueuedRequest:
+        """The next request to enter, as `decide` takes it. Changes nothing."""
         lengths, sequence = self.fleet.answer_lengths, self.sequence + 1
-        queued = queued_request(lengths, request, route, estimate, tenant, sequence, decision.at)
-        return self.scheduler.would_hold(queued, decision, self.fleet)
+        return queued_request(lengths, request, route, estimate, tenant, sequence, monotonic())
 
     @property
     def saturated(self) -> bool:
         """Requests are held: no engine has time to spare."""
         return bool(self._waiters)
 
-    async def decide(
-        self,
-        request: InferenceRequest,
-        route: Route,
-        estimate: PromptEstimate,
-        tenant: Tenant,
-        entered_at: float | None = None,
-    ) -> Decision | None:
+    async def decide(self, queued: QueuedRequest, entered_at: float) -> Decision | None:
         """The placement of a request, once found; `on_dispatched` must follow. Raises QueueTimeout.
 
         None: a reload has replaced the route; decide again with the new route and an estimate for its pools.
-        `entered_at`: when the request was first held; None: now.
+        `entered_at`: when the request came to the queue for the first time. However the wait ends, `held_s` of the
+        request tells which rules have held it.
         """
-        self.sequence += 1
-        now = monotonic()
-        queued = queued_request(self.fleet.answer_lengths, request, route, estimate, tenant, self.sequence, now)
+        self.sequence, now = queued.sequence, monotonic()
+        proceed = self._schedule_check
         if self._waiters or self.dispatch_pending:
             self.scheduler.enter(queued)
-            waiter = self._hold(queued, now, entered_at)
-            self._check(now)
-            return await self._wait(waiter)
+            proceed = self._check
+        else:
+            try:
+                if (decision := self.scheduler.pass_through(queued, self.fleet, now)) is not None:
+                    return decision
+            except Exception:
+                log.exception(FAILED)
+                proceed = self._restart
+        waiter = self._hold(queued, entered_at)
+        proceed(now)
+        waiter.awaited = True
         try:
-            decision = self.scheduler.pass_through(queued, self.fleet, now)
-        except Exception:
-            waiter = self._hold(queued, now, entered_at)
-            self._restart(now)
-            return await self._wait(waiter)
-        if decision is None:
-            waiter = self._hold(queued, now, entered_at)
-            self._schedule_check(now)
-            return await self._wait(waiter)
-        return decision
+            return await waiter.decided
+        except asyncio.CancelledError:
+            self._waiters.pop(queued.request_key, None)
+            self.scheduler.leave(queued.request_key, monotonic())
+            self._check_soon()
+            raise
 
     def on_dispatched(self, request: InferenceRequest) -> None:
         """The fleet counts the request's first attempt, or there will be none."""
@@ -154,24 +147,12 @@ class RequestQueue:
 
     # -- queued requests --------------------------------------------------------------------
 
-    def _hold(self, queued: QueuedRequest, now: float, entered_at: float | None) -> Waiter:
+    def _hold(self, queued: QueuedRequest, entered_at: float) -> Waiter:
         patience = self.patience() if queued.route.ttft else max(self.patience(), NO_DEADLINE_PATIENCE)
         decided = asyncio.get_running_loop().create_future()
-        since = now if entered_at is None else entered_at
-        waiter = self._waiters[queued.request_key] = Waiter(queued, since, since + patience, decided)
+        waiter = self._waiters[queued.request_key] = Waiter(queued, patience, entered_at + patience, decided)
         self._next_expiry = min(self._next_expiry, waiter.expires_at)
         return waiter
-
-    async def _wait(self, waiter: Waiter) -> Decision | None:
-        waiter.awaited = True
-        try:
-            return await waiter.decided
-        except asyncio.CancelledError:
-            key = waiter.queued.request_key
-            self._waiters.pop(key, None)
-            self.scheduler.leave(key)
-            self._check_soon()
-            raise
 
     def _finish(self, key: Hashable, outcome: Decision | Exception | None) -> bool:
         """True: the caller's task is woken, and runs in a later turn of the loop."""
@@ -185,7 +166,8 @@ class RequestQueue:
         return waiter.awaited
 
     def _reject(self, key: Hashable, message: str, retry_after: float, now: float) -> None:
-        self._finish(key, QueueTimeout(message, retry_after, self.scheduler.leave(key, now)))
+        self.scheduler.leave(key, now)
+        self._finish(key, QueueTimeout(message, retry_after))
 
     def _wake_replaced(self) -> None:
         """Some in each turn of the loop, so that a long queue does not stall streams."""
@@ -205,6 +187,7 @@ class RequestQueue:
             if self._waiters and not self.dispatch_pending:
                 self._release(now)
         except Exception:
+            log.exception(FAILED)
             self._restart(now)
         else:
             self._schedule_check(now)
@@ -223,14 +206,12 @@ class RequestQueue:
             return
         for key, waiter in tuple(self._waiters.items()):
             if now >= waiter.expires_at:
-                patience = waiter.expires_at - waiter.entered_at
-                message = f"No server had time for this request within {patience:g} s."
+                message = f"No server had time for this request within {waiter.patience:g} s."
                 self._reject(key, message, LONGEST_WAIT, now)
         self._next_expiry = min((waiter.expires_at for waiter in self._waiters.values()), default=FOREVER)
 
     def _restart(self, now: float) -> None:
         """Replaces a scheduler that raised. A request with an error even when decided alone ends with the error."""
-        log.exception("request queue failed; %d requests are queued again", len(self._waiters))
         self.scheduler, before = self._new_scheduler(), len(self._waiters)
         decisions = self._decide_each(now)
         if len(decisions) < before:
@@ -255,17 +236,13 @@ class RequestQueue:
     # -- timer ------------------------------------------------------------------------------
 
     def _schedule_check(self, now: float) -> None:
-        """Subscribes to news and sets the timer while requests are held. An early timer does no harm."""
-        due, self.fleet.on_news = FOREVER, None
+        """Subscribes to news and sets the timer while requests are held."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.fleet.on_news = None
         if self._waiters:
             self.fleet.on_news = self._check_soon
-            due = min(self.scheduler.wake_at, self._next_expiry)
-        if self._timer is not None and (due == FOREVER or due < self._timer_at):
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None and due < FOREVER:
-            self._timer_at = due
-            delay = max(due - now, SHORTEST_TIMER)
+            delay = max(min(self.scheduler.wake_at, self._next_expiry) - now, SHORTEST_TIMER)
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -347,7 +347,6 @@ class Decision:
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     cause: RejectionKind | None = None  # of a refusal
-    held: Mapping[str, float] = field(default_factory=dict)  # s in the gateway's queue, by the rule that held it
     chosen: Candidate | None = field(init=False)
 
     def __post_init__(self) -> None:

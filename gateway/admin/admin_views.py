@@ -24,7 +24,7 @@ from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import RECENT
 from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
-from policies.queue.queued_request import FREED_BY, Hold, HoldRule, QueuedRequest
+from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
@@ -67,7 +67,7 @@ def explain(
         "held_now": dict(held),
         "held_by": None
         if hold is None
-        else {"rule": hold.rule.value, "endpoint": hold.endpoint, "freed_by": FREED_BY[hold.rule]},
+        else {"rule": hold.rule.value, "endpoint": hold.endpoint, "freed_by": hold.rule.freed_by},
         "candidates": [
             {"rank": rank, "chosen": candidate is decision.chosen, **_candidate(candidate)}
             for rank, candidate in enumerate(decision.ranked, 1)
@@ -116,7 +116,7 @@ def holds_view(held: Iterable[QueuedRequest], now: float) -> dict[str, list[dict
     view: dict[str, list[dict[str, Any]]] = {}
     for (endpoint, rule), times in since.items():
         longest = round(now - min(times), 3)
-        found = {"rule": rule.value, "requests": len(times), "longest_s": longest, "freed_by": FREED_BY[rule]}
+        found = {"rule": rule.value, "requests": len(times), "longest_s": longest, "freed_by": rule.freed_by}
         view.setdefault(endpoint, []).append(found)
     return view
 

@@ -98,8 +98,9 @@ class GatewayAdmin:
         estimate = await self.decider.estimate(request, route, tenant)
         decision = self.decider.decide(request, route, estimate, tenant, self.queue.sequence + 1)
         beliefs = self.decider.fleet.beliefs(decision.at)
-        hold, depth = self.queue.would_hold(request, route, estimate, tenant, decision), self.queue.depth()
-        found = explain(decision, estimate, depth, runtime.pools, beliefs, hold)
+        asked = self.queue.queued(request, route, estimate, tenant)
+        hold = self.queue.scheduler.would_hold(asked, decision, self.decider.fleet)
+        found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs, hold)
         return json_response(200, encode({**named_view(request.model, named), **found}))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:

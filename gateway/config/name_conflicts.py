@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.config.config_errors import Path, Problem, dotted
-from gateway.config.models import Config
-from policies.routes.model_names import ANY
+from gateway.config.models import PASSTHROUGH, Config
+from policies.routes.model_names import ANY, own_names
 
 
 def names(config: Config) -> Iterator[Problem]:
@@ -39,6 +39,20 @@ def unreachable_passthrough(config: Config) -> Iterator[str]:
     taker = next((route.name for route in config.routes.values() if ANY in route.aliases), None)
     if config.passthrough is not None and taker is not None:
         yield f"passthrough never acts: the alias '*' of route {taker} takes every name"
+
+
+def models_hidden_from_passthrough(config: Config) -> Iterator[str]:
+    """A note for each model that a pool lists, and that a key for the passthrough may not use."""
+    taken = {name for route in config.named_routes.values() for name in (route.name, *route.aliases)}
+    listed = own_names({pool: config.pools[pool].models for pool in config.model_routes})
+    for key in config.keys:
+        for model, pool in listed.items():
+            route = config.model_routes[pool].name
+            if PASSTHROUGH in (key.routes or ()) and route not in (key.routes or ()) and model not in taken:
+                yield (
+                    f"key {key.name} may use passthrough, and gets a 404 for {model}, which is a model of pool {pool}:"
+                    f" add {route} to its routes"
+                )
 
 
 def _claims(config: Config) -> Iterator[tuple[str, Path]]:

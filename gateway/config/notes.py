@@ -14,7 +14,7 @@ from backends.secrets import SHORTEST, is_secret
 from backends.server_profiles import PROFILES, EngineProfile, Profile
 from gateway.config.field_types import authority, is_ip
 from gateway.config.models import Config
-from gateway.config.name_conflicts import unreachable_passthrough
+from gateway.config.name_conflicts import models_hidden_from_passthrough, unreachable_passthrough
 from gateway.config.pool_section import CONTINUING, PoolSection
 from policies.fleet.lost_promises import LostPromises
 from policies.latency.ttft_predictor import EnginePredictor, PrefillWork
@@ -29,7 +29,8 @@ _UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 def notes(config: Config) -> list[str]:
     """One line each."""
     of_pools = (_placeholders, _open_keys, _shared_servers)
-    checks = (_admin, _cache_secret, *of_pools, unreachable_passthrough, _ttfts, _tpots, _rescues, _costs)
+    of_names = (unreachable_passthrough, models_hidden_from_passthrough)
+    checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _tpots, _rescues, _costs)
     return [f"note: {line}" for check in checks for line in check(config)]
 
 

@@ -146,7 +146,7 @@ class Record:
     cost_usd: float = 0.0  # of all attempts
     attempts: list[AttemptRecord] = field(default_factory=list)
     escalated: str = ""  # shortcoming of an answer for which another pool was asked: refusal, length, invalid_json
-    held: Mapping[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
+    held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     decision: Decision | None = None  # while the request lives

@@ -132,7 +132,7 @@ class RequestTimeline:
 
     def decided(self, decision: Decision) -> Decision:
         """Note the decision, its deadline and the prediction for the first candidate; the queue stage ends."""
-        self.held(decision.at, decision.held)
+        self.close((QUEUE, decision.at))
         record = self.record
         record.decision = decision
         record.scorer = decision.scorer
@@ -144,9 +144,10 @@ class RequestTimeline:
         return decision
 
     def held(self, at: float, by_rule: Mapping[str, float]) -> None:
-        """Close the queue stage at `at`. `by_rule`: seconds by the rule that held the request; those of a rate limit
-        are a stage of their own."""
-        self.record.held = by_rule or self.record.held
+        """Close the queue stage at `at`. `by_rule`: seconds by the rule that held the request since the stage began;
+        those of a rate limit are a stage of their own. A request that is queued again after a reload adds up."""
+        for rule, seconds in by_rule.items():
+            self.record.held[rule] = self.record.held.get(rule, 0.0) + seconds
         limited = by_rule.get(HoldRule.RATE_LIMIT, 0.0)
         self.close((QUEUE, at - limited))
         if limited:

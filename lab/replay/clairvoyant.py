@@ -91,13 +91,12 @@ class Clairvoyant:
     def on_dispatched(self, number: Hashable) -> None:
         """Nothing to do: `release` has recorded the request."""
 
-    def leave(self, number: Hashable) -> float:
+    def leave(self, number: Hashable, now: float) -> None:
         """The request has waited too long: with `reference_lru` only."""
         for waiting in (self._new, self._spare, *(group.queue for group in self._groups.values())):
             waiting[:] = [request for request in waiting if request.number != number]
         if not self.held:
             self.wake_at = FOREVER
-        return 0.0
 
     def on_first_token(self, number: int, key: int, now: float) -> None:
         """`key`: the engine's name of the request."""

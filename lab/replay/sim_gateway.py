@@ -181,7 +181,7 @@ class SimGateway:
         if request is None or request.decision is not None or request.machine is not None:
             return
         if request.entered_at == entered_at:
-            self.queue.leave(number)
+            self.queue.leave(number, self.clock.now)
             self._shed(request, LONGEST_WAIT)
 
     def on_decision(self, request: ActiveRequest, decision: Decision) -> None:

@@ -8,12 +8,12 @@ short one, and a request that waits for the endpoint with its state no other.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator
 
-from policies.queue.late_work import LONG, LateRate, may_be_refused, patience_left, work_ahead
-from policies.queue.queued_request import QueuedRequest
-from policies.types import FOREVER, NEVER
+from policies.queue.late_work import LONG, LateRate, patience_left
+from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.types import FOREVER
 
 Owner = tuple[str, str, bool, str]  # tenant, route, a prefill above LONG, and the endpoint with the request's state
 
@@ -32,7 +32,6 @@ class BestEffortQueue:
     def __init__(self) -> None:
         self._by_key: dict[Hashable, QueuedRequest] = {}
         self._queues: dict[Owner, list[QueuedRequest]] = {}
-        self._waiting_s: dict[Owner, float] = {}  # prefill of requests with a deadline
         self._rates = defaultdict[tuple[str, bool], LateRate](LateRate)  # by route, and long or not
 
     def __len__(self) -> int:
@@ -46,35 +45,50 @@ class BestEffortQueue:
         """A request with a deadline waits."""
         return any(rate.requests for rate in self._rates.values())
 
+    def queues(self) -> Collection[list[QueuedRequest]]:
+        """Each of one tenant."""
+        return self._queues.values()
+
     def get(self, request_key: Hashable) -> QueuedRequest | None:
         return self._by_key.get(request_key)
 
-    def add(self, queued: QueuedRequest, now: float) -> None:
-        """`prefill_s` of the request does not change from here on."""
-        self._by_key[queued.request_key] = queued
-        owner, queued.late_since = _owner(queued), now
-        insort(self._queues.setdefault(owner, []), queued, key=_precedence)
-        if queued.deadline < FOREVER:
-            self._rate(queued).add(now)
-            self._waiting_s[owner] = self._waiting_s.get(owner, 0.0) + queued.prefill_s
+    def hold_late(self, queued: QueuedRequest, rule: HoldRule, endpoint: str, now: float) -> None:
+        """A request enters with a rule that holds it, or is held by another from now on."""
+        queued.hold_by(rule, endpoint, now)
+        if not queued.is_late:
+            self._add(queued, now)
 
-    def remove(self, queued: QueuedRequest, now: float = NEVER) -> None:
-        del self._by_key[queued.request_key]
-        owner = _owner(queued)
-        queue = self._queues[owner]
-        del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
+    def _add(self, queued: QueuedRequest, now: float) -> None:
+        """`prefill_s` of the request does not change from here on. All but the first of its queue wait their turn."""
+        self._by_key[queued.request_key] = queued
+        queued.late_since = now
+        queue = self._queues.setdefault(_owner(queued), [])
+        insort(queue, queued, key=_precedence)
+        for behind in queue[1:2] if queue[0] is queued else [queued]:
+            if behind.hold is not None:
+                behind.hold_here(HoldRule.TURN, behind.hold.endpoint, now)
         if queued.deadline < FOREVER:
-            self._rate(queued).add(now, -1)
-            self._waiting_s[owner] -= queued.prefill_s
-        if not queue:
-            del self._queues[owner]
-            self._waiting_s.pop(owner, None)
+            self.rate(queued).add(queued, now)
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
         if queued.deadline < FOREVER:
-            self._rate(queued).on_begun(queued.prefill_s, now)
-        self.remove(queued, now)
+            self.rate(queued).begin(queued, now)
+        self._remove(queued)
+
+    def leave(self, queued: QueuedRequest, now: float) -> None:
+        """Removes a request that does not begin: refused, or its caller is gone."""
+        if queued.deadline < FOREVER:
+            self.rate(queued).leave(queued, now)
+        self._remove(queued)
+
+    def _remove(self, queued: QueuedRequest) -> None:
+        del self._by_key[queued.request_key]
+        owner = _owner(queued)
+        queue = self._queues[owner]
+        del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
+        if not queue:
+            del self._queues[owner]
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue: the first. Above the share it is the latest in time: behind a
@@ -84,49 +98,15 @@ class BestEffortQueue:
             for owner, queue in self._queues.items()
         ]
 
-    # ---------------------------------------------------------------- waits
-
-    def wait(self, queued: QueuedRequest, ahead_s: float, now: float) -> float:
-        """Predicted seconds until the prefill of a late request begins, behind `ahead_s` of prefill."""
-        return self._rate(queued).wait(ahead_s + queued.prefill_s, now)
-
-    def work_ahead(self, queued: QueuedRequest) -> float:
-        """Seconds of prefill that begin before a late request that is not queued yet."""
-        waiting_s: dict[str, float] = {}
-        for owner, seconds in self._waiting_s.items():
-            if owner[1:3] == _owner(queued)[1:3]:
-                waiting_s[owner[0]] = waiting_s.get(owner[0], 0.0) + seconds
-        return work_ahead(queued.tenant, queued.prefill_s, waiting_s)
-
-    def on_refused(self, queued: QueuedRequest, ahead_s: float, wait: float, now: float) -> None:
-        """A late request is refused for a predicted wait."""
-        self._rate(queued).on_refused(ahead_s + queued.prefill_s, wait, now)
-
     def overdue(self, now: float) -> list[QueuedRequest]:
         """The first of each queue, where its wait has become too long, even as the next to begin."""
         first = (queue[0] for queue in self._queues.values())
-        return [each for each in first if may_be_refused(each) and self.wait(each, 0.0, now) > patience_left(each, now)]
+        may_leave = (each for each in first if each.route.on_miss == "queue" and each.deadline < FOREVER)
+        return [each for each in may_leave if self.rate(each).wait(each.prefill_s, now) > patience_left(each, now)]
 
-    def _rate(self, queued: QueuedRequest) -> LateRate:
+    def rate(self, queued: QueuedRequest) -> LateRate:
+        """The waits of requests like this one."""
         return self._rates[queued.route.name, queued.prefill_s > LONG]
-
-    def prefill_ahead(self, queued: QueuedRequest) -> float:
-        """Seconds of prefill of the same tenant and route that arrived before."""
-        same = (queue for owner, queue in self._queues.items() if owner[:2] == _owner(queued)[:2])
-        return sum(other.prefill_s for queue in same for other in queue if other.sequence < queued.sequence)
-
-    # ---------------------------------------------------------------- tenants
-
-    def by_tenant(self) -> Counter[str]:
-        """Number of requests."""
-        held = Counter[str]()
-        for owner, queue in self._queues.items():
-            held[owner[0]] += len(queue)
-        return held
-
-    def latest_of(self, tenant: str) -> QueuedRequest | None:
-        latest = (queue[-1] for owner, queue in self._queues.items() if owner[0] == tenant)
-        return max(latest, key=lambda queued: queued.sequence, default=None)
 
 
 def _latest_in_time(queue: list[QueuedRequest], now: float) -> QueuedRequest:

@@ -1,40 +1,40 @@
 """Queues of the requests held in the gateway, and the work ahead of a request, by endpoint.
 
-Rules:
-- A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
-  dispatch: released, and not yet known to the fleet.
-- Requests queued for an endpoint and due no later count there as work ahead.
-- A request that waits for a limit which its caller alone has met waits beside the endpoint's queue: it holds up no
-  other caller, and is no work ahead.
+A request is in one place at a time: new, in the queue of the assigned endpoint, in the best-effort queue, or in
+dispatch: released, and not yet known to the fleet. A request that waits for a limit which its caller alone has met is
+beside the queue of the endpoint: it holds up no other caller, and is no work ahead.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import TypeVar
 
 from policies.queue.best_effort_queue import BestEffortQueue
-from policies.queue.queued_request import QueuedRequest
-from policies.types import FOREVER, Candidate, Endpoint
+from policies.queue.queued_request import HoldRule, QueuedRequest
+from policies.types import Candidate, Endpoint
 
-K = TypeVar("K")
-
-
-def _take_out(queues: dict[K, list[QueuedRequest]], key: K, queued: QueuedRequest) -> None:
-    """An empty queue is removed."""
-    queues[key].remove(queued)
-    if not queues[key]:
-        del queues[key]
+QueueKey = tuple[str, str]  # endpoint, and the caller whose own limit it is; "" for the queue of all
 
 
-def _prompt_tokens(queued: QueuedRequest) -> int:
-    """Of a request that is assigned to an endpoint."""
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Requests that are sent to an endpoint before another, s of their prefill, and tokens of their prompts."""
+
+    requests: int = 0
+    prefill_s: float = 0.0
+    tokens: float = 0.0
+
+    def with_one(self, prefill_s: float, tokens: float) -> Ahead:
+        return Ahead(self.requests + 1, self.prefill_s + prefill_s, self.tokens + tokens)
+
+
+def _key(queued: QueuedRequest) -> QueueKey:
     assert queued.assigned is not None
-    return queued.estimate.pools[queued.assigned.pool].tokens
+    return queued.assigned.id, queued.request.caller if queued.own_limit else ""
 
 
 @dataclass(slots=True)
@@ -42,84 +42,74 @@ class EndpointQueues:
     """All requests held in the gateway."""
 
     new: list[QueuedRequest] = field(default_factory=list)
-    assigned: dict[str, list[QueuedRequest]] = field(default_factory=dict)  # by endpoint, earliest deadline first
-    limited: dict[tuple[str, str], list[QueuedRequest]] = field(default_factory=dict)  # by endpoint and caller
+    assigned: dict[QueueKey, list[QueuedRequest]] = field(default_factory=dict)  # earliest deadline first
     best_effort: BestEffortQueue = field(default_factory=BestEffortQueue)
     in_dispatch: dict[Hashable, Candidate] = field(default_factory=dict)  # destinations of released requests, by key
 
     def __len__(self) -> int:
         """Requests held; requests in dispatch are not counted."""
-        return len(self.new) + len(self.best_effort) + sum(map(len, self.waiting()))
+        return len(self.new) + len(self.best_effort) + sum(map(len, self.assigned.values()))
 
-    def waiting(self) -> Iterator[list[QueuedRequest]]:
-        """The requests that wait for an endpoint."""
-        return chain(self.assigned.values(), self.limited.values())
+    def of(self, endpoint: str) -> Sequence[QueuedRequest]:
+        """The requests that wait for an endpoint; none for a limit of its caller alone."""
+        return self.assigned.get((endpoint, ""), ())
 
     def assign(
-        self, queued: QueuedRequest, endpoint: Endpoint, spill_at: float = FOREVER, own_limit: bool = False
+        self, queued: QueuedRequest, endpoint: Endpoint, rule: HoldRule, now: float, own_limit: bool = False
     ) -> None:
-        """`own_limit`: the request waits for a limit that its caller alone has met."""
+        """The first request behind waits its turn. `own_limit`: the caller alone has met the limit waited for."""
+        queued.hold_by(rule, endpoint.id, now)
         queued.assigned, queued.own_limit = endpoint, own_limit
-        queued.spill_at = spill_at
-        if own_limit:
-            insort(self.limited.setdefault((endpoint.id, queued.request.caller), []), queued)
-        else:
-            insort(self.assigned.setdefault(endpoint.id, []), queued)
+        queue = self.assigned.setdefault(_key(queued), [])
+        insort(queue, queued)
+        for displaced in queue[1:2] if queue[0] is queued else ():
+            displaced.hold_here(HoldRule.TURN, endpoint.id, now)
 
-    def unassign(self, queued: QueuedRequest) -> None:
-        """Takes the request out of the queue of an endpoint."""
-        assert queued.assigned is not None
-        if queued.own_limit:
-            _take_out(self.limited, (queued.assigned.id, queued.request.caller), queued)
-        else:
-            _take_out(self.assigned, queued.assigned.id, queued)
-        queued.assigned = None
+    def unassign(self, queued: QueuedRequest) -> Endpoint:
+        """Takes the request out of the queue of an endpoint, and returns the endpoint."""
+        key, endpoint = _key(queued), queued.assigned
+        assert endpoint is not None
+        self.assigned[key].remove(queued)
+        if not self.assigned[key]:
+            del self.assigned[key]
+        queued.assigned, queued.own_limit = None, False
+        return endpoint
 
-    def remove(self, request_key: Hashable) -> QueuedRequest | None:
-        """Takes a request out of all queues; None: not found."""
+    def remove(self, request_key: Hashable, now: float) -> QueuedRequest | None:
+        """Takes a request that will not be sent out of all queues; None: not found."""
         self.in_dispatch.pop(request_key, None)
         if (late := self.best_effort.get(request_key)) is not None:
-            self.best_effort.remove(late)
+            self.best_effort.leave(late, now)
             return late
-        for queued in chain(self.new, *self.waiting()):
+        for queued in chain(self.new, *self.assigned.values()):
             if queued.request_key == request_key:
-                if queued in self.new:
-                    self.new.remove(queued)
-                else:
-                    self.unassign(queued)
+                self.new.remove(queued) if queued.assigned is None else self.unassign(queued)
                 return queued
         return None
 
     def due_to_spill(self, now: float) -> list[QueuedRequest]:
         """Assigned requests at the last moment for another tier."""
-        return [queued for queue in self.waiting() for queued in queue if queued.spill_at <= now]
+        return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
 
-    def prefill_ahead(self, queued: QueuedRequest) -> Mapping[str, float]:
-        """Seconds of prefill before a request, by endpoint: due no later, or in dispatch. Without its own."""
-        ahead: dict[str, float] = {}
-        for endpoint, queue in self.assigned.items():
-            due = takewhile(lambda other: other.deadline <= queued.deadline, queue)
-            ahead[endpoint] = sum(other.prefill_s for other in due if other is not queued)
-        for chosen in self.in_dispatch.values():
-            ahead[chosen.endpoint.id] = ahead.get(chosen.endpoint.id, 0.0) + chosen.forecast.prefill
-        return ahead
-
-    def held_ahead(self, queued: QueuedRequest) -> Mapping[str, tuple[int, float]]:
-        """Requests, and tokens of their prompts, that are sent before a request, by endpoint."""
-        ahead: dict[str, tuple[int, float]] = {}
-        for endpoint, queue in self.assigned.items():
-            before = [*takewhile(lambda other: other < queued, queue)]
-            ahead[endpoint] = len(before), sum(map(_prompt_tokens, before))
-        for chosen in self.in_dispatch.values():
-            requests, tokens = ahead.get(chosen.endpoint.id, (0, 0.0))
-            ahead[chosen.endpoint.id] = requests + 1, tokens + chosen.prompt_tokens
-        return ahead
+    def ahead(self, queued: QueuedRequest) -> Mapping[str, Ahead]:
+        """Requests sent before another, by endpoint: due before, or in dispatch."""
+        found: dict[str, Ahead] = {}
+        for (endpoint, caller), queue in self.assigned.items():
+            for other in takewhile(lambda other: other < queued, () if caller else queue):
+                assert other.assigned is not None
+                tokens = other.estimate.pools[other.assigned.pool].tokens
+                found[endpoint] = found.get(endpoint, Ahead()).with_one(other.prefill_s, tokens)
+        for sent in self.in_dispatch.values():
+            before = found.get(sent.endpoint.id, Ahead())
+            found[sent.endpoint.id] = before.with_one(sent.forecast.prefill, sent.prompt_tokens)
+        return found
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
         """The latest arrival of the tenant with most requests in the queues."""
-        assigned = list(chain(*self.waiting()))
-        held = self.best_effort.by_tenant() + Counter(queued.tenant for queued in assigned)
+        late, assigned = self.best_effort.queues(), [*chain(*self.assigned.values())]
+        held = Counter(queued.tenant for queued in assigned)
+        for queue in late:
+            held[queue[0].tenant] += len(queue)
         [(tenant, _)] = held.most_common(1)
-        latest = self.best_effort.latest_of(tenant)
-        own = [queued for queued in assigned if queued.tenant == tenant] + ([latest] if latest else [])
+        own = (queued for queued in (*assigned, *(queue[-1] for queue in late)) if queued.tenant == tenant)
         return max(own, key=lambda queued: queued.sequence)

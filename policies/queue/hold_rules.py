@@ -1,21 +1,12 @@
-"""Rules that hold a request in the queue: each keeps it from an endpoint for a reason of its own.
+"""Rules that hold a request in the queue: may this endpoint take this request now? A question changes nothing.
 
-Rules, in the order in which they are asked:
-- `cap`, `rate_limit`: no request is sent beyond the cap of an endpoint, or before the provider lets it pass.
-- `turn`: requests that wait for the endpoint already come first.
-- `prefill`: an engine has room while the backlog of prefill is at most ROOM seconds. An API always has room.
-- `pace`: an engine takes no prefill while its answers take longer than they may (`policies.latency.tpot`).
-- `slack`: a prefill that would cost answers their pace is held while the whole queue of the endpoint has time to
-  spare, and no request is late: each further token makes the answers bear more.
-- Late requests go to idle endpoints alone, where their prefill makes no other request miss a deadline or pace; a
-  request of a tenant above its share (`policies.queue.fair_share`), hardly any (`harm`). An API is idle unless at the
-  rate limit, or there lately: then each late request takes a place from a request in time.
-- `calm`: a late prefill above LONG seconds begins only where answers use at most CALM of the pace that they can bear.
+docs/routing.md has a sentence for each rule. An engine has room while its backlog of prefill is at most ROOM seconds;
+an API always has. An API is idle for late requests unless at its rate limit, or there lately: each would take a place
+from a request in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -34,6 +25,7 @@ GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill
+FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 TICK = 0.05  # s between two rounds without events
 
 
@@ -46,108 +38,101 @@ class HoldRules:
     now: float
     shares: FairShare
 
+    def held_by(self, queued: QueuedRequest, chosen: Candidate, late: bool, within: float = IDLE) -> HoldRule | None:
+        """The rule that holds a request, planned if in time, at an endpoint; None: the endpoint takes it."""
+        if late:
+            rule = self.late_rule(queued, chosen.endpoint.id, chosen.forecast.prefill, within)
+            has_others = within == IDLE and not queued.is_late and self.queues.best_effort
+            return HoldRule.TURN if rule is None and has_others else rule
+        return self.rule_in_time(queued, chosen.endpoint.id)
+
     # ---------------------------------------------------------------- requests in time
 
-    def hold(self, queued: QueuedRequest, chosen: Candidate) -> HoldRule | None:
-        """The rule that holds a request planned for an endpoint; None: it may be sent there."""
-        endpoint = chosen.endpoint.id
-        if endpoint in self.queues.assigned:
-            return HoldRule.TURN
-        return self._hold_first(endpoint, (queued,), chosen.load)
-
-    def hold_next(self, endpoint: str) -> HoldRule | None:
-        """The rule that holds the first of the requests assigned to an endpoint; None also where the endpoint is gone,
+    def rule_in_time(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
+        """The rule that holds a planned request, new or the first of a queue; None: the endpoint takes it, or is gone,
         and its queue must move."""
-        load = self.fleet.snapshot(self.now).loads.get(endpoint)
-        if load is None or load.health is Health.DOWN:
+        load, queue = self.fleet.snapshot(self.now).loads.get(endpoint), self.queues.of(endpoint)
+        is_head = queued.assigned is not None and queued.assigned.id == endpoint
+        if load is None or (is_head and load.health is Health.DOWN):
             return None
-        return self._hold_first(endpoint, self.queues.assigned[endpoint], load)
-
-    def _hold_first(self, endpoint: str, queue: Sequence[QueuedRequest], load: Load) -> HoldRule | None:
-        local = self.fleet.is_local(endpoint)
-        if local and load.backlog_s > ROOM:
-            return HoldRule.PREFILL
-        if local and load.reopens_in:
-            return HoldRule.PACE
-        if self._may_close(endpoint, load) and (rule := self.closed(queue[0], endpoint)) is not None:
+        if queue and queue[0] < queued and not (is_head and queued.own_limit):
+            return HoldRule.TURN
+        is_queue_ours = queued.route.scorer == "predicted" and self.fleet.is_local(endpoint)
+        if is_queue_ours and (rule := self._no_room(load)) is not None:
             return rule
-        return HoldRule.SLACK if self._has_slack(endpoint, queue) else None
+        if (rule := self.closed(queued, endpoint)) is not None:
+            return rule
+        return HoldRule.SLACK if is_queue_ours and self._has_slack(queued, endpoint, load) else None
 
-    def _has_slack(self, endpoint: str, queue: Sequence[QueuedRequest]) -> bool:
-        """The first prefill would cost answers their pace, and waiting helps these: they gain on it, and no request
-        is late or would become so."""
-        load, first = self.fleet.snapshot(self.now).loads[endpoint], queue[0]
-        if first.deadline == FOREVER or expected_tpot_misses(load, first.prefill_s) <= HARM:
+    def _no_room(self, load: Load) -> HoldRule | None:
+        if load.backlog_s > ROOM:
+            return HoldRule.PREFILL
+        return HoldRule.PACE if load.reopens_in else None
+
+    def _has_slack(self, queued: QueuedRequest, endpoint: str, load: Load) -> bool:
+        """The prefill would cost answers their pace, and waiting helps: they gain on it, and no request is or would
+        become late."""
+        if queued.deadline == FOREVER or expected_tpot_misses(load, queued.prefill_s) <= HARM:
             return False
-        budget = first.route.tpot_budget(first.request.tpot_budget) or FOREVER
+        budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
         if load.tpot * (1 - load.prefill_utilization) > GAINING * budget or self.queues.best_effort.late:
             return False
-        starts = accumulate((queued.prefill_s for queued in queue), initial=self.now + load.backlog_s + TICK)
-        return all(start < queued.send_by for start, queued in zip(starts, queue, strict=False))
-
-    # ---------------------------------------------------------------- caps and rate limits
+        queue = [queued, *(other for other in self.queues.of(endpoint) if other is not queued)]
+        starts = accumulate((each.prefill_s for each in queue), initial=self.now + load.backlog_s + TICK)
+        return all(start < each.send_by for start, each in zip(starts, queue, strict=False))
 
     def closed(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
         """The request would exceed the cap, or a rate limit of the provider."""
+        if not self.fleet.closes:
+            return None
         cap, load = self.fleet.cap(endpoint), self.fleet.load_for(queued.request.caller, endpoint, self.now)
-        dispatched = [c for c in self.queues.in_dispatch.values() if c.endpoint.id == endpoint]
+        dispatched = [sent for sent in self.queues.in_dispatch.values() if sent.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return HoldRule.CAP
-        limits = load.limits.behind(len(dispatched), sum(c.prompt_tokens for c in dispatched))
+        limits = load.limits.behind(len(dispatched), sum(sent.prompt_tokens for sent in dispatched))
         tokens = queued.estimate.pools[self.fleet.pool_of(endpoint)].tokens
         return HoldRule.RATE_LIMIT if limits.wait(tokens, self.now) > 0 else None
 
-    def must_wait(self, queued: QueuedRequest, chosen: Candidate) -> HoldRule | None:
-        """No slot or no rate is left at the chosen endpoint, or a request held there comes first."""
-        endpoint = chosen.endpoint.id
-        if not self._may_close(endpoint, chosen.load):
-            return None
-        queue = self.queues.assigned.get(endpoint)
-        return HoldRule.TURN if queue and queue[0] < queued else self.closed(queued, endpoint)
-
-    def _may_close(self, endpoint: str, load: Load) -> bool:
-        """The endpoint has a cap or a rate limit."""
-        return load.limits.may_hold(self.now) or (self.fleet.closes and self.fleet.cap(endpoint) is not None)
-
-    def is_rate_limited(self, endpoint: str) -> bool:
-        """The provider refuses for a rate limit, or did lately."""
-        return self.fleet.snapshot(self.now).loads[endpoint].limits.refused_lately(self.now)
-
-    def has_room(self, chosen: Candidate) -> bool:
-        load = chosen.load
-        return (load.backlog_s <= ROOM and not load.reopens_in) or not self.fleet.is_local(chosen.endpoint.id)
-
     # ---------------------------------------------------------------- late requests
 
-    def hold_late(
+    def late_rule(
         self, queued: QueuedRequest, endpoint: str, prefill_s: float, within: float = IDLE
     ) -> HoldRule | None:
         """The rule that holds a late request with this prefill; None: the endpoint is idle for it, or will be once it
         has prefilled for `within` seconds."""
+        if self._must_begin(queued):
+            return self.closed(queued, endpoint)
         if not self.fleet.is_local(endpoint):
-            return HoldRule.RATE_LIMIT if self.is_rate_limited(endpoint) else self.closed(queued, endpoint)
-        load = self.fleet.snapshot(self.now).loads[endpoint]
+            limits = self.fleet.snapshot(self.now).loads[endpoint].limits
+            return HoldRule.RATE_LIMIT if limits.refused_lately(self.now) else self.closed(queued, endpoint)
+        load, is_over = self.fleet.snapshot(self.now).loads[endpoint], self.shares.is_over(queued.tenant)
         if (rule := self._not_idle(endpoint, load, prefill_s, within)) is not None:
             return rule
-        over = self.shares.is_over(queued.tenant)
-        if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if over else HARMLESS):
-            return HoldRule.SHARE if over else HoldRule.HARM
+        if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if is_over else HARMLESS):
+            return HoldRule.SHARE if is_over else HoldRule.HARM
         if prefill_s > LONG and queued.deadline < FOREVER and load.tpot_pressure > CALM:
             return HoldRule.CALM
-        return self.closed(queued, endpoint) if self.fleet.cap(endpoint) is not None else None
+        return self.closed(queued, endpoint)
 
-    def idle_endpoints(self) -> list[str]:
-        """Endpoints that may take a late request, if its prefill is short enough for the answers there."""
-        loads = self.fleet.snapshot(self.now).loads
-        return [
-            name
-            for name, load in loads.items()
-            if not self.fleet.is_local(name) or self._not_idle(name, load, 0.0, IDLE) is None
-        ]
+    def _must_begin(self, queued: QueuedRequest) -> bool:
+        """The route promises a late answer, whatever that costs other requests."""
+        if queued.route.on_miss != "best_effort" or self.now - queued.request.arrival <= FORCED_AFTER:
+            return False
+        return queued.deadline < FOREVER and not self.shares.is_over(queued.tenant)
 
-    def _not_idle(self, endpoint: str, load: Load, prefill_s: float, within: float) -> HoldRule | None:
+    def _not_idle(self, endpoint: str, load: Load, prefill_s: float = 0.0, within: float = IDLE) -> HoldRule | None:
         if load.backlog_s > within or load.health is Health.DOWN:
             return HoldRule.PREFILL
-        if endpoint in self.queues.assigned or any(c.endpoint.id == endpoint for c in self.queues.in_dispatch.values()):
+        if self.queues.of(endpoint) or any(sent.endpoint.id == endpoint for sent in self.queues.in_dispatch.values()):
             return HoldRule.TURN
         return HoldRule.PACE if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1 else None
+
+    def able_to_begin(self, heads: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Late requests whose prefill some endpoint may take now, if it is as long as at their placement."""
+        loads, is_local = self.fleet.snapshot(self.now).loads, self.fleet.is_local
+        idle = [name for name, load in loads.items() if not is_local(name) or self._not_idle(name, load) is None]
+        return [each for each in heads if each.route.on_miss == "shed" or self._takes_any(idle, each)]
+
+    def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
+        in_route = (endpoint for endpoint in idle if self.fleet.pool_of(endpoint) in queued.route.pools)
+        return any(self.late_rule(queued, endpoint, queued.prefill_s) is None for endpoint in in_route)

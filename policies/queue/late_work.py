@@ -7,8 +7,8 @@ prefill of seconds makes live sessions late, and those lose their caches in turn
   (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the wait as
   Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
 - A refusal is a forecast: once as much work has begun as was ahead, or none waits any more, the time since is compared
-  with the wait that was predicted, and corrects the next ones.
-- Tenants take turns: of another tenant's work, no more is ahead of a request than of its own.
+  with the wait that was predicted, and corrects the next ones. A request that leaves without beginning is taken out of
+  the forecasts that counted it: callers who hang up shorten no wait.
 - A refused request that comes back within COMES_BACK times Retry-After is the first among the late requests of its
   tenant and route, and is not refused again before RETURNED_PATIENCE. So is a later turn of the same session.
 """
@@ -16,12 +16,12 @@ prefill of seconds makes live sessions late, and those lose their caches in turn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
 from policies.queue.queued_request import QueuedRequest
-from policies.types import FOREVER, NEVER
+from policies.types import NEVER
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
@@ -37,13 +37,14 @@ SCORE_WEIGHT = 1 / 8  # of the latest refusal in the correction
 MOST_WRONG = 4.0  # factor by which waits are corrected at most
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenForecast:
-    """A refusal whose wait is not known yet: the request would begin once `begun_s` seconds of work have."""
+    """A refusal whose wait is not known yet: `work_s` after `begun_s` seconds of work the request would have begun."""
 
     at: float
     begun_s: float
-    wait: float
+    work_s: float
+    pace: float  # s of predicted wait per s of work
 
 
 class LateRate:
@@ -51,6 +52,7 @@ class LateRate:
 
     def __init__(self) -> None:
         self.requests = 0  # that wait
+        self._waiting_s: dict[str, float] = {}  # their prefill, by tenant
         self.waited_s = PRIOR_S
         self.begun_s = PRIOR_WORK
         self.updated_at = NEVER
@@ -58,16 +60,31 @@ class LateRate:
         self._begun_s = 0.0  # in all
         self._open: deque[OpenForecast] = deque(maxlen=SCORED)
 
-    def add(self, now: float, requests: int = 1) -> None:
-        """-1: a request leaves."""
+    def add(self, queued: QueuedRequest, now: float) -> None:
         self._update(now)
-        self.requests += requests
-        if not self.requests:
-            self._score(now, all_begun=True)
+        self.requests += 1
+        self._waiting_s[queued.tenant] = self._waiting_s.get(queued.tenant, 0.0) + queued.prefill_s
 
-    def on_begun(self, prefill_s: float, now: float) -> None:
-        self.begun_s += prefill_s
-        self._begun_s += prefill_s
+    def begin(self, queued: QueuedRequest, now: float) -> None:
+        """The prefill of a waiting request begins."""
+        self._update(now)
+        self.begun_s += queued.prefill_s
+        self._begun_s += queued.prefill_s
+        self._remove(queued, now)
+
+    def leave(self, queued: QueuedRequest, now: float) -> None:
+        """A request that waited leaves, and does not begin: no forecast counts it any more."""
+        self._update(now)
+        for forecast in self._open:
+            forecast.work_s -= queued.prefill_s if forecast.at >= queued.late_since else 0.0
+        self._open = deque((each for each in self._open if each.work_s > 0), SCORED)
+        self._remove(queued, now)
+
+    def _remove(self, queued: QueuedRequest, now: float) -> None:
+        self.requests -= 1
+        self._waiting_s[queued.tenant] -= queued.prefill_s
+        if not self.requests:
+            self._waiting_s.clear()
         self._score(now)
 
     def wait(self, work_s: float, now: float) -> float:
@@ -75,15 +92,25 @@ class LateRate:
         self._update(now)
         return self.correction * work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
 
+    def late_forecast(self, queued: QueuedRequest, now: float) -> tuple[float, float, float]:
+        """Seconds of prefill that begin before a late request; s until its own does; s for which it may still be held.
+
+        Tenants take turns: until a request begins, no other tenant has begun more than its own.
+        """
+        own_s = self._waiting_s.get(queued.tenant, 0.0) + (0.0 if queued.is_late else queued.prefill_s)
+        others = (other_s for tenant, other_s in self._waiting_s.items() if tenant != queued.tenant)
+        work_s = own_s + sum(min(other_s, own_s) for other_s in others)
+        return work_s - queued.prefill_s, self.wait(work_s, now), patience_left(queued, now)
+
     def on_refused(self, work_s: float, wait: float, now: float) -> None:
         """A request was refused behind `work_s` of prefill, for a predicted wait."""
         if self.requests:
-            self._open.append(OpenForecast(now, self._begun_s + work_s, wait))
+            self._open.append(OpenForecast(now, self._begun_s, work_s, wait / work_s))
 
-    def _score(self, now: float, all_begun: bool = False) -> None:
-        while self._open and (all_begun or self._open[0].begun_s <= self._begun_s):
+    def _score(self, now: float) -> None:
+        while self._open and (not self.requests or self._open[0].begun_s + self._open[0].work_s <= self._begun_s):
             forecast = self._open.popleft()
-            ratio = max(now - forecast.at, SHORTEST_RETRY) / max(forecast.wait, SHORTEST_RETRY)
+            ratio = max(now - forecast.at, SHORTEST_RETRY) / max(forecast.pace * forecast.work_s, SHORTEST_RETRY)
             corrected = log(self.correction) + SCORE_WEIGHT * log(ratio)
             self.correction = exp(min(max(corrected, -log(MOST_WRONG)), log(MOST_WRONG)))
 
@@ -96,15 +123,6 @@ class LateRate:
         self.updated_at = now
         self.waited_s = self.waited_s * decay + (elapsed if self.requests else (1 - decay) * PRIOR_S)
         self.begun_s = self.begun_s * decay + (0.0 if self.requests else (1 - decay) * PRIOR_WORK)
-
-
-def work_ahead(tenant: str, own_s: float, waiting_s: Mapping[str, float]) -> float:
-    """Seconds of prefill that begin before a request of `own_s`. `waiting_s`: what waits, by tenant.
-
-    Tenants take turns: until a request begins, no other tenant has begun more than its own.
-    """
-    ahead_s = waiting_s.get(tenant, 0.0)
-    return ahead_s + sum(min(other_s, ahead_s + own_s) for other, other_s in waiting_s.items() if other != tenant)
 
 
 class RefusedRequests:
@@ -152,11 +170,7 @@ def retry_after_of(wait: float) -> float:
     return min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
 
 
-def may_be_refused(queued: QueuedRequest) -> bool:
-    """A late request is refused rather than held for long. A route with `best_effort` sends it at last."""
-    return queued.route.on_miss == "queue" and queued.deadline < FOREVER
-
-
 def patience_left(queued: QueuedRequest, now: float) -> float:
     """Seconds for which a late request may still be held."""
-    return queued.late_since - now + (RETURNED_PATIENCE if queued.returned else PATIENCE)
+    since = queued.late_since if queued.is_late else now
+    return since - now + (RETURNED_PATIENCE if queued.returned else PATIENCE)

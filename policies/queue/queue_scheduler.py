@@ -4,18 +4,12 @@ An engine serves its queue first come, first served, and every prefill stalls th
 queue is kept as short as keeps it busy, and the rest waits in the gateway, where it can be ordered and moved.
 
 Rules:
-- A request that finds an endpoint with room (`policies.queue.placement_round`) is dispatched at once, unless answers in
-  progress would feel the prefill and it can wait.
-- Any other is assigned to the endpoint of its decision, earliest deadline first, and counts there as work ahead of what
-  is due later. It is decided again at the head of the queue. It spills to another tier when that promises more,
-  and at the last moment at which that one still makes the deadline.
-- Best effort: a request that cannot make its deadline any more, or has none, waits for an idle endpoint
-  whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn. With
-  `on_miss: best_effort` it is dispatched after FORCED_AFTER seconds whatever the load; with `on_miss: queue` it is
-  refused once its wait exceeds what callers bear (`policies.queue.late_work`).
-- While several tenants are active, requests of a tenant above its fair share are best effort too, and never forced.
+- A request is placed as it comes (`policies.queue.placement_round`). One that is held in time waits for the endpoint
+  of its decision, earliest deadline first, and counts there as work ahead of what is due later. It is decided again at
+  the head of the queue.
+- Best effort: a request that is late, has no deadline, or is of a tenant above its share waits for an idle endpoint
+  whose answers it does not harm, tenants by recent use (`policies.queue.fair_share`) and routes in turn.
 - At most MAX_HELD requests are held; beyond, the latest of the tenant with most of them is refused.
-- Baseline scorers are never held.
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ from itertools import chain
 from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
-from policies.queue.endpoint_queues import EndpointQueues
+from policies.queue.endpoint_queues import EndpointQueues, QueueKey
 from policies.queue.fair_share import FairShare
 from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
@@ -35,7 +29,7 @@ from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, QueuedRequest
 from policies.scorers.scorers import SCORERS, Scorer
-from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
+from policies.types import FOREVER, Candidate, Decision, Placement
 
 MAX_HELD = 4096  # requests
 MANY = 16  # best-effort queues, or requests at the last moment: with more, not each is decided at every event
@@ -54,28 +48,33 @@ class QueueScheduler:
         self._scorers = scorers
         self.queues = EndpointQueues()
         self.wake_at = FOREVER  # time of the next `release` without an event
-        self._turns: dict[tuple[str, str], int] = {}  # best-effort turns had, by tenant and route
+        self._served: dict[tuple[str, str], int] = {}  # number of the latest best-effort turn, by tenant and route
+        self._turns = 0
         self._shares = FairShare()
         self._refused = RefusedRequests()
-        self._turn = 0  # of the latest one served: new tenants start here, with nothing to catch up on
 
     @property
     def held(self) -> int:
         return len(self.queues)
 
     def enter(self, queued: QueuedRequest) -> None:
+        """The request may have waited in another scheduler, which has failed."""
+        queued.assigned, queued.late_since = None, FOREVER
         self.queues.new.append(queued)
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         """`enter` and `release` in one, where no other request is held. None: this one is held now."""
-        fleet.on_arrived(queued.route, now)
-        turn = self._round(fleet, now)
-        decision = turn.place(queued, turn.view.decide(queued))
+        decision = self._place(queued, self._round(fleet, now))
         if decision is None:
             self.wake_at = now + TICK
         elif decision.chosen is not None:
             self._dispatch(queued, decision.chosen, now)
         return decision
+
+    def _place(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
+        turn.fleet.on_arrived(queued.route, turn.now)
+        queued.returned |= self._refused.take(queued, turn.now)
+        return turn.place(queued, turn.view.decide(queued))
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
         view = QueueView(self.queues, fleet, now, self._scorers)
@@ -90,19 +89,16 @@ class QueueScheduler:
         """The fleet counts the request's first attempt, or there will be none."""
         self.queues.in_dispatch.pop(request_key, None)
 
-    def leave(self, request_key: Hashable, now: float = NEVER) -> Mapping[str, float]:
-        """Removes a request whose caller is gone; seconds for which each rule had held it."""
-        queued = self.queues.remove(request_key)
+    def leave(self, request_key: Hashable, now: float) -> None:
+        """Removes a request that is not to be placed: its caller is gone, or a reload has replaced its route."""
+        if (queued := self.queues.remove(request_key, now)) is not None:
+            queued.end_hold(now)
         if not self.held:
             self.wake_at = FOREVER
-        if queued is None:
-            return {}
-        queued.end_hold(now)
-        return queued.held_s
 
     def holds(self) -> Iterator[QueuedRequest]:
         """Requests that a rule holds now."""
-        held = chain(self.queues.best_effort, *self.queues.waiting())
+        held = chain(self.queues.best_effort, *self.queues.assigned.values())
         return (queued for queued in held if queued.hold is not None)
 
     def would_hold(self, queued: QueuedRequest, decision: Decision, fleet: Fleet) -> Hold | None:
@@ -114,64 +110,44 @@ class QueueScheduler:
         turn, queues = self._round(fleet, now), self.queues
         while queues.new:
             queued = queues.new.pop(0)
-            fleet.on_arrived(queued.route, now)
-            yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
+            yield from self._released(queued, self._place(queued, turn))
             if self.held - len(queues.new) > MAX_HELD:
                 yield self._refuse(turn)
         turn.demote()
-        if queues.best_effort or queues.assigned or queues.limited:
-            yield from self._advance(turn)
+        for key in tuple(queues.assigned):
+            yield from self._advance(key, turn)
+        for queued in _least(queues.due_to_spill(now), "spill_at"):
+            yield from self._released(queued, turn.move(queued))
+        yield from self._advance_late(turn)
         self.wake_at = now + TICK if self.held else FOREVER
 
-    def _advance(self, turn: PlacementRound) -> Iterator[Released]:
-        """Every endpoint with room takes from its queue, then from the best-effort queue."""
-        for endpoint in tuple(self.queues.assigned):
-            yield from self._advance_endpoint(endpoint, turn)
-        yield from self._leave_own_limits(turn)
-        for queued in _least(self.queues.due_to_spill(turn.now), "spill_at"):
-            yield from self._released(queued, turn.spill(queued))
+    def _advance(self, key: QueueKey, turn: PlacementRound) -> Iterator[Released]:
+        """An endpoint with room takes from its queue; requests behind a closed one move."""
+        while (queue := self.queues.assigned.get(key)) and not turn.note_hold(queue[0]):
+            queued = queue[0]
+            self.queues.unassign(queued)
+            yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
+        while (queue := self.queues.assigned.get(key)) and turn.may_move(queued := queue[0]):
+            yield from self._released(queued, turn.move(queued))
+
+    def _advance_late(self, turn: PlacementRound) -> Iterator[Released]:
+        """Idle endpoints take from the best-effort queue; requests that have waited too long are refused."""
         waiting = self.queues.best_effort
         while waiting and (best_effort := self._next_late(turn)) is not None:
             yield from self._released(*best_effort)
         for queued in _least(waiting.overdue(turn.now), "checked_at"):
-            if (refusal := turn.refuse_if_certain(queued)) is not None:
-                waiting.remove(queued, turn.now)
+            if (refusal := turn.refusal(queued, turn.view.decide(queued))) is not None:
+                waiting.leave(queued, turn.now)
                 yield from self._released(queued, refusal)
 
-    def _advance_endpoint(self, endpoint: str, turn: PlacementRound) -> Iterator[Released]:
-        queues = self.queues
-        while (queue := queues.assigned.get(endpoint)) and not turn.note_hold(endpoint):
-            queued = queue[0]
-            queues.unassign(queued)
-            yield from self._released(queued, turn.revalidate(queued, endpoint))
-        while queue := queues.assigned.get(endpoint):
-            if (decision := turn.leave_closed(queued := queue[0])) is None:
-                break
-            yield from self._released(queued, decision)
-        if queue and queue[0].spill_at < FOREVER and turn.is_due(queue[0]):
-            yield from self._released(queue[0], turn.spill(queue[0]))
-
-    def _leave_own_limits(self, turn: PlacementRound) -> Iterator[Released]:
-        """Requests whose caller's own limit is over are placed anew; others leave for an endpoint that is open."""
-        for key in tuple(self.queues.limited):
-            while (queue := self.queues.limited.get(key)) and turn.rules.closed(queue[0], key[0]) is None:
-                queued = queue[0]
-                self.queues.unassign(queued)
-                yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
-                if queued.assigned is not None and queued.own_limit:
-                    break
-            if queue := self.queues.limited.get(key):
-                yield from self._released(queue[0], turn.leave_closed(queue[0]))
-
     def _next_late(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
-        """The first able to go, of the tenant with the least recent use, of the route with the fewest turns."""
+        """The first able to go, of the tenant with the least recent use, of the route served longest ago."""
         for queued in sorted(self._late_heads(turn), key=self._late_order):
-            if (decision := turn.next_late(queued)) is not None:
+            if (decision := turn.place(queued, turn.view.decide(queued))) is not None:
                 waiting = self.queues.best_effort
-                leave = waiting.remove if decision.chosen is None else waiting.begin
-                leave(queued, turn.now)
-                self._turn = self._turns_of(queued)
-                self._turns[queued.tenant, queued.route.name] = self._turn + 1
+                (waiting.leave if decision.chosen is None else waiting.begin)(queued, turn.now)
+                self._turns += 1
+                self._served[queued.tenant, queued.route.name] = self._turns
                 return queued, decision
         return None
 
@@ -180,40 +156,28 @@ class QueueScheduler:
         heads = self.queues.best_effort.heads(turn.now, self._shares.is_over)
         if len(heads) <= MANY:
             return heads
-        due = {queued.request_key: queued for queued in _least(heads, "checked_at")}
-        able = {queued.request_key: queued for queued in turn.able_to_begin(heads)}
-        return [*(due | able).values()]
+        chosen = (*_least(heads, "checked_at"), *turn.rules.able_to_begin(heads))
+        return [*{queued.request_key: queued for queued in chosen}.values()]
 
     def _late_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
-        return self._shares.use(queued.tenant), self._turns_of(queued), queued.deadline == FOREVER, queued.sequence
-
-    def _turns_of(self, queued: QueuedRequest) -> int:
-        return max(self._turns.get((queued.tenant, queued.route.name), 0), self._turn)
+        served = self._served.get((queued.tenant, queued.route.name), 0)
+        return self._shares.use(queued.tenant), served, queued.deadline == FOREVER, queued.sequence
 
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
         """None: the request stays in the queue."""
         if decision is not None:
             if decision.chosen is not None:
                 self._dispatch(queued, decision.chosen, decision.at)
-            yield _with_holds(queued, decision)
+            queued.end_hold(decision.at)
+            yield queued.request_key, decision
 
     def _refuse(self, turn: PlacementRound) -> Released:
-        queued = self.queues.latest_of_largest_tenant()
-        self.queues.remove(queued.request_key)
-        decision = replace(
-            turn.view.decide(queued),
-            outcome=Placement.SHED,
-            retry_after=RETRY_AFTER,
-            reason=f"{MAX_HELD} requests wait already",
-        )
-        return _with_holds(queued, decision)
+        queued, reason = self.queues.latest_of_largest_tenant(), f"{MAX_HELD} requests wait already"
+        self.leave(queued.request_key, turn.now)
+        decision = turn.view.decide(queued)
+        return queued.request_key, replace(decision, outcome=Placement.SHED, retry_after=RETRY_AFTER, reason=reason)
 
 
 def _least(requests: list[QueuedRequest], attribute: str) -> list[QueuedRequest]:
     """Of more than MANY requests those with the least value; MANY of them."""
     return requests if len(requests) <= MANY else nsmallest(MANY, requests, key=attrgetter(attribute))
-
-
-def _with_holds(queued: QueuedRequest, decision: Decision) -> Released:
-    queued.end_hold(decision.at)
-    return queued.request_key, replace(decision, held=queued.held_s) if queued.held_s else decision

@@ -7,36 +7,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from policies.routing.candidates import PlacementRequest
-from policies.types import FOREVER, NEVER, Endpoint
+from policies.types import FOREVER, NEVER, Candidate, Endpoint
+
+RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 
 
 class HoldRule(StrEnum):
-    """A rule of the queue that holds a request; the value is its name in Records, metrics and on the page."""
+    """A rule of the queue that holds a request: its name in Records, metrics and on the page, and what frees it."""
 
-    CAP = "cap"
-    RATE_LIMIT = "rate_limit"
-    PREFILL = "prefill"
-    PACE = "pace"
-    SLACK = "slack"
-    HARM = "harm"
-    CALM = "calm"
-    SHARE = "share"
-    TURN = "turn"
+    CAP = "cap", "the end of an answer there: it has as many requests as its cap allows"
+    RATE_LIMIT = "rate_limit", "the provider's rate limit, once it lets this request pass"
+    PREFILL = "prefill", "the end of the prefill in progress there"
+    PACE = "pace", "answers there that catch up with their TPOT budget"
+    SLACK = "slack", "answers there that can bear the prefill, or the end of the time that this request has to spare"
+    HARM = "harm", "answers there that can bear the prefill: it is late, and would make them late too"
+    CALM = "calm", "answers there that use less of their pace: it is late, and its prefill is long"
+    SHARE = "share", "use of the engines by other tenants: its tenant is above its share"
+    TURN = "turn", "the requests that wait for the same endpoints before it"
 
+    freed_by: str
 
-FREED_BY = {
-    HoldRule.CAP: "the end of an answer there: it has as many requests as its cap allows",
-    HoldRule.RATE_LIMIT: "the provider's rate limit, once it lets this request pass",
-    HoldRule.PREFILL: "the end of the prefill in progress there",
-    HoldRule.PACE: "answers there that catch up with their TPOT budget",
-    HoldRule.SLACK: "answers there that can bear the prefill, or the end of the time that this request has to spare",
-    HoldRule.HARM: "answers there that can bear the prefill: it is late, and would make them late too",
-    HoldRule.CALM: "answers there that use less of their pace: it is late, and its prefill is long",
-    HoldRule.SHARE: "use of the engines by other tenants: its tenant is above its share",
-    HoldRule.TURN: "the requests that wait for the same endpoints before it",
-}
+    def __new__(cls, name: str, freed_by: str) -> Self:
+        rule = str.__new__(cls, name)
+        rule._value_, rule.freed_by = name, freed_by
+        return rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +63,37 @@ class QueuedRequest(PlacementRequest):
     def __lt__(self, other: QueuedRequest) -> bool:
         return (self.deadline, self.sequence) < (other.deadline, other.sequence)
 
+    @property
+    def is_late(self) -> bool:
+        """In the best-effort queue."""
+        return self.late_since < FOREVER
+
+    @property
+    def sure(self) -> float:
+        """Probability to make the deadline that waiting must leave."""
+        return 1 - (1 - self.route.target) * RISK
+
+    def plan(self, chosen: Candidate) -> None:
+        """Note the engine time at an endpoint, and the last moment to send the request there: past without the chance
+        that the route promises."""
+        forecast, load = chosen.forecast, chosen.load
+        alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
+        has_chance = chosen.probability >= self.route.target
+        self.prefill_s = forecast.prefill
+        self.send_by = self.deadline - alone * forecast.ratio(self.sure) if has_chance else NEVER
+
     def hold_by(self, rule: HoldRule, endpoint: str, now: float) -> None:
         """Note the rule that holds the request from now on."""
         current = self.hold
         if current is None or (current.rule, current.endpoint) != (rule, endpoint):
             self.end_hold(now)
             self.hold = Hold(rule, endpoint, now)
+
+    def hold_here(self, rule: HoldRule, endpoint: str, now: float) -> None:
+        """Note a rule of the endpoint where the request waits. A request that waits there because an API of a better
+        tier refuses stays held by that rate limit."""
+        if self.hold is None or self.hold.rule is not HoldRule.RATE_LIMIT:
+            self.hold_by(rule, endpoint, now)
 
     def end_hold(self, now: float) -> None:
         """Note that nothing holds the request any more."""

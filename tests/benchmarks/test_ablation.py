@@ -84,24 +84,24 @@ def test_a_patch_of_a_name_that_is_gone_fails() -> None:
 
 def test_an_idea_is_on_again_after_its_replay() -> None:
     """Workers play many replays."""
-    before = PlacementRound.spill
+    before = PlacementRound.move
     with without(BY_NAME["spilling"]):
-        assert PlacementRound.spill is not before
-    assert PlacementRound.spill is before
+        assert PlacementRound.move is not before
+    assert PlacementRound.move is before
 
 
 def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page then says so, in place of a figure."""
     unused = Idea(
-        "unused", "", ((PlacementRound, "demote", lambda *_: None), (PlacementRound, "spill", lambda *_: None))
+        "unused", "", ((PlacementRound, "demote", lambda *_: None), (PlacementRound, "move", lambda *_: None))
     )
     monkeypatch.setitem(BY_NAME, "unused", unused)
     monkeypatch.setattr(scenarios, "SECONDS", 3.0)
     found = [replay_one(("d", 1.0, name, 0, Path())) for name in (ON, "unused", "knowledge of caches")]
-    assert found[1].uncalled == ("PlacementRound.spill",)
+    assert found[1].uncalled == ("PlacementRound.move",)
     rows = page({ON: "", "unused": "", "knowledge of caches": "", "hedging": ""}, ON, found).splitlines()
     cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1] for row in rows if row.startswith("| ")}
-    assert cells["unused"] == "not called: `PlacementRound.spill` |"
+    assert cells["unused"] == "not called: `PlacementRound.move` |"
     assert cells["hedging"] == "- |"
     assert cells["knowledge of caches"].startswith(f"{found[2].good:.3f} (")
 

@@ -117,7 +117,7 @@ async def test_requests_leave_the_queue_by_deadline_and_late_ones_last() -> None
 
 
 async def test_a_disconnected_caller_leaves_the_queue() -> None:
-    """No engine receives the request, and its Record is CLIENT_GONE."""
+    """No engine receives the request; its Record is CLIENT_GONE, and tells which rules had held the request."""
     async with small_fleet() as (callers, (engine,)):
         await callers.send("running")
         await callers.send("gone")
@@ -129,6 +129,7 @@ async def test_a_disconnected_caller_leaves_the_queue() -> None:
         assert len(engine.requests) == reached + 1
         record = callers.records["gone"]
     assert (record.end, record.attempts) == (RequestOutcome.CLIENT_GONE, [])
+    assert sum(record.as_json()["held_ms"].values()) > 0
 
 
 async def test_no_request_is_lost_when_an_engine_with_a_queue_dies() -> None:

@@ -166,6 +166,7 @@ async def test_a_queued_request_is_decided_again_by_the_new_route_of_the_same_na
             assert b'"hi"' in await rest(caller)
             record = last(gateway)
             assert (record.pool, record.ttft_budget, record.end) == ("b", 50.0, RequestOutcome.COMPLETED)
+            assert sum(record.held.values()) > 0, "before the reload"
             assert {request.target for request in free.requests if request.method == "POST"} == {target}
 
 

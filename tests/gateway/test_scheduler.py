@@ -20,9 +20,9 @@ from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget
 from gateway.scheduler import NO_DEADLINE_PATIENCE, WOKEN, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import QueuedRequest
+from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.routes.route import Route, Ttft
-from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
+from policies.types import FOREVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
 from tests.gateway.builders import POOL, backend, candidate, decided, request, route
 from tests.gateway.upstream.dispatching import dead_url
 from tests.support.upstream import turn_until
@@ -41,10 +41,11 @@ class ScriptedScheduler(QueueScheduler):
         self.releases = 0
         self.calls: list[tuple[str, Hashable]] = []
         self.error: Exception | None = None
-        self.held_s: dict[str, float] = {}
+        self.hold = Hold(HoldRule.PREFILL, "small/a", monotonic())
 
     def enter(self, queued: QueuedRequest) -> None:
         self.queued_requests[queued.request_key] = queued
+        queued.hold = self.hold
 
     def pass_through(self, queued: QueuedRequest, fleet: Fleet, now: float) -> Decision | None:
         self.enter(queued)
@@ -60,10 +61,10 @@ class ScriptedScheduler(QueueScheduler):
         if self.error is not None and self.queued_requests:
             raise self.error
 
-    def leave(self, request_key: Hashable, now: float = NEVER) -> float:
-        self.queued_requests.pop(request_key, None)
+    def leave(self, request_key: Hashable, now: float) -> None:
+        if (queued := self.queued_requests.pop(request_key, None)) is not None:
+            queued.end_hold(now)
         self.calls.append(("leave", request_key))
-        return self.held_s
 
     def on_dispatched(self, request_key: Hashable) -> None:
         self.calls.append(("departed", request_key))
@@ -88,7 +89,7 @@ class QueueFixture:
     def deciding(
         self, asked: InferenceRequest, tenant: Tenant = ANYONE, on: Route = CHAT
     ) -> Coroutine[Any, Any, Decision]:
-        return self.queue.decide(asked, on, ESTIMATE, tenant)
+        return self.queue.decide(self.queue.queued(asked, on, ESTIMATE, tenant), monotonic())
 
     async def enqueued(self, count: int = 1) -> list[tuple[InferenceRequest, asyncio.Task[Decision]]]:
         """Queues `count` requests."""
@@ -286,9 +287,11 @@ async def test_a_cancelled_caller_leaves_the_scheduler() -> None:
     """At once."""
     fixture = QueueFixture()
     ((asked, task),) = await fixture.enqueued()
+    queued = fixture.scheduler.queued_requests[id(asked)]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (task.cancelled(), fixture.scheduler.calls, fixture.queue.depth()) == (True, [("leave", id(asked))], {})
+    assert [*queued.held_s] == ["prefill"]
 
 
 async def test_a_caller_cancelled_at_its_release_leaves_the_scheduler() -> None:
@@ -307,11 +310,12 @@ async def test_a_caller_cancelled_at_its_release_leaves_the_scheduler() -> None:
 async def test_a_queued_request_times_out() -> None:
     """503 with Retry-After after the first-token limit."""
     fixture = QueueFixture(patience=0.02)
-    fixture.scheduler.wake_at, fixture.scheduler.held_s = FOREVER, {"rate_limit": 0.01}
+    fixture.scheduler.wake_at = FOREVER
     ((asked, task),) = await fixture.enqueued()
+    queued = fixture.scheduler.queued_requests[id(asked)]
     with pytest.raises(QueueTimeout) as caught:
         await asyncio.wait_for(task, 1)
-    assert caught.value.held == {"rate_limit": 0.01}
+    assert 0.02 <= queued.held_s["prefill"] < 1.0
     assert (caught.value.status, caught.value.type, caught.value.headers["retry-after"]) == (503, "server_error", "30")
     assert "within 0.02 s" in caught.value.message
     assert fixture.scheduler.calls == [("leave", id(asked))]
@@ -323,7 +327,7 @@ async def test_a_request_without_a_deadline_waits_longer() -> None:
     task = asyncio.create_task(fixture.deciding(request(), on=route("batch")))
     await turn_until(lambda: sum(fixture.queue.depth().values()) == 1)
     (waiter,) = fixture.queue._waiters.values()
-    assert waiter.expires_at - waiter.entered_at == pytest.approx(NO_DEADLINE_PATIENCE)
+    assert waiter.patience == NO_DEADLINE_PATIENCE
     task.cancel()
 
 
@@ -349,10 +353,10 @@ async def test_a_request_decided_again_keeps_its_patience() -> None:
     """Counted from the first time that it was held, over any number of reloads."""
     fixture, asked = QueueFixture(patience=60.0), request()
     entered_at = monotonic() - 50.0
-    task = asyncio.create_task(fixture.queue.decide(asked, CHAT, ESTIMATE, ANYONE, entered_at))
+    task = asyncio.create_task(fixture.queue.decide(fixture.queue.queued(asked, CHAT, ESTIMATE, ANYONE), entered_at))
     await turn_until(lambda: sum(fixture.queue.depth().values()) == 1)
     (waiter,) = fixture.queue._waiters.values()
-    assert (waiter.entered_at, waiter.expires_at) == (entered_at, entered_at + 60.0)
+    assert (waiter.patience, waiter.expires_at) == (60.0, entered_at + 60.0)
     task.cancel()
 
 

@@ -109,6 +109,24 @@ def test_a_passthrough_behind_an_alias_for_everything_is_noted() -> None:
     assert "note: passthrough never acts: the alias '*' of route a takes every name" in notes(config)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "models"),
+    [("[passthrough]", ["x", "y"]), ("[passthrough, q/*]", []), ("[a]", []), (None, [])],
+)
+def test_models_that_a_pool_takes_from_a_key_for_the_passthrough_are_noted(
+    allowed: str | None, models: list[str]
+) -> None:
+    """The names were passed on for this key before the pool listed these. `z` is a route all the same."""
+    pools = POOLS.replace("[x, y, ", "[x, y, z, ")
+    routes = "" if allowed is None else f", routes: {allowed}"
+    text = f"  a: {{tiers: [p], aliases: [z]}}\npassthrough: p\nkeys: [{{name: k, sha256: {DIGEST}{routes}}}]\n"
+    assert [line for line in notes(loaded(pools + text)) if "404" in line] == [
+        f"note: key k may use passthrough, and gets a 404 for {model}, which is a model of pool q:"
+        " add q/* to its routes"
+        for model in models
+    ]
+
+
 def test_no_route_has_the_name_of_the_route_of_a_pools_models() -> None:
     """Else a key of the one could use the other."""
     text = 'pools:\n  p: {backend: ollama, model: m, models: [x]}\nroutes:\n  "p/*": {tiers: [p]}\n'

@@ -170,9 +170,20 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
 def test_time_held_by_a_rate_limit_is_not_queue_time() -> None:
     """A stage of the time before the decision; the sum stays the same."""
     life = RequestTimeline(Record(arrival=100.0))
-    life.decided(replace(decided(candidate("small/a"), at=100.9), held={"prefill": 0.3, "rate_limit": 0.5}))
+    life.held(100.9, {"prefill": 0.3, "rate_limit": 0.5})
     assert life.record.stages == {Stage.QUEUE: pytest.approx(0.4), Stage.RATE_LIMIT: pytest.approx(0.5)}
     assert life.record.as_json()["held_ms"] == {"prefill": 300.0, "rate_limit": 500.0}
+
+
+def test_time_in_the_queue_adds_up_over_a_reload() -> None:
+    """By rule, and in both stages."""
+    life = RequestTimeline(Record(arrival=100.0))
+    life.held(100.4, {"prefill": 0.1, "rate_limit": 0.2})
+    life.close((Stage.ESTIMATE, 100.5))
+    life.held(100.9, {"rate_limit": 0.3})
+    assert life.record.held == {"prefill": pytest.approx(0.1), "rate_limit": pytest.approx(0.5)}
+    stages = {Stage.QUEUE: 0.3, Stage.RATE_LIMIT: 0.5, Stage.ESTIMATE: 0.1}
+    assert life.record.stages == {stage: pytest.approx(seconds) for stage, seconds in stages.items()}
 
 
 @pytest.mark.parametrize(

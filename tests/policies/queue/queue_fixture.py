@@ -68,6 +68,7 @@ class QueueFixture:
         self._sequence = count()
         self._estimates: dict[str, PromptEstimate] = {}
         self._routes: dict[str, Route] = {}
+        self._entered: dict[str, QueuedRequest] = {}
         for endpoint in self.endpoints:
             self._teach(endpoint)
 
@@ -117,7 +118,9 @@ class QueueFixture:
         self._estimates[request_key] = PromptEstimate(pools)
         estimate, promised = self._estimates[request_key], route(budget, **more)
         self._routes[request_key] = promised
-        self.scheduler.enter(QueuedRequest(request_key, request, estimate, promised, next(self._sequence), tenant))
+        queued = QueuedRequest(request_key, request, estimate, promised, next(self._sequence), tenant)
+        self._entered[request_key] = queued
+        self.scheduler.enter(queued)
 
     def release(self, later: float = 0.0) -> list[str]:
         """Advances the clock by `later` seconds; returns released keys. Each request is dispatched before the next is
@@ -152,6 +155,15 @@ class QueueFixture:
         hold = self.held(name).hold
         return "" if hold is None else hold.rule.value
 
+    def held_s(self, name: str) -> dict[str, float]:
+        """Seconds for which each rule has held a request that has left."""
+        return self._entered[name].held_s
+
+    def leave(self, name: str) -> dict[str, float]:
+        """The caller is gone; seconds for which each rule had held the request."""
+        self.scheduler.leave(name, self.now)
+        return self.held_s(name)
+
     def chance(self, name: str) -> float:
         """The chance of the deadline at the latest decision."""
         return self.scheduler._round(self.fleet, self.now).view.decide(self.held(name)).ranked[0].probability
@@ -177,7 +189,7 @@ class QueueFixture:
         return sum(self.released[name].ranked[0].forecast.prefill for name in names)
 
     def assigned(self, endpoint: Endpoint = ONE) -> list[str]:
-        return _names(self.scheduler.queues.assigned.get(endpoint.id, []))
+        return _names(self.scheduler.queues.of(endpoint.id))
 
     @property
     def best_effort(self) -> list[str]:

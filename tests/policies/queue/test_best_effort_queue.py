@@ -157,7 +157,7 @@ def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.Mo
         queue.release()
     assert calls(lambda: queue.enter("above the bound", **LATE, tenant="key 0", on_miss="best_effort")) < 1000
     assert calls(queue.release) < 400
-    assert calls(lambda: queue.scheduler.leave(f"r{bound // 2}")) < 100
+    assert calls(lambda: queue.scheduler.leave(f"r{bound // 2}", queue.now)) < 100
     assert queue.scheduler.held == bound - 1
 
 

@@ -15,10 +15,9 @@ from policies.queue.late_work import (
     PRIOR_WORK,
     LateRate,
     RefusedRequests,
-    work_ahead,
 )
 from policies.queue.queued_request import QueuedRequest
-from policies.types import NEVER, TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
+from policies.types import TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
 from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
 
 SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
@@ -133,20 +132,22 @@ def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
 
 def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
     rate = LateRate()
-    before = rate.wait(2.0, START)
-    rate.add(START)
+    before, waiting = rate.wait(2.0, START), prompt([1])
+    rate.add(waiting, START)
     blocked = rate.wait(2.0, START + 20.0)
-    rate.add(START + 20.0, -1)
+    rate.leave(waiting, START + 20.0)
     assert blocked > 5 * before
     assert rate.wait(2.0, START + 200.0) == pytest.approx(before, rel=0.1)
 
 
 def test_work_that_begins_shortens_the_wait() -> None:
     slow, fast = LateRate(), LateRate()
-    for second in range(20):
-        for rate, begun in ((slow, 0.5), (fast, 4.0)):
-            rate.add(START + second)
-            rate.on_begun(begun, START + second)
+    for rate, begun in ((slow, 0.5), (fast, 4.0)):
+        rate.add(prompt([1]), START)
+        for second in range(20):
+            waiting = prompt([1], prefill_s=begun)
+            rate.add(waiting, START + second)
+            rate.begin(waiting, START + second)
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
 
 
@@ -154,31 +155,67 @@ def test_work_that_begins_shortens_the_wait() -> None:
 def test_a_refusal_is_a_forecast_and_is_scored_as_one(began_after: float, wrong: float) -> None:
     """Once the work that was ahead has begun, the time since is compared with the wait that was predicted."""
     rate = LateRate()
-    rate.add(START, 2)
+    waiting = [prompt([1], prefill_s=seconds) for seconds in (3.0, 1.0, 1.0)]
+    for each in waiting:
+        rate.add(each, START)
     rate.on_refused(4.0, 10.0, START)
-    rate.on_begun(3.0, START + began_after / 2)
+    rate.begin(waiting[0], START + began_after / 2)
     assert rate.correction == 1.0, "a part of the work has begun"
-    rate.on_begun(1.0, START + began_after)
+    rate.begin(waiting[1], START + began_after)
     assert rate.correction == pytest.approx(wrong ** (1 / 8))
 
 
 def test_refusals_that_were_wrong_shorten_the_next_waits_and_no_more_than_fourfold() -> None:
-    """Of two seconds instead of a hundred, all others gone."""
+    """Of two seconds instead of a hundred, after which none waits any more."""
     rate = LateRate()
     for number in range(100):
-        at = START + 10 * number
-        rate.add(at)
+        at, waiting = START + 10 * number, prompt([1], prefill_s=0.1)
+        rate.add(waiting, at)
         rate.on_refused(4.0, 100.0, at)
-        rate.add(at + 2.0, -1)
+        rate.begin(waiting, at + 2.0)
     assert rate.correction == pytest.approx(1 / MOST_WRONG)
+
+
+def test_callers_who_hang_up_shorten_no_wait() -> None:
+    """Their work is taken out of the forecasts that counted it, and out of no other."""
+    rate = LateRate()
+    stays, *gone = (prompt([1], prefill_s=1.0) for _ in range(21))
+    rate.add(stays, START)
+    rate.on_refused(1.0, 5.0, START)
+    for each in gone:
+        rate.add(each, START + 1)
+        each.late_since = START + 1
+    rate.on_refused(21.0, 210.0, START + 1)
+    for number, each in enumerate(gone):
+        rate.leave(each, START + 2 + number / 100)
+    assert rate.correction == 1.0
+    rate.begin(stays, START + 11.0)
+    assert rate.correction == pytest.approx((11 / 5) ** (1 / 8) * (10 / 10) ** (1 / 8))
+
+
+def test_callers_of_one_key_who_hang_up_shorten_no_wait_of_their_route() -> None:
+    """Through the whole queue, at an engine that takes nothing."""
+    queue = QueueFixture()
+    queue.decode()
+    for number in range(400):
+        queue.enter(f"r{number}", **SHORT_LATE, tenant="flood", blocks=(number,))
+        if number >= 300 and queue.best_effort:
+            queue.leave(queue.best_effort[0])
+        queue.now += 0.01
+    waiting = queue.scheduler.queues.best_effort
+    assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
+    assert waiting.rate(next(iter(waiting))).correction == 1.0
 
 
 def test_tenants_take_turns_so_a_flood_is_no_work_ahead_of_others() -> None:
     """Of another tenant's work, no more is ahead of a request than of its own."""
-    waiting_s = {"flood": 500.0, "few": 1.0}
-    assert work_ahead("new", 2.0, waiting_s) == 2.0 + 1.0
-    assert work_ahead("few", 2.0, waiting_s) == 1.0 + 3.0
-    assert work_ahead("flood", 2.0, waiting_s) == 500.0 + 1.0
+    rate = LateRate()
+    for number in range(250):
+        rate.add(prompt([number], "flood"), START)
+    rate.add(prompt([1], "few"), START)
+    assert rate.late_forecast(prompt([1], "new"), START)[0] == 2.0 + 2.0
+    assert rate.late_forecast(prompt([1], "few"), START)[0] == 2.0 + 4.0
+    assert rate.late_forecast(prompt([1], "flood"), START)[0] == 500.0 + 2.0
 
 
 def test_long_late_prompts_of_one_tenant_get_no_short_one_of_another_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +239,7 @@ def test_refused_late_work_is_none_that_has_begun() -> None:
     for number in range(10):
         queue.enter(f"r{number}", **SHORT_LATE, on_miss="best_effort")
     waiting = queue.scheduler.queues.best_effort
-    rate = waiting._rate(next(iter(waiting)))
+    rate = waiting.rate(next(iter(waiting)))
     begun_s = rate.begun_s
     for _ in range(2):
         queue.fleet.on_probe_failed(ONE.id, queue.now)
@@ -343,12 +380,13 @@ def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> No
         tenant, blocks = f"t{random.randrange(4)}", (random.randrange(60),)
         queue.enter(f"r{number}", random.choice((4000, 60_000)), 0.15, tenant, blocks=blocks)
         if queue.best_effort and random.random() < 0.4:
-            queue.scheduler.leave(random.choice(queue.best_effort), random.choice((NEVER, queue.now)))
+            queue.leave(random.choice(queue.best_effort))
         queue.release(later=random.uniform(0.0, 0.3))
     for name in queue.best_effort:
-        queue.scheduler.leave(name)
+        queue.leave(name)
     waiting = queue.scheduler.queues.best_effort
     assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
-    assert (waiting.late, waiting._waiting_s, queue.scheduler.held) == (False, {}, 0)
-    rate = waiting._rate(prompt([1]))
+    assert (waiting.late, queue.scheduler.held) == (False, 0)
+    rate = waiting.rate(prompt([1]))
+    assert rate.late_forecast(prompt([1]), queue.now)[0] == 0.0
     assert rate.wait(1.0, queue.now + 1000.0) == pytest.approx(rate.correction * PRIOR_S / PRIOR_WORK)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.queue import placement_round, queue_scheduler
+from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, Placement
 from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
@@ -173,7 +174,8 @@ def test_requests_of_a_removed_endpoint_are_reassigned() -> None:
 
 
 def test_a_queued_request_waits_for_its_own_engine_though_another_becomes_idle() -> None:
-    """Its engine was chosen with all work ahead, and keeps the deadline: moving requests gained nothing (0012)."""
+    """Its engine was chosen with all work ahead: moving requests gained nothing (0012). At its turn it is decided again
+    like a new one, and goes where it is best by then."""
     queue = QueueFixture((ONE, TWO))
     keys = queue.fill(ONE, TWO)
     for name in "abcd":
@@ -185,7 +187,7 @@ def test_a_queued_request_waits_for_its_own_engine_though_another_becomes_idle()
     assert queue.release() == []
     queue.first_tokens(*keys[:2])
     assert queue.release() == queued_at_one
-    assert {queue.destination(name) for name in queued_at_one} == {ONE.id}
+    assert [queue.destination(name) for name in queued_at_one] == [ONE.id, TWO.id]
 
 
 # --------------------------------------------------------------------------- limits
@@ -232,7 +234,7 @@ def test_leave_removes_the_request_from_any_queue(budget: float | None) -> None:
     queue = QueueFixture()
     keys = queue.fill(ONE)
     queue.enter("r", budget=budget)
-    queue.scheduler.leave("r")
+    queue.leave("r")
     assert (queue.scheduler.held, queue.scheduler.wake_at) == (0, FOREVER)
     queue.first_tokens(*keys)
     assert queue.release() == []
@@ -250,7 +252,7 @@ def test_a_released_request_counts_as_load_until_it_is_dispatched() -> None:
     assert first.chosen.endpoint != second.chosen.endpoint
     for request_key in ("a", "b", "nobody"):
         queue.scheduler.on_dispatched(request_key)
-        queue.scheduler.leave(request_key)
+        queue.scheduler.leave(request_key, queue.now)
     assert (queue.scheduler.held, queue.scheduler.queues.in_dispatch) == (0, {})
 
 
@@ -282,7 +284,7 @@ def test_every_request_is_released_once_or_queued_in_one_place(
                     inside.add(str(number))
                 case "leave" if inside:
                     left = sorted(inside)[which % len(inside)]
-                    queue.scheduler.leave(left)
+                    queue.scheduler.leave(left, queue.now)
                     inside.remove(left)
                 case "first token" | "end" if queue.released:
                     name = list(queue.released)[which % len(queue.released)]
@@ -317,14 +319,14 @@ def test_the_rule_that_would_hold_a_request_is_the_one_that_does(budget: float |
     assert queue.hold("r") == rule
     queue.release(later=0.03)
     assert [(each.hold and each.hold.since) for each in queue.scheduler.holds()] == [START]
-    assert queue.scheduler.leave("r", START + 0.03) == {rule: pytest.approx(0.03)}
+    assert queue.leave("r") == {rule: pytest.approx(0.03)}
 
 
 def test_no_rule_holds_a_request_that_an_engine_takes_at_once() -> None:
     queue = QueueFixture()
     assert queue.would_hold() is None
     assert queue.enter("r") == ["r"]
-    assert queue.released["r"].held == {}
+    assert queue.held_s("r") == {}
 
 
 def test_each_rule_has_its_part_of_the_time_in_the_queue() -> None:
@@ -337,4 +339,44 @@ def test_each_rule_has_its_part_of_the_time_in_the_queue() -> None:
     queue.release(later=0.1)
     queue.end(f"{ONE.id} answer 0", *keys)
     queue.release(later=0.2)
-    assert queue.released["r"].held == {"prefill": pytest.approx(0.1), "pace": pytest.approx(0.2)}
+    assert queue.held_s("r") == {"prefill": pytest.approx(0.1), "pace": pytest.approx(0.2)}
+
+
+def test_a_request_that_an_earlier_deadline_displaces_waits_its_turn() -> None:
+    """From then on the first is held by the prefill in progress, and the displaced one by the first."""
+    queue = QueueFixture()
+    queue.send("busy", ONE, 20_000, queue.now)
+    assert queue.enter("loose", budget=9.0) == []
+    queue.now += 0.1
+    assert queue.enter("tight", budget=8.0) == []
+    assert (queue.assigned(), queue.hold("tight"), queue.hold("loose")) == (["tight", "loose"], "prefill", "turn")
+    queue.now += 0.2
+    assert queue.leave("loose") == {"prefill": pytest.approx(0.1), "turn": pytest.approx(0.2)}
+
+
+def test_a_late_request_behind_another_of_its_queue_waits_its_turn() -> None:
+    """Also one that was the first until a request came back."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    for name in ("first", "second"):
+        assert queue.enter(name, tokens=4000, budget=0.15) == []
+    assert (queue.hold("first"), queue.hold("second")) == ("prefill", "turn")
+    queue.arrive("returned", tokens=4000, budget=0.15)
+    queue.scheduler.queues.new[-1].returned = True
+    assert queue.release() == []
+    assert [queue.hold(name) for name in ("returned", "first", "second")] == ["prefill", "turn", "turn"]
+
+
+@pytest.mark.parametrize("budget", [2.0, 0.15])
+def test_a_request_of_a_scheduler_that_failed_enters_another_as_a_new_one(budget: float) -> None:
+    """Assigned or late before, it is held by the other scheduler, and can leave."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    assert queue.enter("r", tokens=4000, budget=budget) == []
+    held = queue.held("r")
+    queue.scheduler = QueueScheduler()
+    queue.scheduler.enter(held)
+    assert (queue.release(), queue.scheduler.held) == ([], 1)
+    assert (queue.assigned(), queue.best_effort) == ((["r"], []) if budget > 1 else ([], ["r"]))
+    queue.leave("r")
+    assert queue.scheduler.held == 0

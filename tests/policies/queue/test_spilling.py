@@ -89,16 +89,16 @@ def test_every_request_of_a_queue_spills_in_time() -> None:
 
 def test_a_request_without_a_deadline_has_no_last_moment() -> None:
     """Behind a cap, beside a tier that is down, and unfit after a reload: it is refused, and the queue goes on."""
-    queue = QueueFixture((ONE, LARGE))
-    capped = [replace(pool(each.pool, (each,)), concurrent_requests=1) for each in (ONE, LARGE)]
+    queue = QueueFixture((API, LARGE))
+    capped = [replace(pool(each.pool, (each,)), concurrent_requests=1) for each in (API, LARGE)]
     queue.fleet.reload(capped)
-    queue.send("busy", ONE, 100, queue.now)
+    queue.send("busy", API, 100, queue.now)
     for _ in range(2):
         queue.fleet.on_probe_failed(LARGE.id, queue.now)
     for name in ("first", "second"):
-        assert queue.enter(name, budget=None, tiers=["small", "large"]) == []
+        assert queue.enter(name, budget=None, tiers=["api", "large"]) == []
     assert queue.release(later=RECHECK_TIERS) == []
-    queue.scheduler.leave("first")
+    queue.leave("first")
     assert queue.release(later=RECHECK_TIERS / 4) == []
     queue.fleet.reload([replace(each, context_window=10) for each in capped])
     assert queue.release(later=0.9 * RECHECK_TIERS) == []
@@ -269,7 +269,7 @@ def test_queue_time_counts_as_rate_limited_while_an_api_would_take_the_request()
     queue.enter("second", tokens=4000, budget=0.15, tiers=["small", "api"])
     queue.release(later=119.0)
     assert queue.release(later=1.0) == ["first", "second"]
-    assert [queue.released[name].held for name in ("first", "second")] == [{"rate_limit": 121.0}, {"rate_limit": 120.0}]
+    assert [queue.held_s(name) for name in ("first", "second")] == [{"rate_limit": 121.0}, {"rate_limit": 120.0}]
 
 
 def test_queue_time_for_a_preferred_engine_is_not_rate_limited() -> None:
@@ -280,7 +280,7 @@ def test_queue_time_for_a_preferred_engine_is_not_rate_limited() -> None:
     assert queue.enter("r", **MIXED) == []
     assert queue.assigned() == ["r"]
     queue.release(later=1.0)
-    assert queue.scheduler.leave("r", queue.now) == {"pace": 1.0}
+    assert queue.leave("r") == {"pace": 1.0}
 
 
 def test_queue_time_behind_a_refusing_first_tier_is_rate_limited() -> None:
@@ -291,7 +291,7 @@ def test_queue_time_behind_a_refusing_first_tier_is_rate_limited() -> None:
     assert queue.enter("r", **MIXED | {"tiers": ["api", "small"]}) == []
     assert queue.assigned() == ["r"]
     queue.release(later=0.5)
-    assert queue.scheduler.leave("r", queue.now) == {"rate_limit": 0.5}
+    assert queue.leave("r") == {"rate_limit": 0.5}
 
 
 def test_without_a_deadline_only_the_preferred_tier_can_be_rate_limited() -> None:
@@ -303,7 +303,7 @@ def test_without_a_deadline_only_the_preferred_tier_can_be_rate_limited() -> Non
         rate_limit(queue)
         assert queue.enter("r", tokens=4000, budget=None, tiers=tiers) == []
         queue.release(later=0.05)
-        waited.append([*queue.scheduler.leave("r", queue.now)])
+        waited.append([*queue.leave("r")])
     assert waited == [["prefill"], ["rate_limit"]]
 
 
