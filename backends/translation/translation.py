@@ -4,6 +4,8 @@ A translation turns the caller's request into the backend's, and the backend's r
 Rules:
 - A member without an equivalent raises `UntranslatableError` with its name, before anything is sent; where the route
   drops the member by name, the translation leaves it out. Nothing is lost silently, nothing invented.
+- `X_to_Y` is for a caller who speaks X, before a server that speaks Y: `request.py` turns X into Y, `answer.py` turns
+  reply and events back into X.
 - Translations are pure and know nothing of sockets or routes. A chain of two joins any pair of dialects through chat.
 - An event is translated alone, on arrival: a translated stream has no more delay than an untouched one.
 """
@@ -107,6 +109,12 @@ class Translation:
 def sse(event: Mapping[str, Any], name: str = "") -> bytes:
     """An event as written on the wire."""
     return bytes(ServerSentEvent(name.encode(), _encode(event)))
+
+
+def chat_error(failure: Failure) -> bytes:
+    """The event that ends a stream of a chat completion by an error."""
+    error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
+    return sse({"error": error})
 
 
 def decode_event(data: bytes) -> Any:

@@ -13,11 +13,11 @@ import pytest
 from benchmarks import ablation, scenarios
 from benchmarks.ablation import BY_NAME, IDEAS, ON, Idea, placements, replay_one, tasks, without
 from benchmarks.ablation_page import Ablated, page
-from gateway.replay.player import play
-from gateway.replay.sim_fleet import Scenario
-from gateway.replay.traces import Agents, Arrival, agents
+from lab.replay.player import play
+from lab.replay.sim_fleet import Scenario
+from lab.traffic.traces import Agents, Arrival, agents
 from policies.queue.placement_round import PlacementRound
-from tests.gateway.replay.builders import arrivals as chats
+from tests.lab.replay.builders import arrivals as chats
 
 # The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late
 # prefills of seconds need long prompts and engines that are idle at times; a learned TPOT needs answers before it.

@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
 from gateway import cache_warming
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import Load
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from math import inf
@@ -91,29 +92,27 @@ def running_version() -> str:
         return "unknown"
 
 
+@dataclass(eq=False)
 class EndpointCollector(Collector):
     """firsttoken_endpoint_*. `loads`: by the gateway's own counts; `reported`: by recent scrapes of engines."""
 
-    def __init__(
-        self, loads: Callable[[], Mapping[str, Load]], reported: Callable[[], Mapping[str, EngineLoad]] = dict
-    ) -> None:
-        self.loads = loads
-        self.reported = reported
+    pool_of: Callable[[str], str]
+    loads: Callable[[], Mapping[str, Load]]
+    reported: Callable[[], Mapping[str, EngineLoad]] = dict
 
     def collect(self) -> Iterable[Metric]:
         loads, reported = self.loads(), self.reported()
-        yield _by_endpoint("in_flight", {name: load.in_flight for name, load in loads.items()})
-        yield _by_endpoint("uncached_tokens_ahead", {name: load.queued_tokens for name, load in loads.items()})
-        yield _by_endpoint("state", {name: STATES[load.health] for name, load in loads.items()})
-        yield _by_endpoint("running", {name: engine.running for name, engine in reported.items()})
-        yield _by_endpoint("waiting", {name: engine.waiting for name, engine in reported.items()})
-        yield _by_endpoint("kv_usage_ratio", {name: engine.kv_usage for name, engine in reported.items()})
+        yield self._gauge("in_flight", {name: load.in_flight for name, load in loads.items()})
+        yield self._gauge("uncached_tokens_ahead", {name: load.queued_tokens for name, load in loads.items()})
+        yield self._gauge("state", {name: STATES[load.health] for name, load in loads.items()})
+        yield self._gauge("running", {name: engine.running for name, engine in reported.items()})
+        yield self._gauge("waiting", {name: engine.waiting for name, engine in reported.items()})
+        yield self._gauge("kv_usage_ratio", {name: engine.kv_usage for name, engine in reported.items()})
 
-
-def _by_endpoint(metric: str, values: Mapping[str, float | None]) -> Metric:
-    """`values`: by endpoint id, which begins with the pool's name."""
-    known = [((name.partition("/")[0], name), value) for name, value in values.items() if value is not None]
-    return gauge(f"firsttoken_endpoint_{metric}", known)
+    def _gauge(self, metric: str, values: Mapping[str, float | None]) -> Metric:
+        """`values`: by endpoint id."""
+        known = [((self.pool_of(name), name), value) for name, value in values.items() if value is not None]
+        return gauge(f"firsttoken_endpoint_{metric}", known)
 
 
 class TokenizerCollector(Collector):

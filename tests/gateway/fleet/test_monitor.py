@@ -65,7 +65,7 @@ async def monitoring(
 async def poll(monitor: Monitor, connections: ConnectionPool, speaking: Backend) -> None:
     """One poll of the endpoint, after those before."""
     known = POLLS.setdefault(monitor, EndpointPoll(ENDPOINT, PollTarget(connections, speaking), 1.0))
-    known.target = PollTarget(connections, speaking)
+    known.target = PollTarget(connections, speaking, POOL.name)
     await monitor.poll(known)
 
 

@@ -250,7 +250,7 @@ def test_retry_after_blocks_the_endpoint() -> None:
     """For all requests, not only this one."""
     stage = Stage(status=429).ends()
     assert stage.fleet.reports[0].retry_after == 7.0
-    assert stage.fleet.loads()["small/a"].blocked_until == pytest.approx(monotonic() + 7.0, abs=1.0)
+    assert stage.fleet.loads()["small/a"].limits.blocked_until == pytest.approx(monotonic() + 7.0, abs=1.0)
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ asked = st.tuples(
     st.sampled_from([0.05, 0.3, 1.0, 3.0, None]),
     st.sampled_from([["small"], ["small", "api"], ["large", "small"], ["api"]]),
     st.sampled_from(["queue", "best_effort", "shed"]),
-    st.sampled_from(["predicted", "lmetric"]),
+    st.sampled_from(["predicted", "least_request"]),
 )
 
 
