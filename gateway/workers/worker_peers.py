@@ -131,16 +131,18 @@ class WorkerPeers:
     async def _receive(self, reader: asyncio.StreamReader, connection: asyncio.StreamWriter) -> None:
         sender: bytes | None = None
         self._incoming.add(connection)
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                message = await reader.readexactly(int.from_bytes(await reader.readexactly(SIZE), "little"))
-                if message.startswith(POLL):
-                    endpoint, poll = _decode_poll(memoryview(message)[len(POLL) :])
-                    self._polls[endpoint] = poll
-                else:
-                    sender = sender_of(message)
-                    self._peers.on_message(message, monotonic())
-        self._incoming.discard(connection)
-        connection.close()
-        if sender is not None:
-            self._peers.remove(sender)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while True:
+                    message = await reader.readexactly(int.from_bytes(await reader.readexactly(SIZE), "little"))
+                    if message.startswith(POLL):
+                        endpoint, poll = _decode_poll(memoryview(message)[len(POLL) :])
+                        self._polls[endpoint] = poll
+                    else:
+                        sender = sender_of(message)
+                        self._peers.on_message(message, monotonic())
+        finally:
+            self._incoming.discard(connection)
+            connection.transport.abort()
+            if sender is not None:
+                self._peers.remove(sender)

@@ -65,7 +65,7 @@ async def accepts_connections(served: Served) -> bool:
     try:
         async with calling(served.url):
             return True
-    except ConnectionRefusedError:
+    except ConnectionError:  # refused; reset where the worker has closed its socket meanwhile
         return False
 
 
