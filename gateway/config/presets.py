@@ -21,7 +21,7 @@ _OWN = ("tiers", "limits", "per_1k_tokens")
 
 @cache
 def preset(workload: Workload) -> dict[str, Any]:
-    """Keys of a route that says no more than its workload."""
+    """Defaults of a route with this workload."""
     file = FOLDER / f"{workload}.yaml"
     return _without_own(parse(file.read_text("utf-8"), file.name, {}).data["routes"][workload])
 

@@ -1,8 +1,8 @@
-"""Rate limits of one key at one endpoint: all that is believed of them.
+"""Beliefs about the rate limits of one key at one endpoint.
 
 Rules:
-- What a provider says is read by `backends.rate_limit_headers`. Attempts at the endpoint alone write what is believed
-  (`policies.fleet.in_flight_attempt`). Decisions ask `policies.rate_limit.send_limits`.
+- Read from replies by `backends.rate_limit_headers`; written by attempts at the endpoint alone
+  (`policies.fleet.in_flight_attempt`); asked by decisions as `policies.rate_limit.send_limits`.
 - Limits are those that the provider reports, and those of the configuration. Requests per minute of an API that reports
   none are learned from its rejections.
 - A report is as of the sending of its request: what was sent later is deducted, and an older report changes nothing.
@@ -24,7 +24,7 @@ MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; def
 LIMITED = "limited by its provider"
 
 Buckets = tuple[RateLimit, ...]
-Reason = tuple[str, str, float]  # what is believed, why, and until when
+Reason = tuple[str, str, float]  # belief, reason, end
 
 
 class ProviderRefusal:
@@ -47,7 +47,7 @@ class ProviderRefusal:
 
 
 class EndpointLimits:
-    """`learns`: an API, whose limits are its provider's; an engine has none of these."""
+    """`learns`: limits of an API are reported, refused or learned; an engine has none."""
 
     def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None, *, learns: bool) -> None:
         self.refusal = ProviderRefusal()  # of requests of all callers

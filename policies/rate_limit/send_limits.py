@@ -36,7 +36,7 @@ class SendLimits:
         return now - self.blocked_until <= RATE_LIMIT_WINDOW
 
     def behind(self, requests: int, tokens: float) -> SendLimits:
-        """The limits as a request meets them that is sent after `requests` others, with prompts of `tokens` tokens."""
+        """Limits of a request sent after `requests` others, with prompts of `tokens` tokens together."""
         return replace(self, held_requests=requests, held_tokens=tokens) if requests and self.buckets else self
 
 
