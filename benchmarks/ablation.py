@@ -143,7 +143,7 @@ IDEAS = (
     Idea(
         "spilling",
         "a queued request never moves to another tier",
-        ((PlacementRound, "move", _nothing),),
+        ((PlacementRound, "may_move", _never), (PlacementRound, "move", _nothing)),
         plays_in=_with_tiers,
     ),
     Idea(
