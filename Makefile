@@ -83,7 +83,7 @@ test-compiled: wheel-compiled ## run the tests against the compiled wheel, insta
 
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --custom-compile-command "make lock" --extra fast-tokenizer --extra kvevents --extra otel --extra redis --extra schemas \
+	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra redis --extra schemas \
 	  --extra tokenizers --output-file deploy/locks/image.txt pyproject.toml
 	@echo 'hatchling>=1.27' | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --upgrade --custom-compile-command "make lock" --output-file deploy/locks/build.txt -

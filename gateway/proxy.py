@@ -201,7 +201,15 @@ class Proxy:
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         estimate = await self.estimate(request, runtime, route, tenant, timeline)
         if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
+            estimate = await self.admission.reserve(
+                tenant,
+                tenant.limits,
+                estimate,
+                request.choices,
+                runtime.pools,
+                timeline,
+                partial(self.decider.counted, request, route, tenant, estimate),
+            )
         if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, timeline, estimate)
             return

@@ -7,6 +7,7 @@ Rules:
 - A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
+- A prompt is counted exactly where the claim is refused by its tokens, or nearly.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
   included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
@@ -14,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
 from prometheus_client import CollectorRegistry
@@ -29,6 +30,7 @@ from gateway.observe.timeline import Recorder, RequestTimeline
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
 
+ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
@@ -80,10 +82,23 @@ class Admission:
         choices: int,
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
-    ) -> None:
-        """Claim the whole request in place of its head. Raises ApiError (429)."""
-        claim = claim_of(estimate, choices, None if limits.cost is None else pools)
-        await self.claim(tenant, limits, claim, timeline)
+        count: Callable[[], Awaitable[PromptEstimate]],
+    ) -> PromptEstimate:
+        """Claim the whole request in place of its head. Raises ApiError (429).
+
+        Returns the estimate: by an exact `count`, where the limits admit the request or not by its margin."""
+        priced, head = None if limits.cost is None else pools, timeline.record.quota
+        if head is not None and is_near_limit(head, claim_of(estimate, choices, None), estimate):
+            estimate = await count()
+        try:
+            await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
+        except QuotaExceeded as exceeded:
+            if estimate.counted or exceeded.reservation.verdict.limit not in ESTIMATED:
+                raise
+            estimate = await count()
+            timeline.reserved(None)
+            await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
+        return estimate
 
     async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
         """`reserve`, of a known claim."""
@@ -110,6 +125,12 @@ class Admission:
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
             self.refused.of[reservation.name, limit.value].value += 1
+
+
+def is_near_limit(head: Reservation, claim: Claim, estimate: PromptEstimate) -> bool:
+    """Within the margin of the estimate, the tokens that are left admit the claim or not."""
+    margin = max(pool.margin for pool in estimate.pools.values())
+    return head.limits.tokens is not None and abs(head.verdict.tokens_left - claim.tokens) <= margin > 0
 
 
 def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None) -> Claim:

@@ -70,6 +70,10 @@ class Prompt:
             message or (_decode(source) if isinstance(source, Raw) else source), partial(self._medium, family)
         )
 
+    def rewind(self) -> None:
+        """The parts are read again."""
+        self.media_left = MEDIA_TOKENS
+
     def _medium(self, family: MediaFamily, part: Mapping[str, Any]) -> bytes:
         ids = medium_ids(part, family, self.media_left)
         self.media_left -= len(ids) // ID_BYTES

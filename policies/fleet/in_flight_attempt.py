@@ -240,8 +240,8 @@ class InFlightAttempt:
             accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
         elif pending is not None:
             state.cache.on_unanswered(key, pending)
-        if report.prompt_tokens is not None and self.prompt.text_tokens and scale is not None:
-            scale.observe(self.prompt.text_tokens, self.prompt.messages, report.prompt_tokens)
+        if report.prompt_tokens is not None and scale is not None and (counted := self.prompt.count()):
+            scale.observe(counted, self.prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None:
             self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:

@@ -237,6 +237,21 @@ def misfit(
     return None
 
 
+def is_near_limit(request: RequestView, route: Route, estimate: PromptEstimate, pools: Mapping[str, Pool]) -> bool:
+    """Within the margin of the estimate, a tier may take the request or not."""
+    cap = route.output_cap(request.max_tokens)
+    for tier in route.tiers:
+        prompt, pool = estimate.pools.get(tier.pool), pools.get(tier.pool)
+        if prompt is None or pool is None or not prompt.margin:
+            continue
+        limits = [] if tier.when is None or tier.when.prompt_tokens is None else tier.when.prompt_tokens.limits
+        if (window := pool.context_window) is not None:
+            limits = [*limits, window - (cap or estimate.output_tokens), window - 1]
+        if any(abs(prompt.tokens - limit) <= prompt.margin for limit in limits):
+            return True
+    return False
+
+
 def uncached_tokens(
     request: RequestView,
     route: Route,

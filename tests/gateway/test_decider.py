@@ -14,7 +14,8 @@ from gateway.api.api_error import ApiError
 from gateway.decider import LARGE, MANY, Decider
 from gateway.observe.record import RequestOutcome
 from gateway.strict_json import decode, encode
-from gateway.tokenize.estimator import Estimator, TokenizerConfig
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt_reader import TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView

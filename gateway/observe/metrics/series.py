@@ -285,6 +285,7 @@ class RequestMetrics:
         self.error = histogram("firsttoken_ttft_prediction_error_seconds")
         self.covered = counter("firsttoken_ttft_prediction_covered_total")
         self.hit = histogram("firsttoken_prefix_hit_ratio")
+        self.size_error = histogram("firsttoken_prompt_tokens_error_ratio")
         self.attempts = counter("firsttoken_attempts_total")
         self.hedges = counter("firsttoken_hedges_total")
         self.external_refused = counter("firsttoken_external_refused_total")
@@ -296,7 +297,16 @@ class RequestMetrics:
         self.loop_lag = LoopLag()
         self.parts: list[Collector] = [
             *(self.requests, self.ttft, self.reasoning, self.answer, self.by_prompt, self.tpot, self.stage, self.slo),
-            *(self.predicted, self.error, self.covered, self.hit, self.attempts, self.hedges, self.external_refused),
+            *(
+                self.predicted,
+                self.error,
+                self.covered,
+                self.hit,
+                self.size_error,
+                self.attempts,
+                self.hedges,
+                self.external_refused,
+            ),
             *(self.escalations, self.rescues, self.junk, self.tokens, self.cost, self.loop_lag),
         ]
         self._waiting: list[Record] = []
@@ -374,6 +384,8 @@ class RequestMetrics:
         prompt = estimated if reported is None else reported
         self.tokens.of[route, pool, "input"].value += prompt
         self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
+        if estimated and reported:
+            self.size_error.of[(pool,)].observe(abs(estimated / reported - 1.0))
         if estimated and record.cached_tokens_predicted is not None:
             self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:
