@@ -24,7 +24,7 @@ from policies.fleet.fleet import Fleet
 from policies.latency.token_counts import AnswerLengths
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import is_near_limit, uncached_tokens
+from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
 from policies.types import Decision, Health, PromptEstimate
 
@@ -72,16 +72,17 @@ class Decider:
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route. Text that was not counted yet is counted once
-        the request is sent; here, where a tier takes the request or not by the count.
+        the request is sent; here, where the decision needs the count.
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
         text = PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters)
-        expected = self.answer_lengths.expected_output(route.name, route.output_cap(request.max_tokens))
+        cap = route.output_cap(request.max_tokens)
+        expected = self.answer_lengths.expected_output(route.name, cap)
         estimate = await self._read(text, expected)
         if not estimate.counted:
             pools = self.fleet.snapshot(monotonic()).pools
-            if request.operation is Operation.COUNT_TOKENS or is_near_limit(request, route, estimate, pools):
+            if request.operation is Operation.COUNT_TOKENS or is_count_needed(route, estimate, cap, pools):
                 estimate = await self._count(text, expected)
             else:
                 self.counts.add(text.prompt.size, self.estimator.count(text))

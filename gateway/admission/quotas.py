@@ -7,7 +7,8 @@ Rules:
 - A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
-- A prompt is counted exactly where the claim is refused by its tokens, or nearly.
+- A prompt is counted exactly where its claim is refused by tokens or cost, and where the tokens are within the margin of
+  what is left. A claimed cost is by the most that the estimate allows.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
   included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
@@ -139,7 +140,7 @@ def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] |
     tokens = max([pool.tokens for pool in found.values()])
     if pools is None:
         return Claim(tokens + output)
-    cost = max([pools[name].price.at_most(pool.tokens, output) for name, pool in found.items()])
+    cost = max([pools[name].price.at_most(pool.tokens + pool.margin, output) for name, pool in found.items()])
     return Claim(tokens + output, round(cost * NANO))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import inspect
 import json
@@ -127,6 +128,7 @@ async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
 
 LONG = inspect.getsource(inspect)
 OTHER = inspect.getsource(json)
+MORE = inspect.getsource(argparse)  # 100 KB
 
 
 def long(text: str = LONG[:20_000], **more: object) -> InferenceRequest:
@@ -147,6 +149,11 @@ def tokens_of(decider: Decider, asked: InferenceRequest, tier: str = "large") ->
     return decider.estimator.estimate(text).pools[tier].tokens
 
 
+async def teach(decider: Decider) -> None:
+    """Count some code of the same key: its weights are learned."""
+    assert (await decider.estimate(long(MORE), BOTH, ANYONE)).counted
+
+
 async def counted(decider: Decider) -> None:
     """Everything that was sent is counted."""
     async with asyncio.timeout(20):
@@ -154,8 +161,16 @@ async def counted(decider: Decider) -> None:
             await asyncio.sleep(0.001)
 
 
+async def test_the_first_texts_of_a_key_are_counted_first(decider: Decider) -> None:
+    """Nothing has taught their estimate: a growing budget would be by the wrong tokens."""
+    assert (await decider.estimate(long(MORE), route(), ANYONE)).counted
+    assert not (await decider.estimate(long(), route(), ANYONE)).counted
+    assert (await decider.estimate(long(OTHER), route(), Tenant("another"))).counted
+
+
 async def test_new_text_is_counted_after_the_decision(decider: Decider) -> None:
     """The next turn is exact, and so is what the engine's report teaches."""
+    await teach(decider)
     asked = long()
     before = await decider.estimate(asked, route(), ANYONE)
     assert not before.counted
@@ -173,6 +188,7 @@ async def test_a_prompt_at_the_edge_of_a_context_window_is_counted_first(room: i
     asked = long(max_tokens=100)
     window = tokens_of(with_window(10**6), asked) + 100 + room
     decider = with_window(window)
+    await teach(decider)
     estimate = await decider.estimate(asked, BOTH, ANYONE)
     assert estimate.counted
     unfit = [each.pool for each in decider.decide(asked, BOTH, estimate, ANYONE, 1).rejected]
@@ -182,8 +198,9 @@ async def test_a_prompt_at_the_edge_of_a_context_window_is_counted_first(room: i
 @pytest.mark.parametrize("more", [0, 1])
 async def test_a_prompt_at_the_edge_of_a_condition_is_counted_first(decider: Decider, more: int) -> None:
     """`when: {prompt_tokens: "<= N"}` holds for N tokens and not for one more."""
+    await teach(decider)
     asked = long()
-    tokens = tokens_of(decider, asked, "small")
+    tokens = tokens_of(with_window(10**6), asked)
     tiers = [{"pool": "small", "when": {"prompt_tokens": f"<= {tokens - more}"}}, "large"]
     estimate = await decider.estimate(asked, route(tiers=tiers), ANYONE)
     assert estimate.counted
@@ -194,6 +211,7 @@ async def test_a_prompt_at_the_edge_of_a_condition_is_counted_first(decider: Dec
 async def test_a_prompt_far_from_every_edge_is_not_counted_first() -> None:
     """A count would only take time."""
     decider = with_window(200_000)
+    await teach(decider)
     tiers = [{"pool": "large", "when": {"prompt_tokens": "<= 100000"}}, "small"]
     assert not (await decider.estimate(long(), route(tiers=tiers), ANYONE)).counted
 
@@ -209,6 +227,7 @@ async def test_tokens_that_are_asked_for_are_counted(decider: Decider) -> None:
 async def test_equal_prompts_at_once_go_to_one_engine(decider: Decider, second: str) -> None:
     """Or prompts with an equal beginning, before anything of the first is counted: its blocks are of the text, and the
     endpoint has them from the send on."""
+    await teach(decider)
     first, other = long(), long(second)
     estimate = await decider.estimate(first, route(), ANYONE)
     chosen = decider.decide(first, route(), estimate, ANYONE, 1).ranked[0]
@@ -223,6 +242,7 @@ async def test_equal_prompts_at_once_go_to_one_engine(decider: Decider, second: 
 
 async def test_a_thousand_long_prompts_at_once_are_decided_without_a_count(decider: Decider) -> None:
     """What waits to be counted is bounded, and its requests do not wait for it."""
+    await teach(decider)
     text = LONG * 2
     for number in range(1000):
         asked = long(f"{number} {text[:100_000]}")
