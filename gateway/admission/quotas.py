@@ -7,8 +7,8 @@ Rules:
 - A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
-- A prompt is counted exactly where its claim is refused by tokens or cost, and where the tokens are within the margin of
-  what is left. A claimed cost is by the most that the estimate allows.
+- A prompt is counted exactly where its claim is refused by tokens or cost, and where its tokens are within the margin
+  of what is left. A claimed cost is by the most that the estimate allows.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
   included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
