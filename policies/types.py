@@ -194,8 +194,8 @@ class PartEnds:
         """Share of the prompt's tokens in its first `depth` blocks; linear within a message."""
         depths, tokens = self.depths, self.tokens
         i = bisect_left(depths, depth)
-        if i == len(depths):
-            return 1.0
+        if i == len(depths) or not depth:
+            return 1.0 if depth else 0.0
         low, below = (depths[i - 1], tokens[i - 1]) if i else (0.0, 0.0)
         return (below + (tokens[i] - below) * (depth - low) / (depths[i] - low)) / tokens[-1]
 

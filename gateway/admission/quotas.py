@@ -7,8 +7,7 @@ Rules:
 - A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
-- A prompt is counted exactly where its claim is refused by tokens or cost, and where its tokens are within the margin
-  of what is left. A claimed cost is by the most that the estimate allows.
+- A claim is by the most that the estimate allows. Where it is refused by tokens or cost, the prompt is counted.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
   included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
@@ -87,10 +86,8 @@ class Admission:
     ) -> PromptEstimate:
         """Claim the whole request in place of its head. Raises ApiError (429).
 
-        Returns the estimate: by an exact `count`, where the limits admit the request or not by its margin."""
-        priced, head = None if limits.cost is None else pools, timeline.record.quota
-        if head is not None and is_near_limit(head, claim_of(estimate, choices, None), estimate):
-            estimate = await count()
+        Returns the estimate: by an exact `count`, where the limits do not admit the most that it allows."""
+        priced = None if limits.cost is None else pools
         try:
             await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
         except QuotaExceeded as exceeded:
@@ -128,16 +125,10 @@ class Admission:
             self.refused.of[reservation.name, limit.value].value += 1
 
 
-def is_near_limit(head: Reservation, claim: Claim, estimate: PromptEstimate) -> bool:
-    """Within the margin of the estimate, the tokens that are left admit the claim or not."""
-    margin = max(pool.margin for pool in estimate.pools.values())
-    return head.limits.tokens is not None and abs(head.verdict.tokens_left - claim.tokens) <= margin > 0
-
-
 def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None) -> Claim:
     """`choices`: answers to generate; `pools`: for their prices; None: the key has no limit on cost."""
     found, output = estimate.pools, estimate.output_tokens * choices
-    tokens = max([pool.tokens for pool in found.values()])
+    tokens = max([pool.tokens + pool.margin for pool in found.values()])
     if pools is None:
         return Claim(tokens + output)
     cost = max([pools[name].price.at_most(pool.tokens + pool.margin, output) for name, pool in found.items()])

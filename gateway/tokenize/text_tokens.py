@@ -11,11 +11,11 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from enum import Enum
 from operator import mul
 from threading import Lock
 
+from gateway.tokenize.generational_cache import GenerationalCache
 from policies.latency.online_learning import Regression
 
 MARGIN = 3.0  # mean errors: nine of ten prompts are within half of it
@@ -23,10 +23,11 @@ FIRST_ERROR = 0.25  # mean error of a segment, before any was counted
 ERROR_WEIGHT = 1 / 32  # of the latest segment in the mean
 STEP, SAMPLED = 5, 2000  # every fifth byte is looked at, of longer segments; no character has five bytes
 SCRIPT = 0.1  # share of bytes that begin a character of several bytes
+CLASSES = 8
 DENSE = 0.04  # share of spaces and line ends
 OWN_VARIANCE, COMMON_VARIANCE, NOISE, FLOOR = 0.1, 0.05, 0.05, 0.05  # of the weights, relative to the fitted ones
 CLIP = 1.0  # largest relative error that a segment teaches
-MODELS = 1000  # keys, tokenizers and kinds
+MODELS = 500  # keys, tokenizers and kinds, at least
 
 
 class TextKind(Enum):
@@ -35,8 +36,7 @@ class TextKind(Enum):
     SCRIPT = "script"
 
 
-_CLASSES = "aA0\n .23"  # after translation by _CLASS
-_WEIGHTS = {  # tokens, by class
+_WEIGHTS = {  # tokens, by class: letters, capitals, digits, line ends, spaces, punctuation, two bytes, more
     TextKind.TEXT: (0.256, 0.163, 0.733, 0.375, 0.02, 0.558, 1.124, 0.614),
     TextKind.DENSE: (0.617, 0.804, 0.539, 0.6, 0.1, 0.636, 0.5, 0.8),
     TextKind.SCRIPT: (0.2, 0.3, 0.7, 0.6, 0.05, 0.6, 0.2, 0.6),
@@ -88,8 +88,7 @@ class TextModel:
     """The learned weights of a kind of text, and their error."""
 
     def __init__(self) -> None:
-        variances = [OWN_VARIANCE] * len(_CLASSES)
-        self._weights = Regression(variances, COMMON_VARIANCE, NOISE, FLOOR)
+        self._weights = Regression([OWN_VARIANCE] * CLASSES, COMMON_VARIANCE, NOISE, FLOOR)
         self.segments = 0  # learned from
         self.error = FIRST_ERROR  # mean, relative
 
@@ -107,25 +106,22 @@ class TextModels:
     """The models of all keys; the least recently used go first. Learning is safe for several threads."""
 
     def __init__(self) -> None:
-        self._models: OrderedDict[tuple[str, str, TextKind], TextModel] = OrderedDict()
+        self._models: GenerationalCache[TextModel] = GenerationalCache(2 * MODELS)
         self._lock = Lock()
 
     def estimate(self, key: str, tokenizer: str, shape: TextShape) -> tuple[float, float]:
         """Tokens of a segment, and their margin."""
-        model = self._models.get((key, tokenizer, shape.kind)) or _UNTAUGHT
+        model = self._models.get(hash((key, tokenizer, shape.kind))) or _UNTAUGHT
         tokens = model.tokens(shape)
         return tokens, min(MARGIN * model.error, 1.0) * tokens
 
     def learn(self, key: str, tokenizer: str, shape: TextShape, tokens: int) -> None:
         """A segment was counted."""
-        name = key, tokenizer, shape.kind
+        name = hash((key, tokenizer, shape.kind))
         with self._lock:
-            if name not in self._models:
-                self._models[name] = TextModel()
-                if len(self._models) > MODELS:
-                    self._models.popitem(last=False)
-            self._models.move_to_end(name)
-            self._models[name].learn(shape, max(tokens, 1))
+            if (model := self._models.get(name)) is None:
+                self._models.put(name, model := TextModel())
+            model.learn(shape, max(tokens, 1))
 
 
 _UNTAUGHT = TextModel()

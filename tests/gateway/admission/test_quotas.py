@@ -229,7 +229,7 @@ async def test_a_quota_admits_a_new_prompt_by_its_exact_count(room: int) -> None
 
 
 async def test_a_new_prompt_far_below_the_quota_is_claimed_by_its_estimate() -> None:
-    """It is counted after the send: the key's texts have taught its estimates."""
+    """By the most that it allows, and counted after the send: the key's texts have taught its estimates."""
     async with Upstream([reply(WHOLE)]) as upstream:
         limits = key(tokens_per_minute=100_000)
         async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
@@ -238,8 +238,7 @@ async def test_a_new_prompt_far_below_the_quota_is_claimed_by_its_estimate() -> 
             asked = {**CHAT, "messages": [{"role": "user", "content": LONG}], "max_tokens": 9}
             assert (await caller.whole(post(asked, WEB)))[0] == 200
     [claim] = claims
-    assert claim.tokens != TOKENS + 9
-    assert claim.tokens == pytest.approx(TOKENS + 9, rel=0.15)
+    assert TOKENS + 9 < claim.tokens < 1.4 * TOKENS
 
 
 async def test_a_monthly_cost_refuses_a_new_prompt_by_its_exact_count() -> None:

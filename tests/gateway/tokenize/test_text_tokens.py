@@ -141,6 +141,6 @@ def test_keys_without_number_are_forgotten_oldest_first() -> None:
     models, text = TextModels(), Writer("many").text(1_000)
     teach(models, [text * 2] * 5, key="first")
     taught = estimate(models, text, "first")
-    for number in range(MODELS):
+    for number in range(2 * MODELS):
         teach(models, [text], key=str(number))
     assert estimate(models, text, "first") == estimate(TextModels(), text) != taught
