@@ -240,15 +240,15 @@ async def test_equal_prompts_at_once_go_to_one_engine(decider: Decider, second: 
     assert sum(hits.values()) == hits[chosen.endpoint.id]
 
 
-async def test_a_thousand_long_prompts_at_once_are_decided_without_a_count(decider: Decider) -> None:
+async def test_many_long_prompts_at_once_are_decided_without_a_count(decider: Decider) -> None:
     """What waits to be counted is bounded, and its requests do not wait for it."""
     await teach(decider)
     text = LONG * 2
-    for number in range(1000):
+    for number in range(120):
         asked = long(f"{number} {text[:100_000]}")
         assert not (await decider.estimate(asked, route(), ANYONE)).counted
         assert decider.counts.bytes <= BACKLOG
-    assert decider.counts.dropped > 800
+    assert decider.counts.dropped > 30
 
 
 # --------------------------------------------------------------------------- the decision
