@@ -3,7 +3,7 @@
 Rules:
 - A slice lasts SLICE seconds, or one segment of a text if that takes longer. The next one follows when the slices have
   taken SHARE of the time at most: under load the counts wait, and requests do not.
-- What waits is bounded in bytes. The oldest prompt is dropped first: it stays estimated.
+- What waits is bounded in bytes. Beyond, a prompt is dropped: it stays estimated, and those before it are counted.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class DeferredCounts:
 
     def add(self, size: int, count: Iterator[None]) -> None:
         """`count`: counts a segment at each step. `size`: bytes that it keeps in memory."""
+        if self._bytes + size > self._limit:
+            self.dropped += 1
+            return
         self._waiting.append((size, count))
         self._bytes += size
-        while self._bytes > self._limit:
-            self._remove()
-            self.dropped += 1
-        if not self._scheduled and self._waiting:
+        if not self._scheduled:
             self._schedule(0.0)
 
     def _remove(self) -> None:

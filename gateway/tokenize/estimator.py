@@ -69,7 +69,7 @@ class Estimator:
         return PromptEstimate(estimates, output_tokens)
 
     def count(self, text: PromptText) -> Iterator[None]:
-        """Count the prompt exactly: an estimate after it has no margin. Yields after each segment."""
+        """Count the prompt exactly: an estimate after it has no margin. Yields after each segment and part."""
         for config in self._settings(text):
             yield from self._reader.count(self._reader.recognise(config, text, counted=True), text)
 

@@ -115,7 +115,7 @@ class PromptReader:
             self._append(position, part, pieces, text)
 
     def count(self, position: Position, text: PromptText) -> Iterator[None]:
-        """The same, after an exact count: yields after each segment."""
+        """The same, after an exact count: yields after each segment and each part."""
         tokenizer = position.config.tokenizer
         for part, pieces in self._rest(position, text):
             for segment in [piece.span for piece in pieces if isinstance(piece.span, str)]:
@@ -124,6 +124,7 @@ class PromptReader:
                     self._models.learn(text.key, tokenizer, TextShape(segment.encode()), found)
                     yield
             self._append(position, part, pieces, text)
+            yield
 
     def counted_text(self, digest: int) -> int:
         """Tokens of the text of a prompt that was counted; 0: it was not, or is forgotten."""

@@ -251,7 +251,7 @@ def test_adapters_share_no_block_and_all_counts() -> None:
     shared, prompt = estimator(encoders=encoders), chat("secret " * 50)
     texts = [PromptText(prompt, ["small"], "a", adapters=each) for each in ({}, {"small": "x"}, {"small": "y"})]
     for text in texts:
-        assert len(list(shared.count(text))) == (text is texts[0])
+        assert list(shared.count(text))
     pools = [shared.estimate(text).pools["small"] for text in texts]
     assert [pool.adapter for pool in pools] == ["", "x", "y"]
     assert len({block for pool in pools for block in pool.blocks.hashes}) == 3 * len(pools[0].blocks.hashes)
