@@ -28,7 +28,8 @@ from gateway.admission.auth import ANYONE
 from gateway.api.inference_request import InferenceRequest, parse
 from gateway.decider import Decider
 from gateway.process import tune_gc
-from gateway.tokenize.estimator import Estimator, TokenizerConfig
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt_reader import TokenizerConfig
 from gateway.tokenize.tokenizers import Encoder, encoder
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
@@ -84,11 +85,11 @@ class TimedEncoder(Encoder):
 
     took = 0.0  # s
 
-    def pack_segments(self, texts: Sequence[str], cache_group: str = "") -> list[bytes]:
+    def count(self, text: str) -> int:
         started = thread_time()
-        packed = O200K.pack_segments(texts, cache_group)
+        found = O200K.count(text)
         self.took += thread_time() - started
-        return packed
+        return found
 
 
 class BodyBench:
@@ -96,7 +97,7 @@ class BodyBench:
 
     def __init__(self) -> None:
         fleet = Fleet([MAIN])
-        self.tokenizer = TimedEncoder(O200K.pack)
+        self.tokenizer = TimedEncoder(O200K.encode)
         self.estimator = Estimator({"main": TokenizerConfig()}, fleet.token_scale, encoders=lambda name: self.tokenizer)
         self.decider = Decider(self.estimator, fleet)
         self.backend = Vllm(BackendConfig("vllm", "served"))

@@ -40,7 +40,6 @@ from gateway.observe.metrics.scrape_collectors import (
     GatewayCollector,
     LostPromiseCollector,
     Registry,
-    TokenizerCollector,
 )
 from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
 from gateway.observe.timeline import Recorder
@@ -51,7 +50,6 @@ from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_ru
 from gateway.scheduler import RequestQueue
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.estimator import Estimator
-from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.upstream import Upstream
 from gateway.witness_probes import WitnessProbes
@@ -96,9 +94,7 @@ class Gateway:
         self.fleet = Fleet(self.runtime.current.pools.values())
         self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
         shared = None if self.worker is None else self.worker.peers
-        self.monitor = Monitor(
-            self.fleet, on_block_size=self.estimator.set_block_size, shared=shared, routes=self._routes
-        )
+        self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
@@ -124,7 +120,6 @@ class Gateway:
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
         self.registry.register(EndpointCollector(self.fleet.pool_of, self.monitor.loads, self.monitor.engine_loads))
-        self.registry.register(TokenizerCollector(self._tokenizer_libraries))
         self.registry.register(LostPromiseCollector(self._routes, self.monitor.lost_promises))
         self.registry.register(
             GatewayCollector(
@@ -219,9 +214,6 @@ class Gateway:
 
     def _routes(self) -> tuple[Route, ...]:
         return self.runtime.current.routes.all
-
-    def _tokenizer_libraries(self) -> dict[str, str]:
-        return {name: encoder(pool.tokenizer).library for name, pool in self.config.pools.items()}
 
     # -- start ------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from gateway.synthetic_request import PING, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prefix_breakers import without_breakers
 from gateway.tokenize.prompt import prompt_of
+from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE, Upstream
@@ -78,32 +79,33 @@ class SavedPrompt:
         """Bytes of memory."""
         return len(self.raw) + HASH_BYTES * len(self.estimate.blocks.hashes)
 
-    async def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
+    def prefix(self, blocks: int, estimator: Estimator) -> tuple[Mapping[str, Any], PoolEstimate]:
         """Body of a request with a prompt that begins with these blocks, and the estimate."""
         body = decode(without_breakers(self.operation, self.raw))
         if self.operation is Operation.COMPLETION:
             body = {"prompt": _first_part(body["prompt"], blocks / len(self.estimate.blocks.hashes))}
         else:
-            body = _answerable(await self._first_messages(body, blocks, estimator))
-        return body, await self._estimate(body, estimator)
+            body = _answerable(self._first_messages(body, blocks, estimator))
+        return body, self._estimate(body, estimator)
 
-    async def _first_messages(self, body: Mapping[str, Any], blocks: int, estimator: Estimator) -> dict[str, Any]:
+    def _first_messages(self, body: Mapping[str, Any], blocks: int, estimator: Estimator) -> dict[str, Any]:
         rendered = {name: body[name] for name in RENDERED if name in body}
         messages = body["messages"]
         low, high = 1, len(messages)
         while low < high:
             middle = (low + high) // 2
-            found = await self._estimate({**rendered, "messages": messages[:middle]}, estimator)
+            found = self._estimate({**rendered, "messages": messages[:middle]}, estimator)
             if len(found.blocks.hashes) < blocks:
                 low = middle + 1
             else:
                 high = middle
         return {**rendered, "messages": messages[:low]}
 
-    async def _estimate(self, body: Mapping[str, Any], estimator: Estimator) -> PoolEstimate:
+    def _estimate(self, body: Mapping[str, Any], estimator: Estimator) -> PoolEstimate:
         adapters = {self.pool: self.estimate.adapter} if self.estimate.adapter else {}
-        found = await estimator.estimate(prompt_of(self.operation, body), [self.pool], self.cache_group, 1, adapters)
-        return found.pools[self.pool]
+        prompt = prompt_of(self.operation, body)
+        text = PromptText(prompt, [self.pool], self.cache_group, self.caller, adapters)
+        return estimator.estimate(text).pools[self.pool]
 
 
 def _answerable(body: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +216,7 @@ class CacheWarming:
 
     async def _ping(self, endpoint: Endpoint) -> None:
         upstream = self.runtime.current.upstreams[endpoint.id]
-        found = await self.estimator.estimate(prompt_of(Operation.CHAT, PING), [endpoint.pool], "", 1)
+        found = self.estimator.estimate(PromptText(prompt_of(Operation.CHAT, PING), [endpoint.pool]))
         request = synthetic(upstream, Operation.CHAT, PING, upstream.model)
         await self._run(endpoint, upstream, request, found.pools[endpoint.pool])
 
@@ -226,8 +228,8 @@ class CacheWarming:
         if hot is None or not siblings or now - self._warmed_at.get(endpoint.id, NEVER) < MIN_INTERVAL:
             return ()
         known = self.fleet.statistics(endpoint.id, now)
-        tokens = warm_up_tokens(known.prefix_capacity * known.block_size, known.prefill_rate)
-        return hot.hottest(tokens // known.block_size, now, self._copies(siblings[:SIBLINGS]))
+        tokens = warm_up_tokens(int(known.prefix_capacity * known.block_tokens), known.prefill_rate)
+        return hot.hottest(int(tokens / known.block_tokens), now, self._copies(siblings[:SIBLINGS]))
 
     def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[SavedPrompt, int], int]:
         """Return a function that counts the siblings with the first blocks of a prompt."""
@@ -264,7 +266,7 @@ class CacheWarming:
             if prefix is None:
                 return
             prompt = prefix.text
-            body, estimate = await prompt.prefix(prefix.blocks, self.estimator)
+            body, estimate = prompt.prefix(prefix.blocks, self.estimator)
             request = synthetic(upstream, prompt.operation, body, prompt.model, prompt.cache_group)
             run = await self._run(endpoint, upstream, request, estimate, prompt.caller)
             plan.on_ended(run.outcome is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import random
@@ -16,12 +17,14 @@ from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
+from gateway.tokenize.deferred_counts import DeferredCounts
 from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
 from policies.latency.token_counts import AnswerLengths
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.candidates import uncached_tokens
+from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
 from policies.types import Decision, Health, PromptEstimate
 
@@ -29,6 +32,7 @@ T = TypeVar("T")
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
 MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
+COUNTING = 10  # times as long as parsing
 SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
 
 
@@ -39,6 +43,7 @@ class Decider:
         self.estimator = estimator
         self.fleet = fleet
         self.answer_lengths = fleet.answer_lengths
+        self.counts = DeferredCounts()
 
     async def parse(
         self,
@@ -66,18 +71,41 @@ class Decider:
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
-        """Prompt tokens and prefix blocks for every pool of the route; large new text is counted in a thread.
+        """Prompt tokens and prefix blocks for every pool of the route. Text that was not counted yet is counted once
+        the request is sent; here, where the decision needs the count.
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
-        expected = self.answer_lengths.expected_output(route.name, route.output_cap(request.max_tokens))
-        estimate = await self.estimator.estimate(
-            request.prompt, route.pools, tenant.cache_group, expected, route.adapters
-        )
+        text = PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters)
+        cap = route.output_cap(request.max_tokens)
+        expected = self.answer_lengths.expected_output(route.name, cap)
+        estimate = await self._read(text, expected)
+        if not estimate.counted:
+            pools = self.fleet.snapshot(monotonic()).pools
+            if request.operation is Operation.COUNT_TOKENS or is_count_needed(route, estimate, cap, pools):
+                estimate = await self._count(text, expected)
+            else:
+                self.counts.add(text.prompt.size, self.estimator.count(text))
         if not route.budget_grows:
             return estimate
         fleet = self.fleet.snapshot_for(request.caller, monotonic())
         return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.hit))
+
+    async def counted(
+        self, request: InferenceRequest, route: Route, tenant: Tenant, estimate: PromptEstimate
+    ) -> PromptEstimate:
+        """The estimate by an exact count."""
+        text = PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters)
+        found = await self._count(text, estimate.output_tokens)
+        return replace(found, uncached_tokens=estimate.uncached_tokens)
+
+    async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
+        unread = self.estimator.unread_bytes(text) if text.prompt.size > LARGE else 0
+        return await self.off_loop(unread, self.estimator.estimate, text, expected_output)
+
+    async def _count(self, text: PromptText, expected_output: int) -> PromptEstimate:
+        await self.off_loop(text.prompt.size * COUNTING, deque, self.estimator.count(text), 0)
+        return await self._read(text, expected_output)
 
     def decide(
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant, sequence: int

@@ -201,7 +201,10 @@ class Proxy:
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
         estimate = await self.estimate(request, runtime, route, tenant, timeline)
         if tenant.limits is not None:
-            await self.admission.reserve(tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline)
+            count = partial(self.decider.counted, request, route, tenant, estimate)
+            estimate = await self.admission.reserve(
+                tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline, count
+            )
         if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, timeline, estimate)
             return

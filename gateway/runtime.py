@@ -28,8 +28,8 @@ from gateway.api.same_origin import SameOrigin
 from gateway.api.state_ids import StateIds, seal_key
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
-from gateway.tokenize.estimator import TokenizerConfig
 from gateway.tokenize.media import family_of
+from gateway.tokenize.prompt_reader import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.upstream import Upstream
 from policies.routes.route import Route
@@ -216,10 +216,7 @@ def _upstreams(config: Config, connections: Mapping[str, ConnectionPool], backen
 
 
 def tokenizers(config: Config) -> dict[str, TokenizerConfig]:
-    return {
-        name: TokenizerConfig(pool.tokenizer, pool.block_size, media=family_of(pool.model))
-        for name, pool in config.pools.items()
-    }
+    return {name: TokenizerConfig(pool.tokenizer, media=family_of(pool.model)) for name, pool in config.pools.items()}
 
 
 def tenants(config: Config, stored: Iterable[Key] = ()) -> tuple[Tenant, ...]:

@@ -18,6 +18,7 @@ from gateway.runtime import RuntimeHolder
 from gateway.synthetic_request import PING, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
+from gateway.tokenize.prompt_reader import PromptText
 from gateway.upstream.upstream import Upstream
 from policies.fleet.fleet import Fleet
 from policies.fleet.witness_schedule import WitnessSchedule
@@ -67,7 +68,7 @@ class WitnessProbes:
     async def _probe(self, endpoint: Endpoint, upstream: Upstream, operation: Operation) -> None:
         well = False
         try:
-            found = await self._estimator.estimate(prompt_of(operation, PING), [endpoint.pool], "", 1)
+            found = self._estimator.estimate(PromptText(prompt_of(operation, PING), [endpoint.pool]))
             request, estimate = synthetic(upstream, operation, PING, upstream.model), found.pools[endpoint.pool]
             run = await send_synthetic(self._fleet, endpoint, upstream, request, estimate, TIMEOUT)
             well = run.outcome in ANSWERED

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -172,15 +172,38 @@ class RequestView:
 
 
 @dataclass(slots=True)
+class PartEnds:
+    """The ends of a prompt's messages: depths in blocks, ascending, and tokens up to there, in any one unit."""
+
+    depths: Sequence[float]
+    tokens: Sequence[float]
+
+    def share(self, depth: float) -> float:
+        """Share of the prompt's tokens in its first `depth` blocks; linear within a message."""
+        depths, tokens = self.depths, self.tokens
+        i = bisect_left(depths, depth)
+        if i == len(depths) or not depth:
+            return 1.0 if depth else 0.0
+        low, below = (depths[i - 1], tokens[i - 1]) if i else (0.0, 0.0)
+        return (below + (tokens[i] - below) * (depth - low) / (depths[i] - low)) / tokens[-1]
+
+
+@dataclass(slots=True)
 class PrefixBlocks:
     """Chained hashes of a prompt's full blocks, in order: equal hashes mean equal prefixes.
 
-    `size` is in tokens of the estimator's count; `scale` converts to the engine's tokens.
+    `size` is a block's nominal number of tokens; `scale` converts to the engine's, on average over the prompt.
     """
 
     hashes: Sequence[int] = ()
     size: int = 16
     scale: float = 1.0
+    ends: PartEnds | None = None  # None: all blocks have the same number of tokens
+
+    def tokens(self, depth: float) -> float:
+        """The engine's tokens in the first `depth` blocks."""
+        per_block = self.size * self.scale
+        return depth * per_block if self.ends is None else self.ends.share(depth) * self.ends.depths[-1] * per_block
 
 
 @dataclass(slots=True)
@@ -189,9 +212,15 @@ class PoolEstimate:
 
     tokens: int
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks)
-    text_tokens: int = 0  # the raw count of text, before correction
+    text_tokens: int = 0  # of text, before correction
     messages: int = 1
     adapter: str = ""  # LoRA adapter that answers; empty: the model itself
+    margin: int = 0  # tokens more or less, nearly always; 0: counted
+    counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet
+
+    def count(self) -> int:
+        """Tokens of the text, before correction; 0: not counted yet."""
+        return self.text_tokens if not self.margin else 0 if self.counted_text is None else self.counted_text()
 
 
 @dataclass(slots=True)
@@ -201,6 +230,11 @@ class PromptEstimate:
     pools: Mapping[str, PoolEstimate]
     output_tokens: int = 256
     uncached_tokens: int = 0  # that the best endpoint would have to compute; where the TTFT budget grows with these
+
+    @property
+    def counted(self) -> bool:
+        """No part of the prompt is estimated."""
+        return all(not pool.margin for pool in self.pools.values())
 
 
 # --------------------------------------------------------------------------- predictions

@@ -28,8 +28,6 @@ ARROW = re.compile(r"^\s*(\w+) --> (\w+(?: & \w+)*)\s*$", re.MULTILINE)
 STANDARD_NAMES = {"_exit", "_replace"}  # documented by Python
 PRIVATE_NAMES = {  # of libraries, with the reason to use each
     "gateway/downstream/http_server.py: _messages": "a parser error behind a body that never ends: decision 0025",
-    "gateway/tokenize/estimator.py: _imp": "a keyed hash without an allocation",
-    "gateway/tokenize/tokenizers.py: _core_bpe": "ids as bytes, without the GIL: tiktoken has no public name for it",
     "gateway/tokenize/tokenizers.py: _resize_cache": "no cache whose time would tell a tenant another's words",
 }
 TOUR_ROW = re.compile(r"^\| \[(?:gateway|policies|backends|lab)/[^|]*\|", re.MULTILINE)

@@ -7,6 +7,7 @@ Rules:
 - A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
+- A claim is by the most that the estimate allows. Where it is refused by tokens or cost, the prompt is counted.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
   included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
@@ -14,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
 from prometheus_client import CollectorRegistry
@@ -29,6 +30,7 @@ from gateway.observe.timeline import Recorder, RequestTimeline
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
 
+ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
@@ -80,10 +82,21 @@ class Admission:
         choices: int,
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
-    ) -> None:
-        """Claim the whole request in place of its head. Raises ApiError (429)."""
-        claim = claim_of(estimate, choices, None if limits.cost is None else pools)
-        await self.claim(tenant, limits, claim, timeline)
+        count: Callable[[], Awaitable[PromptEstimate]],
+    ) -> PromptEstimate:
+        """Claim the whole request in place of its head. Raises ApiError (429).
+
+        Returns the estimate: by an exact `count`, where the limits do not admit the most that it allows."""
+        priced = None if limits.cost is None else pools
+        try:
+            await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
+        except QuotaExceeded as exceeded:
+            if estimate.counted or exceeded.reservation.verdict.limit not in ESTIMATED:
+                raise
+            estimate = await count()
+            timeline.reserved(None)
+            await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
+        return estimate
 
     async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
         """`reserve`, of a known claim."""
@@ -115,10 +128,10 @@ class Admission:
 def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None) -> Claim:
     """`choices`: answers to generate; `pools`: for their prices; None: the key has no limit on cost."""
     found, output = estimate.pools, estimate.output_tokens * choices
-    tokens = max([pool.tokens for pool in found.values()])
+    tokens = max([pool.tokens + pool.margin for pool in found.values()])
     if pools is None:
         return Claim(tokens + output)
-    cost = max([pools[name].price.at_most(pool.tokens, output) for name, pool in found.items()])
+    cost = max([pools[name].price.at_most(pool.tokens + pool.margin, output) for name, pool in found.items()])
     return Claim(tokens + output, round(cost * NANO))
 
 

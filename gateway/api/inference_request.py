@@ -39,7 +39,7 @@ from gateway.strict_json import (
     members,
     too_many_elements,
 )
-from gateway.tokenize.estimator import GenerationalCache
+from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView

@@ -148,20 +148,18 @@ class EndpointPoll:
 
 
 class Monitor:
-    """One per process. `on_block_size` gets a pool's name and the block size reported by its engines."""
+    """One per process."""
 
     def __init__(
         self,
         fleet: Fleet,
         *,
-        on_block_size: Callable[[str, int], None] = lambda pool, tokens: None,
         shared: SharedPolls | None = None,
         routes: Callable[[], Iterable[Route]] = tuple,
     ) -> None:
         self.fleet = fleet
         self.lost_promises = LostPromises()
         self._routes = routes
-        self._on_block_size = on_block_size
         self._shared = shared
         self._polled: dict[str, tuple[EndpointPoll, asyncio.Task[None]]] = {}
         self.ejections = counter("firsttoken_endpoint_ejections_total")
@@ -305,8 +303,6 @@ class Monitor:
             self.fleet.on_probe_answered(poll.endpoint, result.at)
             return
         self.fleet.on_scrape(poll.endpoint, load, result.at)
-        if load.block_size:
-            self._on_block_size(poll.target.pool, load.block_size)
 
 
 def engine_load(reported: Mapping[str, float | None]) -> EngineLoad:

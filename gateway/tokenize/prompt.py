@@ -28,7 +28,6 @@ from gateway.tokenize.tokenizers import ID_BYTES, SEGMENT_MIN, segments
 MEDIA_TOKENS = 1_000_000  # of a prompt, counted
 
 _DEFINITIONS = ("tools", "functions")
-_RUN = 1024 * ID_BYTES  # bytes of ids in a piece: a medium is one piece
 _ROLE = 32  # characters which tell roles apart
 _decode = msgspec.json.Decoder().decode
 
@@ -69,6 +68,10 @@ class Prompt:
         return _message(
             message or (_decode(source) if isinstance(source, Raw) else source), partial(self._medium, family)
         )
+
+    def rewind(self) -> None:
+        """The parts are read again."""
+        self.media_left = MEDIA_TOKENS
 
     def _medium(self, family: MediaFamily, part: Mapping[str, Any]) -> bytes:
         ids = medium_ids(part, family, self.media_left)
@@ -121,11 +124,7 @@ def _message(message: Mapping[str, Any], ids_of: MediumIds) -> list[Piece]:
 def _cut(role: str | None, spans: Iterable[Span]) -> list[Piece]:
     pieces: list[Piece] = []
     for span in spans:
-        if isinstance(span, str):
-            cut: list[Span] = [*segments(span)]
-        else:
-            cut = [span[start : start + _RUN] for start in range(0, len(span), _RUN)]
-        for part in cut:
+        for part in segments(span) if isinstance(span, str) else filter(None, [span]):
             pieces.append(Piece(role, part))
             role = None
     return pieces

@@ -4,10 +4,8 @@ Rules:
 - Nothing is downloaded and no environment variable is read: the ranks lie in `gateway/tokenize/data`.
 - Text is text: `<|endoftext|>` in a prompt becomes the tokens of its letters, not an error.
 - Any text is encoded, in time linear in its length: long texts segment by segment.
-- An encoder is loaded once and may be used by several threads. tiktoken releases the GIL while encoding; tokenizers and
-  splintr keep it, for one segment at a time.
-- tiktoken and tokenizers are the reference, and all there is without the extra `fast-tokenizer`. They keep nothing of a
-  text; `gateway.tokenize.fast_tokenizer` has the rules of the fast one, which does.
+- An encoder is loaded once and may be used by several threads. tiktoken releases the GIL while encoding; `tokenizers`
+  keeps it, for one segment at a time. Both keep nothing of a text.
 
 tiktoken, not bpe-openai: a third less time on 2k to 200k characters of code is not worth a wheel of 74 MB and an
 encoder which rejects 1 MB of one letter.
@@ -16,21 +14,14 @@ encoder which rejects 1 MB of one letter.
 from __future__ import annotations
 
 import gzip
-import random
 import re
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import tiktoken
-
-from gateway.tokenize import comparison
-from gateway.tokenize.comparison import Pack
-from gateway.tokenize.fast_tokenizer import FAST_LIBRARY, SAMPLED, FastTokenizer, fast_encoding, fast_json
 
 # The split patterns are part of the encodings' definition, as are the ranks (openai_public.py of tiktoken, MIT).
 _CL100K = (
@@ -46,9 +37,7 @@ _O200K = (
 PATTERNS = {"o200k_base": _O200K, "cl100k_base": _CL100K}
 ID_BYTES = 4
 ALIASES = {"o200k_harmony": "o200k_base"}  # gpt-oss: other special tokens, the same text
-UNUSED_SPECIAL_TOKEN = "\0firsttoken knows no special token\0"
 
-SPEED = 20e6  # ASCII characters per second: of tiktoken, in round figures
 SEGMENT_MIN = 2048  # characters: 90 us to encode, 0.6 us to find again
 SEGMENT_MAX = 4096  # characters
 _SEGMENT_END = re.compile(r"\S(?= )|\n(?=[^\s/])")
@@ -59,41 +48,16 @@ class EncoderError(ValueError):
 
 
 class Encoder:
-    """Encodes text. `pack` encodes a segment: ids of 32 bits each. `speed`: its ASCII characters per second. `library`:
-    whose ids these are, for metrics."""
+    """Encodes text. `ids`: token ids of a segment alone: nothing is added before or after."""
 
-    def __init__(
-        self, pack: Pack, fast: FastTokenizer | None = None, *, speed: float = SPEED, library: str = "tiktoken"
-    ) -> None:
-        self._pack = pack
-        self._fast = fast
-        self._reference_speed = speed
-        self.library = FAST_LIBRARY if fast else library
-
-    def speed(self, cache_group: str) -> float:
-        """ASCII characters per second for a text of this group that is read now."""
-        fast = self._fast
-        return fast.speed if fast and fast.is_free_for(cache_group) else self._reference_speed
-
-    def pack(self, text: str) -> bytes:
-        """Token ids of the text alone, as unsigned 32 bits each: nothing is added before or after."""
-        return b"".join(self.pack_segments(segments(text)))
-
-    def pack_segments(self, texts: Sequence[str], cache_group: str = "") -> list[bytes]:
-        """`pack` of each of these segments. The time depends on no text of another cache group."""
-        fast = self._fast
-        if fast is None or not fast.borrow(cache_group, sum(map(len, texts))):
-            return [*map(self._pack, texts)]
-        try:
-            return [*map(fast.pack, texts)]
-        finally:
-            fast.give_back()
+    def __init__(self, ids: Callable[[str], list[int]]) -> None:
+        self._ids = ids
 
     def encode(self, text: str) -> list[int]:
-        return array("I", self.pack(text)).tolist()
+        return [id for segment in segments(text) for id in self._ids(segment)]
 
     def count(self, text: str) -> int:
-        return len(self.pack(text)) // ID_BYTES
+        return sum([len(self._ids(segment)) for segment in segments(text)])
 
 
 @cache
@@ -101,9 +65,7 @@ def encoder(name_or_path: str) -> Encoder:
     """The encoder of a tiktoken encoding or a tokenizer.json. Raises EncoderError."""
     if name_or_path in ALIASES:
         return encoder(ALIASES[name_or_path])
-    library, load = ("tiktoken", _tiktoken) if name_or_path in PATTERNS else ("tokenizers", _hugging_face)
-    pack, fast = load(name_or_path)
-    return Encoder(pack, fast, speed=comparison.speed(pack), library=library)
+    return _tiktoken(name_or_path) if name_or_path in PATTERNS else _hugging_face(name_or_path)
 
 
 def segments(text: str) -> list[str]:
@@ -133,21 +95,11 @@ def segments(text: str) -> list[str]:
 # -- tiktoken ----------------------------------------------------------------------------------
 
 
-def _tiktoken(name: str) -> tuple[Pack, FastTokenizer | None]:
-    """tiktoken's own buffer of ids, without a number object for each: 52 us for 2 KB where a list takes 61, and all of
-    it without the GIL. `encode_to_tiktoken_buffer` looks for special tokens; the only one known is never allowed.
-    """
+def _tiktoken(name: str) -> Encoder:
     ranks = load_ranks(name)
-    special = {UNUSED_SPECIAL_TOKEN: len(ranks)}
-    encoding = tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens=special)
-    encode, allowed_special = encoding._core_bpe.encode_to_tiktoken_buffer, set[str]()
-
-    def pack(text: str) -> bytes:
-        return bytes(encode(text, allowed_special))
-
-    fast = fast_encoding(name, ranks, pack)
+    encoding = tiktoken.Encoding(name, pat_str=PATTERNS[name], mergeable_ranks=ranks, special_tokens={})
     ranks.clear()  # tiktoken works on a copy of its own; this dict takes 13 MB for o200k_base
-    return pack, fast
+    return Encoder(encoding.encode_ordinary)
 
 
 def load_ranks(name: str) -> dict[bytes, int]:
@@ -166,7 +118,7 @@ def unpack_ranks(packed: bytes) -> dict[bytes, int]:
 # -- Hugging Face ------------------------------------------------------------------------------
 
 
-def _hugging_face(name_or_path: str) -> tuple[Pack, FastTokenizer | None]:
+def _hugging_face(name_or_path: str) -> Encoder:
     """Special tokens written out in the text are read as special: the engine does the same. Words of former texts are
     not kept: the time would tell a tenant another's words."""
     path = Path(name_or_path)
@@ -188,16 +140,8 @@ def _hugging_face(name_or_path: str) -> tuple[Pack, FastTokenizer | None]:
     if hasattr(tokenizer.model, "_resize_cache"):  # BPE and Unigram
         tokenizer.model._resize_cache(0)
 
-    def pack(text: str) -> bytes:
-        return array("I", tokenizer.encode(text, add_special_tokens=False).ids).tobytes()
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return found
 
-    return pack, fast_json(str(path), pack, _samples(tokenizer))
-
-
-def _samples(tokenizer: Any) -> list[str]:
-    """Texts of the vocabulary's own tokens."""
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    size = tokenizer.get_vocab_size()
-    sampled = random.Random(size).choices(range(size), k=SAMPLED)
-    words = "".join([tokenizer.decode([id], skip_special_tokens=False) for id in sampled])
-    return [words, *(f"a{token} b {token} {token}{token}\n" for token in special)]
+    return Encoder(ids)

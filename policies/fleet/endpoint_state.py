@@ -63,7 +63,7 @@ class EndpointStatistics:
     prefill_rate: float  # tokens/s, of prompts without context
     error: tuple[float, float, float]  # actual / predicted TTFT: p10, p50, p90
     tpot: float  # s, at the present load
-    block_size: int  # tokens
+    block_tokens: float  # of the engine, in one of the estimator's blocks
     prefix_blocks: int  # believed cached, in the estimator's blocks
     prefix_capacity: int  # of the index, in the estimator's blocks
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
@@ -303,7 +303,7 @@ class EndpointState:
             prefill_rate=self.predictor.prefill_rate(0.0),
             error=(ratios[2], ratios[6], ratios[10]),
             tpot=load.tpot,
-            block_size=self.block_size,
+            block_tokens=self.block_tokens,
             prefix_blocks=len(self.cache.index),
             prefix_capacity=self.cache.index.capacity,
             resident=None if residency is None else residency.statistics(),

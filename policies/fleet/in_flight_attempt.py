@@ -236,19 +236,21 @@ class InFlightAttempt:
             accounted = state.cache.on_answered(key, pending, report.prompt_tokens, report.cached_tokens)
         elif pending is not None:
             state.cache.on_unanswered(key, pending)
-        if report.prompt_tokens is not None and self.prompt.text_tokens and scale is not None:
-            scale.observe(self.prompt.text_tokens, self.prompt.messages, report.prompt_tokens)
+        if report.prompt_tokens is not None and scale is not None and (counted := self.prompt.count()):
+            scale.observe(counted, self.prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None:
             self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
-            self.confirm_hit(report.cached_tokens)
+            self.confirm_hit(report.cached_tokens, report.prompt_tokens)
 
-    def confirm_hit(self, cached: int) -> None:
+    def confirm_hit(self, cached: int, prompt: int | None) -> None:
         """Corrects the believed size of the cache by how many tokens of the believed hit were cached.
+        `prompt`: reported tokens; where they are fewer than estimated, so are those of the hit.
 
         Blocks which an attempt ahead was still computing say nothing about the size.
         """
-        believed, index = self.candidate.hit, self.state.cache.index
+        estimated, index = self.candidate.prompt_tokens, self.state.cache.index
+        believed = self.candidate.hit if prompt is None else int(self.candidate.hit * min(prompt / estimated, 1.0))
         if cached + self.state.block_size > believed:
             index.confirm(believed, believed)
         elif not self.queue.tokens:

@@ -164,7 +164,7 @@ class TokenScale:
         """The engine's tokens per counted token of text."""
         return self._regression.coefficients[0]
 
-    def correct(self, text_tokens: int, messages: int) -> int:
+    def correct(self, text_tokens: float, messages: int) -> int:
         return max(1, round(self._regression.predict((text_tokens, PER_MESSAGE * messages, PER_PROMPT))))
 
     def learned(self) -> LearnedRegression:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import Chain
 from policies.prefix_cache.residency import AnswerReuse, ChainBinding, Residency
-from policies.types import PoolEstimate
+from policies.types import PoolEstimate, PrefixBlocks
 
 SHRINK = 0.2  # of the capacity, when no token of the believed hit was cached
 GROW = 0.005  # of the capacity, when all of it was
@@ -208,10 +208,10 @@ class PendingPrompt:
     cached: int | None = None  # as the answer reported
     computed: int = 0  # tokens, by events, of a prompt which was not answered
 
-    @property
-    def block_tokens(self) -> float:
-        """The engine's tokens in one of our blocks."""
-        return self.prompt.blocks.size * self.prompt.blocks.scale
+    def measure(self, correction: float = 1.0) -> PrefixBlocks:
+        """The engine's tokens in our blocks. `correction`: reported tokens per estimated one."""
+        blocks = self.prompt.blocks
+        return PrefixBlocks((), blocks.size, blocks.scale * correction, blocks.ends)
 
 
 class EndpointCache:
@@ -230,7 +230,7 @@ class EndpointCache:
         if run is None:
             return 0
         if run.binding is None or (self.residency is not None and run.stamp in self.residency.pending_stamps):
-            held = depth * blocks.size * blocks.scale
+            held = blocks.tokens(depth)
         else:
             held = run.binding.cached_tokens(depth, prompt)
         return int(min(held, prompt.tokens - 1)) // block_size * block_size
@@ -319,7 +319,7 @@ class EndpointCache:
             answered=answered,
             tokens=pending.tokens,
             blocks=len(hashes),
-            block_tokens=pending.block_tokens * pending.tokens / prompt.tokens,
+            measure=pending.measure(pending.tokens / prompt.tokens),
             answer_reuse=self._answer_reuse,
             messages=prompt.messages,
         )
@@ -330,16 +330,16 @@ class EndpointCache:
 
     def _bind_computed(self, key: Hashable, pending: PendingPrompt, residency: Residency) -> None:
         """Binds the computed part of a cancelled prompt; the engine may still finish a step or two."""
-        hashes, block_tokens = pending.prompt.blocks.hashes, pending.block_tokens
+        hashes, measure = pending.prompt.blocks.hashes, pending.measure()
         chain = residency.chain(key, pending.prompt.tokens, None)
         if chain is None or chain.depth <= pending.computed:
             return
         pending.computed = chain.depth
         resident = chain.resident_tokens()
-        blocks = min(int(resident / block_tokens), len(hashes))
+        blocks = sum(1 for depth in range(1, len(hashes) + 1) if measure.tokens(depth) <= resident)
         self.index.trim(hashes, blocks, pending.stamp)
         if blocks:
-            self.index.bind(hashes[:blocks], ChainBinding(chain, chain, resident, blocks, block_tokens, AnswerReuse()))
+            self.index.bind(hashes[:blocks], ChainBinding(chain, chain, resident, blocks, measure, AnswerReuse()))
 
     def _await_events(self, key: Hashable, pending: PendingPrompt, residency: Residency) -> bool:
         """Returns whether events for the prompt may still come."""

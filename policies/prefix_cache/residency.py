@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from policies.prefix_cache.block_tree import BlockTree, Chain
-from policies.types import PoolEstimate
+from policies.types import PoolEstimate, PrefixBlocks
 
 # Kinds of attention which keep only a part of a prompt (vLLM's KVCacheSpecKind).
 PARTIAL_ATTENTION = frozenset(
@@ -56,7 +56,7 @@ class ChainBinding:
     answered: Chain  # these and the blocks of its answer
     tokens: int  # as reported
     blocks: int  # of ours
-    block_tokens: float  # the engine's tokens in one of ours
+    measure: PrefixBlocks  # the engine's tokens in blocks of ours; without the hashes
     answer_reuse: AnswerReuse
     messages: int = 0  # 0: the prompt was not computed to its end
 
@@ -64,12 +64,12 @@ class ChainBinding:
         """Tokens held of a prompt with `depth` blocks shared with this prompt or a continuation."""
         resident = self.prompt.resident_tokens()
         if resident < self.full_block_tokens:
-            return min((depth + 0.5) * self.block_tokens, resident)
+            return min(self.measure.tokens(depth + 0.5), resident)
         if depth > self.blocks:
-            return self.tokens + (depth - self.blocks) * prompt.blocks.size * prompt.blocks.scale
+            return self.tokens + prompt.blocks.tokens(depth) - prompt.blocks.tokens(self.blocks)
         if depth == self.blocks and prompt.messages > self.messages:
             return self.tokens + self.answer_reuse.share * (self.answered.resident_tokens() - resident)
-        return min((depth + 0.5) * self.block_tokens, self.tokens)
+        return min(self.measure.tokens(depth + 0.5), self.tokens)
 
     @property
     def full_block_tokens(self) -> int:

@@ -48,6 +48,10 @@ class Comparison:
     text: str
     bounds: tuple[tuple[str, float], ...]
 
+    @property
+    def limits(self) -> list[float]:
+        return [limit for _, limit in self.bounds]
+
     def holds(self, value: float) -> bool:
         return all(_OPERATORS[sign](value, bound) for sign, bound in self.bounds)
 

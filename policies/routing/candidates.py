@@ -45,6 +45,7 @@ TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
 _UNKNOWN = Load()
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
 _IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
+ROUGH = 0.3  # share of the tokens: forecasts and growing budgets bear a smaller margin
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 EXTERNAL_LIMIT = "the route has used what limits.external allows"
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
@@ -235,6 +236,23 @@ def misfit(
             if getattr(request, feature) and feature not in pool.capabilities:
                 return RejectionKind.CAPABILITY, f"it lacks {feature}"
     return None
+
+
+def is_count_needed(route: Route, estimate: PromptEstimate, output_cap: int | None, pools: Mapping[str, Pool]) -> bool:
+    """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
+    not."""
+    if any(prompt.margin > ROUGH * prompt.tokens for prompt in estimate.pools.values()):
+        return True
+    for tier in route.tiers:
+        prompt, pool = estimate.pools.get(tier.pool), pools.get(tier.pool)
+        if prompt is None or pool is None or not prompt.margin:
+            continue
+        limits = [] if tier.when is None or tier.when.prompt_tokens is None else tier.when.prompt_tokens.limits
+        if (window := pool.context_window) is not None:
+            limits = [*limits, window - (output_cap or estimate.output_tokens), window - 1]
+        if any(abs(prompt.tokens - limit) <= prompt.margin for limit in limits):
+            return True
+    return False
 
 
 def uncached_tokens(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from backends.interface import Operation
 from gateway.cache_warming import LAST_WORD, SavedPrompt
-from gateway.tokenize.estimator import Estimator, TokenizerConfig
+from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
+from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate
 
@@ -31,62 +32,62 @@ TALK = [turn("system", 200), turn("user", 50), turn("assistant", 50), turn("user
 
 
 @pytest.fixture
-async def estimator() -> AsyncIterator[Estimator]:
+def estimator() -> Iterator[Estimator]:
     found = Estimator({POOL: TokenizerConfig()}, lambda pool: TokenScale())
     yield found
     found.close()
 
 
-async def estimate(estimator: Estimator, operation: Operation, body: Mapping[str, Any]) -> PoolEstimate:
-    return (await estimator.estimate(prompt_of(operation, body), [POOL], "group", 1)).pools[POOL]
+def estimate(estimator: Estimator, operation: Operation, body: Mapping[str, Any]) -> PoolEstimate:
+    return estimator.estimate(PromptText(prompt_of(operation, body), [POOL], "group")).pools[POOL]
 
 
-async def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **body: Any) -> SavedPrompt:
-    known = await estimate(estimator, operation, body)
+def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **body: Any) -> SavedPrompt:
+    known = estimate(estimator, operation, body)
     return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known, "alice")
 
 
-async def test_a_prefix_ends_with_the_message_that_completes_its_blocks(estimator: Estimator) -> None:
+def test_a_prefix_ends_with_the_message_that_completes_its_blocks(estimator: Estimator) -> None:
     """Later messages are not computed; blocks equal those of the whole prompt."""
-    prompt = await keep(estimator, messages=TALK)
+    prompt = keep(estimator, messages=TALK)
     for count in (2, 4):
-        wanted = await estimate(estimator, Operation.CHAT, {"messages": TALK[:count]})
+        wanted = estimate(estimator, Operation.CHAT, {"messages": TALK[:count]})
         blocks = len(wanted.blocks.hashes)
-        body, found = await prompt.prefix(blocks, estimator)
+        body, found = prompt.prefix(blocks, estimator)
         assert body == {"messages": TALK[:count]}
         assert list(found.blocks.hashes) == list(prompt.estimate.blocks.hashes[:blocks])
 
 
-async def test_a_prefix_without_a_final_user_message_gets_one(estimator: Estimator) -> None:
+def test_a_prefix_without_a_final_user_message_gets_one(estimator: Estimator) -> None:
     """Chat templates refuse a system prompt alone; the added message follows the wanted blocks."""
-    prompt = await keep(estimator, messages=TALK)
-    body, found = await prompt.prefix(2, estimator)
+    prompt = keep(estimator, messages=TALK)
+    body, found = prompt.prefix(2, estimator)
     assert body == {"messages": [TALK[0], LAST_WORD]}
     assert found.blocks.hashes[:2] == prompt.estimate.blocks.hashes[:2]
 
 
-async def test_a_prefix_keeps_only_fields_rendered_into_the_prompt(estimator: Estimator) -> None:
+def test_a_prefix_keeps_only_fields_rendered_into_the_prompt(estimator: Estimator) -> None:
     """Tools are; sampling and output options are not."""
-    prompt = await keep(estimator, messages=TALK, tools=TOOLS, n=4, stop=["x"], max_tokens=900, logprobs=True)
-    body, _ = await prompt.prefix(len(prompt.estimate.blocks.hashes), estimator)
+    prompt = keep(estimator, messages=TALK, tools=TOOLS, n=4, stop=["x"], max_tokens=900, logprobs=True)
+    body, _ = prompt.prefix(len(prompt.estimate.blocks.hashes), estimator)
     assert body == {"messages": TALK, "tools": TOOLS}
 
 
-async def test_a_completion_prefix_is_the_first_part_of_the_prompt(estimator: Estimator) -> None:
+def test_a_completion_prefix_is_the_first_part_of_the_prompt(estimator: Estimator) -> None:
     """Of a text by proportion, of token ids exactly; several prompts are kept whole."""
-    ids = list(range(160))
-    text = await keep(estimator, Operation.COMPLETION, prompt="abcd" * 400)
-    tokens = await keep(estimator, Operation.COMPLETION, prompt=ids)
-    several = await keep(estimator, Operation.COMPLETION, prompt=["one " * 40, "two " * 40])
+    ids = list(range(240))
+    text = keep(estimator, Operation.COMPLETION, prompt="abcd" * 400)
+    tokens = keep(estimator, Operation.COMPLETION, prompt=ids)
+    several = keep(estimator, Operation.COMPLETION, prompt=["one " * 40, "two " * 40])
     half = len(text.estimate.blocks.hashes) // 2
-    body, _ = await text.prefix(half, estimator)
+    body, _ = text.prefix(half, estimator)
     assert body["prompt"] == ("abcd" * 400)[: len(body["prompt"])]
     assert 700 <= len(body["prompt"]) <= 900
-    assert (await tokens.prefix(5, estimator))[0] == {"prompt": ids[:80]}
-    assert (await several.prefix(1, estimator))[0] == {"prompt": ["one " * 40, "two " * 40]}
+    assert tokens.prefix(4, estimator)[0] == {"prompt": ids[:120]}
+    assert several.prefix(1, estimator)[0] == {"prompt": ["one " * 40, "two " * 40]}
 
 
-async def test_the_size_of_a_saved_prompt_is_its_bytes_and_hashes(estimator: Estimator) -> None:
+def test_the_size_of_a_saved_prompt_is_its_bytes_and_hashes(estimator: Estimator) -> None:
     """The memory limit counts this size."""
-    prompt = await keep(estimator, messages=TALK)
+    prompt = keep(estimator, messages=TALK)
     assert prompt.size == len(prompt.raw) + 8 * len(prompt.estimate.blocks.hashes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import inspect
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from time import monotonic
 
 import pytest
@@ -11,10 +14,13 @@ import pytest
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
+from gateway.api.inference_request import InferenceRequest
 from gateway.decider import LARGE, MANY, Decider
 from gateway.observe.record import RequestOutcome
 from gateway.strict_json import decode, encode
-from gateway.tokenize.estimator import Estimator, TokenizerConfig
+from gateway.tokenize.deferred_counts import BACKLOG
+from gateway.tokenize.estimator import Estimator
+from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
@@ -116,6 +122,133 @@ async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
     ]
     assert blocks[0] == blocks[1]
     assert len(set(blocks)) == 3
+
+
+# --------------------------------------------------------------------------- counts before and after the send
+
+LONG = inspect.getsource(inspect)
+OTHER = inspect.getsource(json)
+MORE = inspect.getsource(argparse)  # 100 KB
+
+
+def long(text: str = LONG[:20_000], **more: object) -> InferenceRequest:
+    return request(messages=[{"role": "user", "content": text}], **more)
+
+
+def with_window(window: int) -> Decider:
+    """A tier of this context window before one without any."""
+    fleet = Fleet([replace(POOLS[1], context_window=window), POOLS[0]])
+    return Decider(Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.token_scale), fleet)
+
+
+def tokens_of(decider: Decider, asked: InferenceRequest, tier: str = "large") -> int:
+    """By an exact count."""
+    text = PromptText(asked.prompt, [tier])
+    for _ in decider.estimator.count(text):
+        pass
+    return decider.estimator.estimate(text).pools[tier].tokens
+
+
+async def teach(decider: Decider) -> None:
+    """Count some code of the same key: its weights are learned."""
+    assert (await decider.estimate(long(MORE), BOTH, ANYONE)).counted
+
+
+async def counted(decider: Decider) -> None:
+    """Everything that was sent is counted."""
+    async with asyncio.timeout(20):
+        while decider.counts.bytes:  # noqa: ASYNC110 - counts notify nobody
+            await asyncio.sleep(0.001)
+
+
+async def test_the_first_texts_of_a_key_are_counted_first(decider: Decider) -> None:
+    """Nothing has taught their estimate: a growing budget would be by the wrong tokens."""
+    assert (await decider.estimate(long(MORE), route(), ANYONE)).counted
+    assert not (await decider.estimate(long(), route(), ANYONE)).counted
+    assert (await decider.estimate(long(OTHER), route(), Tenant("another"))).counted
+
+
+async def test_new_text_is_counted_after_the_decision(decider: Decider) -> None:
+    """The next turn is exact, and so is what the engine's report teaches."""
+    await teach(decider)
+    asked = long()
+    before = await decider.estimate(asked, route(), ANYONE)
+    assert not before.counted
+    assert decider.counts.bytes == asked.prompt.size
+    await counted(decider)
+    after = await decider.estimate(long(), route(), ANYONE)
+    assert after.counted
+    assert after.pools["small"].tokens == tokens_of(decider, asked, "small")
+    assert before.pools["small"].count() == after.pools["small"].text_tokens
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+async def test_a_prompt_at_the_edge_of_a_context_window_is_counted_first(room: int) -> None:
+    """One token more than the window is one too many, and the last one that fits is taken."""
+    asked = long(max_tokens=100)
+    window = tokens_of(with_window(10**6), asked) + 100 + room
+    decider = with_window(window)
+    await teach(decider)
+    estimate = await decider.estimate(asked, BOTH, ANYONE)
+    assert estimate.counted
+    unfit = [each.pool for each in decider.decide(asked, BOTH, estimate, ANYONE, 1).rejected]
+    assert unfit == (["large"] if room else [])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_prompt_at_the_edge_of_a_condition_is_counted_first(decider: Decider, more: int) -> None:
+    """`when: {prompt_tokens: "<= N"}` holds for N tokens and not for one more."""
+    await teach(decider)
+    asked = long()
+    tokens = tokens_of(with_window(10**6), asked)
+    tiers = [{"pool": "small", "when": {"prompt_tokens": f"<= {tokens - more}"}}, "large"]
+    estimate = await decider.estimate(asked, route(tiers=tiers), ANYONE)
+    assert estimate.counted
+    unfit = [each.pool for each in decider.decide(asked, route(tiers=tiers), estimate, ANYONE, 1).rejected]
+    assert ("small" in unfit) is bool(more)
+
+
+async def test_a_prompt_far_from_every_edge_is_not_counted_first() -> None:
+    """A count would only take time."""
+    decider = with_window(200_000)
+    await teach(decider)
+    tiers = [{"pool": "large", "when": {"prompt_tokens": "<= 100000"}}, "small"]
+    assert not (await decider.estimate(long(), route(tiers=tiers), ANYONE)).counted
+
+
+async def test_tokens_that_are_asked_for_are_counted(decider: Decider) -> None:
+    """`count_tokens` of Anthropic's Messages answers with the count."""
+    raw = encode({"model": "chat", "messages": [{"role": "user", "content": LONG[:20_000]}]})
+    asked = await decider.parse(Operation.COUNT_TOKENS, raw, {}, 0.0, "req-1")
+    assert (await decider.estimate(asked, route(), ANYONE)).counted
+
+
+@pytest.mark.parametrize("second", [LONG[:20_000], LONG[:16_000] + OTHER[:4_000]])
+async def test_equal_prompts_at_once_go_to_one_engine(decider: Decider, second: str) -> None:
+    """Or prompts with an equal beginning, before anything of the first is counted: its blocks are of the text, and the
+    endpoint has them from the send on."""
+    await teach(decider)
+    first, other = long(), long(second)
+    estimate = await decider.estimate(first, route(), ANYONE)
+    chosen = decider.decide(first, route(), estimate, ANYONE, 1).ranked[0]
+    decider.fleet.on_sent("first", chosen, estimate.pools["small"], monotonic(), stream=True)
+    assert decider.counts.bytes
+    found = decider.decide(other, route(), await decider.estimate(other, route(), ANYONE), ANYONE, 2).ranked
+    hits = {each.endpoint.id: each.hit for each in found}
+    shared = 16_000 / 20_000 if second != LONG[:20_000] else 1.0
+    assert hits[chosen.endpoint.id] == pytest.approx(shared * chosen.prompt_tokens, rel=0.1)
+    assert sum(hits.values()) == hits[chosen.endpoint.id]
+
+
+async def test_many_long_prompts_at_once_are_decided_without_a_count(decider: Decider) -> None:
+    """What waits to be counted is bounded, and its requests do not wait for it."""
+    await teach(decider)
+    text = LONG * 2
+    for number in range(120):
+        asked = long(f"{number} {text[:100_000]}")
+        assert not (await decider.estimate(asked, route(), ANYONE)).counted
+        assert decider.counts.bytes <= BACKLOG
+    assert decider.counts.dropped > 30
 
 
 # --------------------------------------------------------------------------- the decision

@@ -39,6 +39,7 @@ from gateway.runtime import Runtime, UpstreamAddress, build_runtime, tokenizers,
 from gateway.synthetic_request import PING, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
+from gateway.tokenize.prompt_reader import PromptText
 from gateway.tokenize.tokenizers import EncoderError
 from policies.fleet.fleet import Fleet
 from policies.types import Endpoint, PoolEstimate
@@ -114,8 +115,8 @@ class LiveFleet:
     tokens: bool
     timeout: float
 
-    async def estimate(self, pool: str, operation: Operation) -> PoolEstimate:
-        return (await self.estimator.estimate(prompt_of(operation, PING), [pool], "", 1)).pools[pool]
+    def estimate(self, pool: str, operation: Operation) -> PoolEstimate:
+        return self.estimator.estimate(PromptText(prompt_of(operation, PING), [pool])).pools[pool]
 
 
 async def _ask_all(config: Config, tokens: bool, timeout: float) -> list[EndpointFacts]:
@@ -223,7 +224,7 @@ def _tightest(config: Config, pool: str) -> float:
 
 async def _ask_token(live: LiveFleet, endpoint: Endpoint, operation: Operation) -> TokenFacts:
     upstream = live.runtime.upstreams[endpoint.id]
-    estimate = await live.estimate(endpoint.pool, operation)
+    estimate = live.estimate(endpoint.pool, operation)
     request = synthetic(upstream, operation, PING, upstream.model)
     began = monotonic()
     wire = await send_synthetic(live.fleet, endpoint, upstream, request, estimate, live.timeout)

@@ -58,6 +58,7 @@ STAGE_BOUNDS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 ERROR_BOUNDS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+SIZE_ERROR_BOUNDS = (0.0, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0)
 RATIO_BOUNDS = tuple(i / 10 for i in range(11))
 LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -238,6 +239,14 @@ PREDICTED = (
         moves="Shared prompts, conversations that return to their engine; a restart or too small a cache lowers it.",
         act="`reported` far below `predicted`: the engine evicts blocks of the index; enable cache events.",
     ),
+    histogram(
+        "firsttoken_prompt_tokens_error_ratio{pool}",
+        SIZE_ERROR_BOUNDS,
+        help="Estimated prompt tokens over reported ones, as the distance from 1",
+        more="Of the estimate that the request was placed by, where the engine reports its count.",
+        moves="Prompts unlike all before of their key; another chat template or tokenizer behind the pool.",
+        act="Above 0.1 for most: name the `tokenizer` of the pool's model. Routing takes no harm from less.",
+    ),
 )
 
 SENT = (
@@ -400,12 +409,6 @@ OURSELVES = (
         help="Always 1; `version` is the running version",
         moves="A rollout.",
         act="Two versions for long: a stuck rollout.",
-    ),
-    gauge(
-        "firsttoken_tokenizer_info{pool,library}",
-        help="Always 1; `library` encodes the pool's prompts: splintr-rs, tiktoken or tokenizers",
-        moves="An installation with the extra `fast-tokenizer` or without; a reload with another `tokenizer`.",
-        act="Not splintr-rs with the extra: the log says why the vocabulary stays with the slower reference.",
     ),
     histogram(
         "firsttoken_loop_lag_seconds",

@@ -115,16 +115,6 @@ class EndpointCollector(Collector):
         return gauge(f"firsttoken_endpoint_{metric}", known)
 
 
-class TokenizerCollector(Collector):
-    """firsttoken_tokenizer_info. `libraries`: by pool."""
-
-    def __init__(self, libraries: Callable[[], Mapping[str, str]]) -> None:
-        self.libraries = libraries
-
-    def collect(self) -> Iterable[Metric]:
-        yield gauge("firsttoken_tokenizer_info", [(labels, 1) for labels in self.libraries().items()])
-
-
 class LostPromiseCollector(Collector):
     """firsttoken_tpot_unattainable: every pool of every route with a TPOT budget."""
 

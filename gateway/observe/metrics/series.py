@@ -298,6 +298,7 @@ class RequestMetrics:
         self.error = histogram("firsttoken_ttft_prediction_error_seconds")
         self.covered = counter("firsttoken_ttft_prediction_covered_total")
         self.hit = histogram("firsttoken_prefix_hit_ratio")
+        self.size_error = histogram("firsttoken_prompt_tokens_error_ratio")
         self.attempts = counter("firsttoken_attempts_total")
         self.hedges = counter("firsttoken_hedges_total")
         self.external_refused = counter("firsttoken_external_refused_total")
@@ -383,6 +384,8 @@ class RequestMetrics:
         prompt = estimated if reported is None else reported
         self.tokens.of[route, pool, "input"].value += prompt
         self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
+        if estimated and reported:
+            self.size_error.of[(pool,)].observe(abs(estimated / reported - 1.0))
         if estimated and record.cached_tokens_predicted is not None:
             self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
         if reported and record.cached_tokens_reported is not None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
+import inspect
 import json
 from typing import Any
 
 import pytest
 
+from backends.interface import Operation
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import QuotaExceeded, claim_of, duration, quota_headers
+from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome, Stage
+from gateway.tokenize.prompt import prompt_of
+from gateway.tokenize.prompt_reader import PromptText
+from gateway.tokenize.tokenizers import encoder
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.gateway.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
@@ -187,6 +194,64 @@ async def test_a_request_refused_after_its_head_counts_and_returns_its_place() -
             status, headers, _ = await caller.whole(post({**CHAT, "max_tokens": 9}, WEB))
             assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "1")  # a refused claim counts nothing
             assert len(gateway.recorder.recent) == 4
+
+
+LONG = inspect.getsource(inspect)[:12_000]
+TOKENS = encoder("o200k_base").count(LONG) + 4 + 3  # the template's: of a message, and of the answer's opening
+
+
+def teach(gateway: Gateway) -> None:
+    """Teach the estimates of the key's texts, as prompts before have."""
+    body = {"messages": [{"role": "user", "content": inspect.getsource(argparse)}]}
+    for _ in gateway.estimator.count(PromptText(prompt_of(Operation.CHAT, body), ["only"], key="web")):
+        pass
+
+
+def noted_claims(gateway: Gateway) -> list[Claim]:
+    """Of the Records from now on."""
+    claims: list[Claim] = []
+    gateway.recorder.sinks.append(lambda record: claims.append(record.quota.claim) if record.quota else None)
+    return claims
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+async def test_a_quota_admits_a_new_prompt_by_its_exact_count(room: int) -> None:
+    """One token too many is refused, and the last one that fits is not: an estimate decides neither."""
+    asked = {**CHAT, "messages": [{"role": "user", "content": LONG}], "max_tokens": 9}
+    async with Upstream([reply(WHOLE)]) as upstream:
+        limits = key(tokens_per_minute=TOKENS + 9 + room)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
+            teach(gateway)
+            claims = noted_claims(gateway)
+            assert (await caller.whole(post(asked, WEB)))[0] == (200 if room == 0 else 429)
+    [made] = claims
+    assert made.tokens == TOKENS + 9
+
+
+async def test_a_new_prompt_far_below_the_quota_is_claimed_by_its_estimate() -> None:
+    """By the most that it allows, and counted after the send: the key's texts have taught its estimates."""
+    async with Upstream([reply(WHOLE)]) as upstream:
+        limits = key(tokens_per_minute=100_000)
+        async with running({"only": pool(upstream.url)}, keys=limits) as gateway, calling(gateway.url) as caller:
+            teach(gateway)
+            claims = noted_claims(gateway)
+            asked = {**CHAT, "messages": [{"role": "user", "content": LONG}], "max_tokens": 9}
+            assert (await caller.whole(post(asked, WEB)))[0] == 200
+    [claim] = claims
+    assert TOKENS + 9 < claim.tokens < 1.4 * TOKENS
+
+
+async def test_a_monthly_cost_refuses_a_new_prompt_by_its_exact_count() -> None:
+    """A price of a USD per token, and half a budget too little by the estimate of an untaught key."""
+    asked = {**CHAT, "messages": [{"role": "user", "content": LONG}], "max_tokens": 1}
+    async with Upstream([reply(WHOLE)]) as upstream:
+        pools = {"only": pool(upstream.url, price={"input": 1e6})}
+        async with running(pools, keys=key(monthly_cost_usd=TOKENS - 1)) as gateway, calling(gateway.url) as caller:
+            teach(gateway)
+            claims = noted_claims(gateway)
+            assert (await caller.whole(post(asked, WEB)))[0] == 429
+    [made] = claims
+    assert made.cost == TOKENS * NANO
 
 
 async def test_a_concurrency_slot_is_held_until_the_end_of_the_answer() -> None:

@@ -17,7 +17,7 @@ from gateway.fleet import monitor as module
 from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget, engine_load
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.types import AttemptOutcome, Health, Load, PoolEstimate
+from policies.types import AttemptOutcome, Health, Load, PoolEstimate, PrefixBlocks
 from tests.gateway.builders import POOL, backend, candidate
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, Script, Upstream, reply
@@ -161,13 +161,17 @@ async def test_two_polls_show_other_traffic() -> None:
     assert found.scraped_at == pytest.approx(monotonic(), abs=2)
 
 
-async def test_the_reported_block_size_is_passed_on() -> None:
-    """By pool: prefixes are cut into the engine's own blocks from then on."""
-    reported: list[tuple[str, int]] = []
+async def test_hits_are_whole_blocks_of_the_reported_size() -> None:
+    """The engine's own, whatever the configuration says."""
+    prompt = PoolEstimate(200, PrefixBlocks((1, 2, 3, 4, 5)))
     async with monitoring(GOOD) as (monitor, origin, vllm, _):
-        monitor = Monitor(monitor.fleet, on_block_size=lambda pool, tokens: reported.append((pool, tokens)))
+        endpoint, *_ = monitor.fleet.snapshot(monotonic()).pools["small"].endpoints
+        cache = monitor.fleet.cache(ENDPOINT)
+        assert cache is not None
+        cache.index.record(prompt.blocks.hashes)
+        before = monitor.fleet.hit(endpoint, prompt)
         await poll(monitor, origin, vllm)
-    assert reported == [("small", 32)]
+        assert (before, monitor.fleet.hit(endpoint, prompt)) == (80, 64)
 
 
 async def test_an_endpoint_without_metrics_is_up() -> None:

@@ -1,4 +1,4 @@
-"""Prefix blocks: chained hashes of token ids."""
+"""Prefix blocks: chained hashes of the text of a prompt."""
 
 from __future__ import annotations
 
@@ -7,58 +7,56 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tokenize.estimator import Prefix, extend, start
+from gateway.tokenize.prefix_blocks import BLOCK_BYTES, HASH_BYTES, extend, start
 
-IDS = st.lists(st.integers(0, 300_000), max_size=100)
-
-
-def pack(ids: list[int]) -> bytes:
-    return array("I", ids).tobytes()
+TEXT = st.binary(max_size=600)
 
 
-def blocks(*parts: list[int], group: str = "g", size: int = 16) -> bytes:
+def blocks(*parts: bytes, group: str = "g", adapter: str = "") -> bytes:
     """The hashes of all blocks of a prompt, extended by these parts in turn."""
-    prefix, found = start(group), b""
+    chain, found = start(group, adapter), b""
     for part in parts:
-        prefix = extend(prefix, b"", pack(part), size)
-        found += prefix.blocks
+        chain = extend(chain, part)
+        found += chain.blocks
     return found
 
 
-@given(IDS, IDS, st.integers(1, 40))
-def test_blocks_do_not_depend_on_how_a_prompt_is_divided(first: list[int], second: list[int], size: int) -> None:
-    """The same ids are the same blocks, in one piece or in two."""
-    assert blocks(first, second, size=size) == blocks(first + second, size=size)
+@given(TEXT, TEXT)
+def test_blocks_do_not_depend_on_how_a_prompt_is_divided(first: bytes, second: bytes) -> None:
+    """The same text is the same blocks, in one part or in two."""
+    assert blocks(first, second) == blocks(first + second)
 
 
-@given(IDS, IDS)
-def test_a_longer_prompt_keeps_the_blocks_of_its_beginning(first: list[int], more: list[int]) -> None:
+@given(TEXT, TEXT)
+def test_a_longer_prompt_keeps_the_blocks_of_its_beginning(first: bytes, more: bytes) -> None:
     """A full block is final."""
     assert blocks(first + more).startswith(blocks(first))
 
 
-@given(IDS.filter(lambda ids: len(ids) >= 48), st.integers(0, 15))
-def test_a_changed_token_changes_every_block_from_its_own_on(ids: list[int], at: int) -> None:
+@given(st.binary(min_size=3 * BLOCK_BYTES, max_size=600), st.integers(0, BLOCK_BYTES - 1))
+def test_a_changed_byte_changes_every_block_from_its_own_on(text: bytes, at: int) -> None:
     """A hash stands for the whole prompt up to its block."""
-    changed = [*ids[: 16 + at], ids[16 + at] + 1, *ids[17 + at :]]
-    ours, theirs = blocks(ids), blocks(changed)
-    same = [ours[i : i + 8] == theirs[i : i + 8] for i in range(0, len(ours), 8)]
+    place = BLOCK_BYTES + at
+    changed = text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :]
+    ours, theirs = blocks(text), blocks(changed)
+    same = [ours[i : i + HASH_BYTES] == theirs[i : i + HASH_BYTES] for i in range(0, len(ours), HASH_BYTES)]
     assert same == [True] + [False] * (len(same) - 1)
 
 
-def test_groups_share_no_block() -> None:
-    """The group is part of every hash."""
-    ids = list(range(64))
-    assert not set(array("Q", blocks(ids, group="a"))) & set(array("Q", blocks(ids, group="b")))
+def test_groups_and_adapters_share_no_block() -> None:
+    """The group is part of every hash, and so is the adapter."""
+    text = bytes(range(256)) * 2
+    found = [array("Q", blocks(text, group=group, adapter=name)) for group, name in (("a", ""), ("b", ""), ("a", "x"))]
+    assert len({block for each in found for block in each}) == sum(map(len, found)) == 12
 
 
 def test_hashes_are_the_same_in_every_process_and_release() -> None:
     """Replicas identify blocks by their hashes: a change of the function needs a decision record."""
-    hashes = list(array("Q", blocks(list(range(32)), group="web")))
-    assert hashes == [0xF5BF982C91DB86C8, 0xF4466D3F9C429A8F]
+    hashes = list(array("Q", blocks(bytes(range(240)), group="web")))
+    assert hashes == [0x7AA480F47C9E2DDE, 0x91F6572A3DDBD5A9]
 
 
-def test_template_tokens_have_a_place_but_are_no_text() -> None:
-    """Template tokens shift the blocks, and are not part of the text count, from which corrections are learned."""
-    prefix = extend(start("g"), pack([1, 2, 3, 4]), pack([5, 6, 7]), 4)
-    assert prefix == Prefix(blocks([1, 2, 3, 4], size=4), blocks([1, 2, 3, 4], size=4), pack([5, 6, 7]), 7, 3)
+def test_the_size_of_a_chain_is_all_of_its_text() -> None:
+    """Blocks, and what comes after the last."""
+    chain = extend(extend(start("g"), b"x" * 100), b"y" * 50)
+    assert (chain.size, len(chain.blocks), len(chain.tail)) == (150, HASH_BYTES, 30)

@@ -8,7 +8,6 @@ import inspect
 import random
 import string
 import sys
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from time import process_time
@@ -22,7 +21,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from gateway.tokenize.tokenizers import (
     SEGMENT_MAX,
     SEGMENT_MIN,
-    UNUSED_SPECIAL_TOKEN,
     EncoderError,
     encoder,
     load_ranks,
@@ -99,20 +97,17 @@ def test_special_tokens_in_text_are_text(name: str) -> None:
     assert encoder(name).count(text) > len(text.split())
 
 
-def test_special_tokens_in_text_are_encoded_as_plain_text(
-    published: dict[str, tiktoken.Encoding],
-) -> None:
-    """The encoder is called with the search for special tokens enabled; their text still becomes plain tokens."""
-    text = f"before{UNUSED_SPECIAL_TOKEN} {UNUSED_SPECIAL_TOKEN}{UNUSED_SPECIAL_TOKEN} after"
+def test_special_tokens_in_text_are_encoded_as_plain_text(published: dict[str, tiktoken.Encoding]) -> None:
+    """The encoder knows no special token, so none is found."""
+    text = "before<|endoftext|> <|fim_prefix|><|endofprompt|> after"
     assert encoder("o200k_base").encode(text) == published["o200k_base"].encode_ordinary(text)
 
 
-def test_packed_ids_are_the_ids() -> None:
-    """Four bytes each, of any text."""
+def test_a_count_is_the_number_of_ids() -> None:
+    """Of any text."""
     ours = encoder("o200k_base")
     for text in ("", "hello", CODE[:20_000], EMOJI):
-        assert array("I", ours.pack(text)).tolist() == ours.encode(text)
-        assert len(ours.pack(text)) == 4 * ours.count(text)
+        assert ours.count(text) == len(ours.encode(text))
 
 
 @pytest.mark.parametrize("alphabet", ["a", " ", "\n", "ab", string.ascii_letters, "好", "!?", "\x00", "😀"])

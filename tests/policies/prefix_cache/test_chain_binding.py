@@ -17,7 +17,7 @@ def bound(tree: BlockTree) -> ChainBinding:
     _, answered = tree.store(range(1, 14), None, B)
     prompt = answered.truncated(330)
     assert prompt is not None
-    return ChainBinding(prompt, answered, 330, 11, OURS, AnswerReuse(), messages=1)
+    return ChainBinding(prompt, answered, 330, 11, PrefixBlocks((), 32, OURS / 32), AnswerReuse(), messages=1)
 
 
 def asked(blocks: int, messages: int = 1) -> PoolEstimate:

@@ -1,0 +1,50 @@
+"""Prefix blocks: chained hashes of a prompt's text, by which a prefix in an engine's cache is found.
+
+A block is BLOCK_BYTES consecutive bytes of the rendered prompt; its hash covers the hash of the block before, so equal
+hash means equal prompt up to there. Blocks are of text, not of tokens: a prompt that nobody has sent before has its
+blocks at once, whatever the tokenizer. Rules:
+- The first block covers a hash of the cache group, so tenants of different groups share no block, and of the LoRA
+  adapter, which engines hash into their blocks too. Hashes depend on nothing else: replicas of the gateway agree on
+  them.
+- A message opens with its role. Token ids, and media, count by their ids. The bytes that mark both occur in no UTF-8.
+- The hash is BLAKE2b with 8 bytes of digest; a block and the hash before it fill one of its input blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from struct import iter_unpack
+
+BLOCK_BYTES = 120
+HASH_BYTES = 8
+BLOCK_TOKENS = BLOCK_BYTES // 4  # in round figures: the measure of a block before anything is known of its text
+ROLE, IDS = b"\xff", b"\xfe"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChain:
+    """The text of a prompt up to some place."""
+
+    blocks: bytes  # hashes of the blocks that end in the last part
+    parent: bytes  # hash of the last block so far
+    tail: bytes = b""  # text after the last block: less than a block
+    size: int = 0  # bytes so far
+
+
+def start(cache_group: str, adapter: str = "") -> BlockChain:
+    """The empty prompt."""
+    seed = f"{cache_group}\0{adapter}" if adapter else cache_group
+    return BlockChain(b"", _hash(seed.encode()))
+
+
+def extend(chain: BlockChain, text: bytes) -> BlockChain:
+    """Append the text of a part."""
+    pending, parent = chain.tail + text, chain.parent
+    full = len(pending) - len(pending) % BLOCK_BYTES
+    blocks = [parent := _hash(parent + block) for (block,) in iter_unpack(f"{BLOCK_BYTES}s", pending[:full])]
+    return BlockChain(b"".join(blocks), parent, pending[full:], chain.size + len(text))
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=HASH_BYTES).digest()

@@ -1,0 +1,176 @@
+"""Reads prompts: prefix blocks and token counts of known text, estimates of text that was not counted yet.
+
+Rules:
+- Known text is not read again. A part is known by its digest over the digests of all parts before: a conversation's
+  next turn costs its new text. A segment of text that was counted is known behind any beginning.
+- What nobody has counted is estimated (`gateway.tokenize.text_tokens`), short text apart, which is counted at once.
+- `count` counts a prompt exactly, segment by segment, and teaches the estimates. A prompt read again is known as
+  counted.
+- Cache groups share nothing, not even counts of equal text: the time to read would tell a tenant which text another
+  tenant has sent. Kept are digests, block hashes and counts, bounded in bytes, never text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.tokenize.generational_cache import GenerationalCache
+from gateway.tokenize.media import TILES, MediaFamily
+from gateway.tokenize.prefix_blocks import BLOCK_BYTES, BLOCK_TOKENS, IDS, ROLE, BlockChain, extend, start
+from gateway.tokenize.prompt import Piece, Prompt
+from gateway.tokenize.text_tokens import TextModels, TextShape
+from gateway.tokenize.tokenizers import ID_BYTES, Encoder
+from policies.latency.token_counts import PER_MESSAGE
+from policies.types import PartEnds, PrefixBlocks
+
+SHORT = 256  # bytes: a count takes 10 us, an estimate 5
+PREFIX_OVERHEAD = 450  # bytes of a cache entry besides hashes and tail (tracemalloc)
+COUNT_BYTES = 170  # of a cache entry (tracemalloc)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """Settings of a pool. Pools with equal settings see a prompt alike."""
+
+    tokenizer: str = "o200k_base"
+    template: int = int(PER_MESSAGE)  # tokens which the chat template adds to a message
+    media: MediaFamily | None = None  # of the model; None for prompts without media, on which pools agree then
+    adapter: str = ""  # LoRA adapter
+
+
+@dataclass(slots=True)
+class PromptText:
+    """A prompt to be read for some pools of a route."""
+
+    prompt: Prompt
+    pools: Sequence[str]
+    cache_group: str = ""  # what was read before is known within
+    key: str = ""  # whose texts teach the estimates
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapter by pool
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prompt up to the end of a part."""
+
+    chain: BlockChain
+    tokens: float = 0.0  # so far
+    text: float = 0.0  # so far, without template tokens
+    margin: float = 0.0  # of both; 0: counted
+
+
+@dataclass(slots=True)
+class Position:
+    """A place between two parts of a prompt."""
+
+    config: TokenizerConfig
+    digest: int  # of the chain of parts
+    end: Prefix
+    parts: list[Prefix]
+
+    def add(self, digest: int, prefix: Prefix) -> None:
+        self.digest, self.end = digest, prefix
+        self.parts.append(prefix)
+
+    def blocks(self, tokens: int) -> PrefixBlocks:
+        """`tokens`: of the prompt, by the engine's count."""
+        hashes = array("Q", b"".join([part.chain.blocks for part in self.parts]))
+        if not self.end.chain.size:
+            return PrefixBlocks(hashes, BLOCK_TOKENS)
+        depths = [part.chain.size / BLOCK_BYTES for part in self.parts]
+        ends = PartEnds(depths, [part.tokens for part in self.parts])
+        return PrefixBlocks(hashes, BLOCK_TOKENS, tokens / (depths[-1] * BLOCK_TOKENS), ends)
+
+
+class PromptReader:
+    """Safe for several threads."""
+
+    def __init__(self, encoders: Callable[[str], Encoder], cache_bytes: int) -> None:
+        self._encoders = encoders
+        self._models = TextModels()
+        self._prefixes: GenerationalCache[Prefix] = GenerationalCache(cache_bytes * 3 // 4, _prefix_bytes)
+        self._counts: GenerationalCache[int] = GenerationalCache(cache_bytes // 4, lambda count: COUNT_BYTES)
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._prefixes.size + self._counts.size
+
+    def recognise(self, config: TokenizerConfig, text: PromptText, *, counted: bool = False) -> Position:
+        """The end of the longest run of known parts. `counted`: of parts that were counted."""
+        group = text.cache_group
+        found = Position(config, hash((config, group)), Prefix(start(group, config.adapter)), [])
+        for part in text.prompt.digests:
+            digest = hash((found.digest, part))
+            known = self._prefixes.get(digest)
+            if known is None or (counted and known.margin):
+                break
+            found.add(digest, known)
+        return found
+
+    def read(self, position: Position, text: PromptText) -> None:
+        """Go on to the end of the prompt, and remember it."""
+        for part, pieces in self._rest(position, text):
+            self._append(position, part, pieces, text)
+
+    def count(self, position: Position, text: PromptText) -> Iterator[None]:
+        """The same, after an exact count: yields after each segment and each part."""
+        tokenizer = position.config.tokenizer
+        for part, pieces in self._rest(position, text):
+            for segment in [piece.span for piece in pieces if isinstance(piece.span, str)]:
+                if segment and self._counts.get(hash((tokenizer, text.cache_group, segment))) is None:
+                    found = self._count(tokenizer, segment, text.cache_group)
+                    self._models.learn(text.key, tokenizer, TextShape(segment.encode()), found)
+                    yield
+            self._append(position, part, pieces, text)
+            yield
+
+    def counted_text(self, digest: int) -> int:
+        """Tokens of the text of a prompt that was counted; 0: it was not, or is forgotten."""
+        end = self._prefixes.get(digest)
+        return 0 if end is None or end.margin else round(end.text)
+
+    def _rest(self, position: Position, text: PromptText) -> Iterator[tuple[int, list[Piece]]]:
+        """Digests and pieces of the parts from a position on."""
+        prompt, family = text.prompt, position.config.media or TILES
+        prompt.rewind()
+        for part in range(len(position.parts), len(prompt.digests)):
+            yield prompt.digests[part], prompt.pieces(part, family)
+
+    def _append(self, position: Position, part: int, pieces: Sequence[Piece], text: PromptText) -> None:
+        digest, end = hash((position.digest, part)), position.end
+        tokens, counted, margin, written = end.tokens, end.text, end.margin, list[bytes]()
+        for piece in pieces:
+            if piece.role is not None:
+                tokens += position.config.template
+                written.append(ROLE + piece.role.encode())
+            raw = piece.span.encode() if isinstance(piece.span, str) else IDS + piece.span
+            found, doubt = self._size(position.config.tokenizer, piece.span, raw, text)
+            tokens, counted, margin = tokens + found, counted + found, margin + doubt
+            written.append(raw)
+        known = self._prefixes.get(digest)
+        chain = extend(end.chain, b"".join(written)) if known is None else known.chain
+        prefix = Prefix(chain, tokens, counted, margin)
+        self._prefixes.put(digest, prefix)
+        position.add(digest, prefix)
+
+    def _size(self, tokenizer: str, span: str | bytes, raw: bytes, text: PromptText) -> tuple[float, float]:
+        """Tokens of a piece, and their margin. `raw`: its bytes."""
+        if isinstance(span, bytes):
+            return len(span) // ID_BYTES, 0.0
+        known = self._counts.get(hash((tokenizer, text.cache_group, span))) if span else 0
+        if known is not None:
+            return known, 0.0
+        if len(raw) <= SHORT:
+            return self._count(tokenizer, span, text.cache_group), 0.0
+        return self._models.estimate(text.key, tokenizer, TextShape(raw))
+
+    def _count(self, tokenizer: str, text: str, cache_group: str) -> int:
+        found = self._encoders(tokenizer).count(text)
+        self._counts.put(hash((tokenizer, cache_group, text)), found)
+        return found
+
+
+def _prefix_bytes(prefix: Prefix) -> int:
+    return PREFIX_OVERHEAD + len(prefix.chain.blocks) + len(prefix.chain.tail)

@@ -1,0 +1,115 @@
+"""Tokens of a prompt's blocks, and when an estimate does not decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.fleet.fleet import AttemptReport
+from policies.routes.route import Route
+from policies.routing.candidates import ROUGH, is_count_needed
+from policies.types import Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, PromptEstimate
+from tests.policies.fleets import ONE, answer, fleet, prompt
+
+# A message of 300 tokens in 10 blocks, and one of 100 tokens in 10 blocks.
+UNEVEN = PartEnds([10.0, 20.0], [300.0, 400.0])
+
+
+@pytest.mark.parametrize(("depth", "share"), [(0, 0.0), (5, 0.375), (10, 0.75), (15, 0.875), (20, 1.0), (30, 1.0)])
+def test_tokens_are_spread_evenly_within_a_message_and_not_over_messages(depth: float, share: float) -> None:
+    assert UNEVEN.share(depth) == pytest.approx(share)
+    assert PrefixBlocks((), 16, 1.25, UNEVEN).tokens(depth) == pytest.approx(share * 400)
+
+
+def test_without_messages_all_blocks_are_alike() -> None:
+    assert PrefixBlocks((), 16, 1.5).tokens(3) == 72
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(0, 500)), min_size=1, max_size=8), st.floats(0, 500))
+def test_a_deeper_prefix_never_has_fewer_tokens(parts: list[tuple[float, float]], depth: float) -> None:
+    """Nor more than the prompt."""
+    depths, tokens = [0.0], [1.0]
+    for size, count in parts:
+        depths.append(depths[-1] + size)
+        tokens.append(tokens[-1] + count)
+    ends = PartEnds(depths[1:], tokens[1:])
+    assert 0.0 <= ends.share(depth) <= ends.share(depth + 0.5) + 1e-9 <= 1.0 + 1e-8
+
+
+# --------------------------------------------------------------------------- what the report teaches
+
+REPORTED = AttemptReport(prompt_tokens=1300, completion_tokens=5)
+
+
+@pytest.mark.parametrize(("counted", "teaches"), [(None, False), (0, False), (993, True)])
+def test_a_pools_scale_learns_from_counted_prompts_alone(counted: int | None, teaches: bool) -> None:
+    """An estimate that is wrong for one key's texts does not change the counts of all other keys."""
+    to = fleet()
+    before = to.token_scale("small").correct(1000, 1)
+    guess = prompt(1000)
+    guess.margin, guess.counted_text = 40, None if counted is None else lambda: counted
+    for _ in range(20):
+        answer(to, guess, reported=REPORTED)
+    assert (to.token_scale("small").correct(1000, 1) > before + 100) is teaches
+
+
+def test_a_hit_that_was_estimated_too_large_shows_no_lost_blocks() -> None:
+    """The prompt has fewer tokens than estimated, and all of the believed hit was cached."""
+    to = fleet()
+    cache = to.cache(ONE.id)
+    assert cache is not None
+    capacity = cache.index.capacity
+    for cached in (0, 976, 976, 976):
+        answer(to, prompt(1100, blocks=62, scale=1.1), reported=AttemptReport(1000, cached, 5))
+    assert cache.index.capacity == capacity
+    answer(to, prompt(1100, blocks=62, scale=1.1), reported=AttemptReport(1000, 100, 5))
+    assert cache.index.capacity < capacity
+
+
+# --------------------------------------------------------------------------- when a count is needed
+
+
+def needed(tokens: int, margin: int, tier: dict[str, Any] | None = None, window: int | None = None) -> bool:
+    """For a route with one tier, and answers of at most 100 tokens."""
+    route = Route.model_validate({"name": "chat", "tiers": [{"pool": "small", **(tier or {})}]})
+    estimate = PromptEstimate({"small": PoolEstimate(tokens, margin=margin)}, 100)
+    pools = {"small": Pool("small", "served", (Endpoint("small/a", "small"),), context_window=window)}
+    return is_count_needed(route, estimate, None, pools)
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(0, False), (100, False), (int(ROUGH * 1000) + 1, True)])
+def test_a_rough_estimate_is_counted(margin: int, expected: bool) -> None:
+    assert needed(1000, margin) is expected
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (None, False),
+        (990, True),  # without any answer
+        (1100, True),  # with the expected answer
+        (1160, True),
+        (1300, False),
+        (800, False),
+    ],
+)
+def test_a_prompt_near_a_context_window_is_counted(window: int | None, expected: bool) -> None:
+    """Within the margin of 80 tokens, with the expected answer or without any."""
+    assert needed(1000, 80, window=window) is expected
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [("<= 1050", True), ("<= 1200", False), ("900..2000", False), ("500..960", True), ("960..5000", True)],
+)
+def test_a_prompt_near_a_condition_is_counted(when: str, expected: bool) -> None:
+    """Near either end."""
+    assert needed(1000, 80, {"when": {"prompt_tokens": when}}) is expected
+
+
+def test_a_counted_prompt_is_not_counted_again() -> None:
+    """Not even at the very edge."""
+    assert not needed(1000, 0, {"when": {"prompt_tokens": "<= 1000"}}, window=1100)
