@@ -16,18 +16,30 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
 
-from backends.failures import EMPTY, NOT_EVENTS, NOT_JSON, NOT_SERVED, TOO_LARGE, TRUNCATED, UNKNOWN_MODEL, of_body
-from backends.http.connection import Exchange
+from backends.failures import (
+    EMPTY,
+    NOT_EVENTS,
+    NOT_JSON,
+    NOT_SERVED,
+    TOO_LARGE,
+    TRUNCATED,
+    UNKNOWN_MODEL,
+    TransportError,
+    of_body,
+)
+from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Usage
 from backends.stream.decompression import IDENTITY, Decompressor, decompressor
 from backends.stream.redaction import mask_secret
 from gateway.upstream.answer import Answer
 from gateway.upstream.attempt_figures import AttemptTimes, Consumption
+from gateway.upstream.routed_request import UNCHANGED, Rewriting
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
@@ -73,8 +85,8 @@ WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the comm
 
 
 class WireAttempt:
-    """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer.
-    `rewritten`: a whole answer of any length is held to its end."""
+    """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
+    whole answer that is rewritten is held to its end, whatever its length."""
 
     def __init__(
         self,
@@ -84,20 +96,22 @@ class WireAttempt:
         fleet: Fleet,
         *,
         assembled: bool = False,
-        rewritten: bool = False,
+        rewriting: Rewriting = UNCHANGED,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
         self.request = request
         self.stream = request.stream
         self.assembled = assembled
-        self.rewritten = rewritten or assembled
+        self.rewriting = rewriting
+        self._held_whole = assembled or rewriting.answer is not None
         self.tap = upstream.backend.tap(request)
         self.call = upstream.backend.call(request)
         self.state = WireState.CONNECTING
         now = monotonic()
         self.times = AttemptTimes(now, now)
         self.status = 0
+        self.is_success = False
         self.headers: Mapping[str, str] = {}
         self.buffered: list[bytes] = []
         self.buffered_bytes = 0
@@ -105,6 +119,7 @@ class WireAttempt:
         self.failure: Failure | None = None  # the end of the attempt
         self.report: AttemptReport | None = None  # set at the end
         self.fleet = fleet
+        self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
         self._exchange: Exchange | None = None
         self._answer: Answer | None = None  # receiver of every read after the commit
         self._decompressor: Decompressor | None = None
@@ -116,6 +131,24 @@ class WireAttempt:
         """Replace the request, before the sending."""
         self.request, self.call = request, self.upstream.backend.call(request)
 
+    def start(self, sink: Sink) -> bool:
+        """Send on an idle connection, at once. False: there is none."""
+        if (exchange := self.upstream.connections.start(self.call, sink)) is None:
+            return False
+        self.on_sent(exchange)
+        return True
+
+    async def connect(self, sink: Sink) -> None:
+        """Send on a new connection. A failure to connect is reported like any other."""
+        try:
+            exchange = await self.upstream.connections.open(self.call, sink)
+        except TransportError as error:
+            self.connecting = None
+            sink.on_failure(error.failure)
+        else:
+            self.connecting = None
+            self.on_sent(exchange)
+
     def on_sent(self, exchange: Exchange) -> None:
         """The request is on the wire."""
         self._exchange, self.state = exchange, WireState.SENT
@@ -125,7 +158,7 @@ class WireAttempt:
     # -- the reply ----------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
-        self.status, self.headers = status, headers
+        self.status, self.headers, self.is_success = status, headers, 200 <= status < 300
         self.state = WireState.HELD
         if not self.upstream.backend.local:
             self._report_rate_limits()
@@ -172,6 +205,7 @@ class WireAttempt:
         return None if failure is None else self._break_off(failure)
 
     def on_end(self) -> WireEvent:
+        self._exchange = None
         if not self.is_success:
             return self.fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
@@ -179,15 +213,14 @@ class WireAttempt:
             return self._complete()
         if (failure := self._judge()) is not None:
             return self.fail(failure)
-        self._exchange = None
         self._first_token(monotonic())
         if not self.stream:
             return Milestone.WHOLE
-        self._close(AttemptOutcome.COMPLETED)
+        self.stop(AttemptOutcome.COMPLETED)
         return Milestone.FIRST_TOKEN
 
     def on_failure(self, failure: Failure) -> WireEvent:
-        """The connection is lost."""
+        """The connection is lost, or left."""
         if self.state is not WireState.COMMITTED:
             return self.fail(failure)
         if self.stream and self.tap.ended:  # nothing after [DONE] turns success into failure
@@ -219,7 +252,7 @@ class WireAttempt:
     def _hold_whole(self, now: float) -> WireEvent:
         if self.buffered_bytes > MAX_REWRITTEN:
             return self.fail(TOO_LARGE)
-        return self._first_token(now) if self.buffered_bytes > MAX_WHOLE and not self.rewritten else None
+        return self._first_token(now) if self.buffered_bytes > MAX_WHOLE and not self._held_whole else None
 
     def _first_token(self, now: float) -> Milestone:
         self.times.first_in = self.times.last_token = now
@@ -259,7 +292,7 @@ class WireAttempt:
     def _complete(self) -> WireEvent:
         """The reply is over; the tap knows if complete."""
         if self.answered or not self.stream:
-            self._close(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self.tap.failure)
+            self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self.tap.failure)
             return Milestone.ENDED
         return self._break_off(self.tap.failure or TRUNCATED)
 
@@ -304,16 +337,15 @@ class WireAttempt:
         return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
     def stop(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
-        """End an open exchange, at once; no effect after the end."""
+        """End the attempt, and close an open exchange; nothing is written on a connection that is still being made. No
+        effect after the end."""
         if self.state is WireState.OVER:
             return
-        if self._exchange is not None:
-            self._exchange.cancel()
-        self._close(outcome, failure)
-
-    def _close(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
+        for carrier in (self._exchange, self.connecting):
+            if carrier is not None:
+                carrier.cancel()
         self.state, self.times.ended = WireState.OVER, monotonic()
-        self._exchange = self._answer = None
+        self._exchange = self._answer = self.connecting = None
         self.outcome, self.failure = outcome, failure
         self.report = self._reported()
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
@@ -340,10 +372,6 @@ class WireAttempt:
         )
 
     # -- figures ------------------------------------------------------------------------
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
 
     @property
     def accepted(self) -> bool:

@@ -32,7 +32,7 @@ def record_lost(routed: RoutedRequest, wire: WireAttempt) -> None:
 def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, rescue: Rescue | None) -> None:
     """Record the attempt whose answer the caller got; a continuation is recorded with the answer before."""
     assert wire.report is not None
-    reported, output, tpot = wire.report, wire.output_tokens, wire.tpot()
+    reported, output, tpot = wire.report, wire.report.output_tokens, wire.tpot()
     continues = wire.attempt.kind is AttemptKind.RESCUE
     if continues and rescue is not None and (before := rescue.continuation) is not None:
         reported = replace(reported, prompt_tokens=before.prompt_tokens)
