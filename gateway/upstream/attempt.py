@@ -34,9 +34,10 @@ from backends.failures import (
     of_body,
 )
 from backends.http.connection import Exchange, Sink
-from backends.interface import BackendRequest, Failure, FailureKind, Usage
+from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
 from backends.stream.decompression import IDENTITY, Decompressor, decompressor
 from backends.stream.redaction import mask_secret
+from backends.stream.taps import BodyTap
 from gateway.upstream.answer import Answer
 from gateway.upstream.attempt_figures import AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
@@ -55,6 +56,9 @@ ENDLESS = 1 << 40  # bytes of a stream, which is not held
 MAX_EXPANDED = 4 << 20  # bytes after decompression of one read of a stream, which are passed on in one call
 BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
 LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
+
+
+UNREAD = BodyTap()  # of a reply without a head
 
 
 class WireState(Enum):
@@ -86,7 +90,7 @@ WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the comm
 
 class WireAttempt:
     """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
-    whole answer that is rewritten is held to its end, whatever its length."""
+    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap."""
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class WireAttempt:
         *,
         assembled: bool = False,
         rewriting: Rewriting = UNCHANGED,
+        strict: bool = False,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
@@ -104,8 +109,9 @@ class WireAttempt:
         self.stream = request.stream
         self.assembled = assembled
         self.rewriting = rewriting
+        self._strict = strict
         self._held_whole = assembled or rewriting.answer is not None
-        self.tap = upstream.backend.tap(request)
+        self.tap: Tap = UNREAD  # of the reply, from its head on
         self.call = upstream.backend.call(request)
         self.state = WireState.CONNECTING
         now = monotonic()
@@ -117,7 +123,8 @@ class WireAttempt:
         self.buffered_bytes = 0
         self.outcome: AttemptOutcome | None = None
         self.failure: Failure | None = None  # the end of the attempt
-        self.report: AttemptReport | None = None  # set at the end
+        self.report: AttemptReport | None = None  # set at the end, like `consumption`
+        self.consumption = Consumption()
         self.fleet = fleet
         self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
         self._exchange: Exchange | None = None
@@ -167,7 +174,8 @@ class WireAttempt:
             return self.fail(NOT_EVENTS)
         if self.assembled and self.is_success and "event-stream" not in content_type:
             self.stream = self.assembled = self.request.stream = False  # the server has sent a whole answer
-            self.tap = self.upstream.backend.tap(self.request)
+        self.tap = self.upstream.backend.tap(self.request)
+        self.tap.strict = self._strict
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         self._decompressor = self._decompressor_of(headers["content-encoding"])
@@ -347,12 +355,13 @@ class WireAttempt:
         self.state, self.times.ended = WireState.OVER, monotonic()
         self._exchange = self._answer = self.connecting = None
         self.outcome, self.failure = outcome, failure
-        self.report = self._reported()
+        output = self.output_tokens
+        self.report, self.consumption = self._reported(output), self._consumed(output)
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
             self.fleet.on_first_token(self, self.times.first_in)
         self.fleet.on_ended(self, outcome, self.times.ended, self.report)
 
-    def _reported(self) -> AttemptReport:
+    def _reported(self, output: int) -> AttemptReport:
         """The engine's own figures for this attempt. The prompt of a continuation holds an answer: nothing to learn."""
         times, usage, failure = self.tap.times, self.tap.usage, self.failure
         if self.attempt.kind is AttemptKind.RESCUE:
@@ -361,8 +370,8 @@ class WireAttempt:
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,
-            output_tokens=self.output_tokens,
-            mean_itl=times.mean_itl or self.tpot(),
+            output_tokens=output,
+            mean_itl=times.mean_itl or (self.times.tpot(output) if self.stream else None),
             engine_ttft=times.ttft,
             retry_after=None if failure is None else failure.retry_after,
             connected=failure is None or self.status != 0 or failure.kind not in UNREACHED,
@@ -400,9 +409,8 @@ class WireAttempt:
         by_text = round(self.tap.text_bytes / BYTES_PER_TOKEN)
         return by_text if by_text > LONGEST_TOKENS * self.tap.tokens else self.tap.tokens
 
-    @property
-    def consumption(self) -> Consumption:
-        usage, output = self.tap.usage, self.output_tokens
+    def _consumed(self, output: int) -> Consumption:
+        usage = self.tap.usage
         failed = self.tap.failure is not None or (self.status > 0 and not self.is_success)
         if self.times.sent is None or (self.times.first_in is None and failed):
             return Consumption()
@@ -411,11 +419,8 @@ class WireAttempt:
         return Consumption(prompt, output, cost)
 
     def tpot(self) -> float | None:
-        """Seconds per output token after the first; None under two tokens or if the answer came whole."""
-        tokens, times = self.output_tokens, self.times
-        if times.first_in is None or not self.stream or tokens < 2:
-            return None
-        return (times.last_token - times.first_in) / (tokens - 1)
+        """As of now, or of the end."""
+        return self.times.tpot(self.output_tokens) if self.stream else None
 
 
 UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)

@@ -106,17 +106,13 @@ class Race:
         self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
         for wire in self.attempts.values():
-            wire.stop(AttemptOutcome.CANCELLED)
+            if wire.state is not WireState.OVER:
+                wire.stop(AttemptOutcome.CANCELLED)
             self.dispatcher.races.pop(wire, None)
         if self.winner is not None:
-            self._record_winner(self.winner)
+            record_winner(self.routed, self.winner, self._first_in, self.rescue)
         if self.rescue is not None:
-            self.rescue.remembered.release()
-
-    def _record_winner(self, wire: WireAttempt) -> None:
-        if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
-        record_winner(self.routed, wire, self._first_in, self.rescue)
+            self.rescue.end(self.winner)
 
     # -- the machine --------------------------------------------------------------------------
 
@@ -160,8 +156,10 @@ class Race:
         if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
             attempt.candidate = self.rescue.candidate(attempt.candidate)
         rewriting = routed.rewriting(upstream, endpoint)
-        wire = WireAttempt(attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting)
-        wire.tap.strict = self.rescue is not None or rewriting.answer is not None
+        strict = self.rescue is not None or rewriting.answer is not None
+        wire = WireAttempt(
+            attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting, strict=strict
+        )
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
         # sent first: the rest is done while the engine reads the request
@@ -248,9 +246,12 @@ class Race:
         what is in a cache that several tenants share."""
         if self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED:
             return 0.0
-        if any(each.rewriting.masks_counts for each in self.attempts.values()):
-            return 0.0
-        return sum(each.consumption.cost_usd for each in self.attempts.values())
+        cost = 0.0
+        for each in self.attempts.values():
+            if each.rewriting.masks_counts:
+                return 0.0
+            cost += each.consumption.cost_usd
+        return cost
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
@@ -338,11 +339,9 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         self._whole[wire.attempt.number] = reply
-        self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
-
-    def _shortcoming(self, reply: bytes) -> str:
         request, wanted = self.routed.request, self.routed.route.escalate
-        return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
+        found = shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
+        self.advance(Answered(wire.attempt.number, found))
 
     def _on_ended(self, wire: WireAttempt) -> None:
         """The committed answer is over."""
@@ -382,7 +381,7 @@ class Race:
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
         if self.rescue is None:
             return self.advance(Broken(blame))
-        self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
+        self.rescue.note_restart(wire)
         self.rescue.break_off()
         self.routed.timeline.rescue("failed")  # up to the first token of a peer
         loads = self.dispatcher.fleet.snapshot(monotonic()).loads

@@ -29,7 +29,7 @@ from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
-from policies.types import Attempt, Candidate, Health, Load
+from policies.types import Attempt, AttemptKind, Candidate, Health, Load
 
 COUNTING = 5.0  # s for a count of tokens
 
@@ -116,10 +116,16 @@ class Rescue:
         if (counted := await _count(upstream, call)) is not None:
             continuation.prompt_tokens = counted
 
-    def note_restart(self, endpoint: str) -> None:
+    def note_restart(self, wire: WireAttempt) -> None:
         """Remember an endpoint that has begun anew although it was given the beginning."""
         if self.continuation is not None and self.continuation.restarted_unasked:
-            self._dispatcher.restarting.add(endpoint)
+            self._dispatcher.restarting.add(wire.attempt.candidate.endpoint.id)
+
+    def end(self, winner: WireAttempt | None) -> None:
+        """The request is over."""
+        if winner is not None and winner.attempt.kind is AttemptKind.RESCUE:
+            self.note_restart(winner)
+        self.remembered.release()
 
 
 async def _count(upstream: Upstream, call: HttpCall) -> int | None:

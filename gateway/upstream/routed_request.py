@@ -67,13 +67,13 @@ class RoutedRequest:
         answers."""
         if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate:
             return False
-        return all(map(self._is_assembled_by, one_of_each_pool(self.decision.ranked)))
-
-    def _is_assembled_by(self, endpoint: Endpoint) -> bool:
-        backend = self.upstreams[endpoint.id].backend
-        operation, body = self._spoken(endpoint.pool, backend)
-        sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
-        return not backend.assembly_obstacle(sent)
+        for endpoint in one_of_each_pool(self.decision.ranked):
+            backend = self.upstreams[endpoint.id].backend
+            operation, body = self._spoken(endpoint.pool, backend)
+            sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
+            if backend.assembly_obstacle(sent):
+                return False
+        return True
 
     def _spoken(self, pool: str, backend: Backend) -> tuple[Operation, Mapping[str, Any]]:
         """Operation and body in the dialect of the pool."""

@@ -154,7 +154,7 @@ class AttemptMachine:
         self.state = AttemptState.RACING
         self._retries.begin()
         self._hedges.began()
-        if not len(self._walk):
+        if not self._ranked:
             self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
         elif now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
