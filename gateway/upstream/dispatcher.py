@@ -13,6 +13,7 @@ from backends.stream.partial_answer import TextBudget
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.wake_timer import TimerWheel
 from gateway.upstream.work_queue import WorkQueue
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import HedgeBudget, RetryBudget
@@ -43,6 +44,7 @@ class Dispatcher:
         self.restarting: set[str] = set()  # endpoints that do not continue an answer but begin anew
         self.take_overs = asyncio.Semaphore(TAKE_OVERS)
         self.losses = WorkQueue()  # an engine that dies loses many connections at a time
+        self.timers = TimerWheel(self.losses)
         self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request
         self.tasks: set[asyncio.Task[None]] = set()
         fleet.on_found_dead = self._on_found_dead

@@ -84,7 +84,7 @@ class Race:
         self._whole: dict[int, bytes] = {}  # complete answers, by attempt
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
-        self._timer = WakeTimer()
+        self._timer = WakeTimer(dispatcher.timers)
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from gateway.process import loop_factory
-from gateway.upstream.wake_timer import READ_FIRST, WakeTimer
+from gateway.upstream.wake_timer import GRAIN, READ_FIRST, TimerWheel, WakeTimer
+from gateway.upstream.work_queue import WorkQueue
 
 
 class Watched:
     """A timer, and the times at which it has woken."""
 
     def __init__(self) -> None:
-        self.timer, self.woken, self.handles = WakeTimer(), list[float](), 0
+        self.timer, self.woken, self.handles = WakeTimer(TimerWheel(WorkQueue())), list[float](), 0
 
     def wake(self) -> None:
         self.woken.append(monotonic())
 
     def set(self, at: float | None) -> None:
-        before = self.timer._handle
+        before = self.timer._number
         self.timer.set(at, self.wake)
-        self.handles += self.timer._handle is not before
+        self.handles += self.timer._number != before
 
 
 async def test_it_wakes_once_at_the_earlier_of_two_times() -> None:
@@ -44,6 +46,21 @@ async def test_a_later_time_counts_and_needs_no_timer_of_the_loop() -> None:
     await asyncio.sleep(0.15)
     assert len(watched.woken) == 1
     assert watched.woken[0] >= now + 0.05
+
+
+async def test_timers_of_one_grain_share_a_timer_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer of the loop for each request would be a tenth of the cost of a small one."""
+    loop, wheel, woken, called = asyncio.get_running_loop(), TimerWheel(WorkQueue()), list[int](), list[float]()
+    original = loop.call_later
+    monkeypatch.setattr(loop, "call_later", lambda delay, *given: [called.append(delay), original(delay, *given)][1])
+    due = (int(monotonic() / GRAIN) + 4.2) * GRAIN
+    timers = [WakeTimer(wheel) for _ in range(100)]
+    for number, timer in enumerate(timers):
+        timer.set(due + number * GRAIN / 200, partial(woken.append, number))
+    timers[7].cancel()
+    assert len(called) == 1
+    await asyncio.sleep(0.1)
+    assert woken == [number for number in range(100) if number != 7]
 
 
 @pytest.mark.parametrize("end", ["none", "cancelled"])
