@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
-from backends.interface import Assembler, Failure
+from backends.interface import Assembler, Failure, Tap
 from backends.stream.continuation import Diverged
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
@@ -26,12 +26,6 @@ from backends.translation.reply_translation import ReplyShapeError, StreamTransl
 from gateway.api.dialects import error_event
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import Rewriting, RoutedRequest
-
-
-class JunkCount(Protocol):
-    """The tap of an attempt."""
-
-    junk: int
 
 
 class Answer(Protocol):
@@ -67,7 +61,7 @@ class StreamedAnswer:
         self,
         relay: Relay,
         filters: Sequence[Rewriter],
-        tap: JunkCount,
+        tap: Tap,
         path: str,
         translator: StreamTranslator | None = None,
     ) -> None:
@@ -178,7 +172,7 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def streamed_answer(
-    relay: Relay, routed: RoutedRequest, rewriting: Rewriting, tap: JunkCount, remembered: Sequence[Rewriter] = ()
+    relay: Relay, routed: RoutedRequest, rewriting: Rewriting, tap: Tap, remembered: Sequence[Rewriter] = ()
 ) -> StreamedAnswer:
     """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue."""
     translator: Rewriter | None = None

@@ -121,6 +121,7 @@ class WireAttempt:
         self.headers: Mapping[str, str] = {}
         self.buffered: list[bytes] = []
         self.buffered_bytes = 0
+        self.whole: bytes | None = None  # a complete answer, as the caller gets it
         self.outcome: AttemptOutcome | None = None
         self.failure: Failure | None = None  # the end of the attempt
         self.report: AttemptReport | None = None  # set at the end, like `consumption`
@@ -165,8 +166,8 @@ class WireAttempt:
     # -- the reply ----------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
-        self.status, self.headers, self.is_success = status, headers, 200 <= status < 300
-        self.state = WireState.HELD
+        self.status, self.headers = status, headers
+        self.is_success, self.state = 200 <= status < 300, WireState.HELD
         if not self.upstream.backend.local:
             self._report_rate_limits()
         content_type = headers.get("content-type", "").lower()
@@ -349,11 +350,13 @@ class WireAttempt:
         effect after the end."""
         if self.state is WireState.OVER:
             return
-        for carrier in (self._exchange, self.connecting):
-            if carrier is not None:
-                carrier.cancel()
+        if self._exchange is not None:
+            self._exchange.cancel()
+        if self.connecting is not None:
+            self.connecting.cancel()
         self.state, self.times.ended = WireState.OVER, monotonic()
-        self._exchange = self._answer = self.connecting = None
+        self._exchange = self._answer = None
+        self.connecting = None
         self.outcome, self.failure = outcome, failure
         output = self.output_tokens
         self.report, self.consumption = self._reported(output), self._consumed(output)

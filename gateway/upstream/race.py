@@ -81,7 +81,6 @@ class Race:
         self._answer: Answer | None = None
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
-        self._whole: dict[int, bytes] = {}  # complete answers, by attempt
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
         self._timer = WakeTimer(dispatcher.timers)
@@ -203,7 +202,7 @@ class Race:
     def _join(self, wire: WireAttempt) -> WireEvent:
         """The end of the answer, if already known."""
         broken, self.winner = self.winner, wire
-        if (whole := self._whole.get(wire.attempt.number)) is not None:
+        if (whole := wire.whole) is not None:
             self._note_winner(wire)
             if len(self.attempts) > wire.attempt.number:  # kept while another pool was asked
                 self.routed.timeline.close((Stage.FAILOVER, monotonic()))
@@ -338,14 +337,14 @@ class Race:
             self._on_failed(wire, wire.fail(reply))
             return
         wire.stop(AttemptOutcome.COMPLETED)
-        self._whole[wire.attempt.number] = reply
+        wire.whole = reply
         request, wanted = self.routed.request, self.routed.route.escalate
         found = shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
         self.advance(Answered(wire.attempt.number, found))
 
     def _on_ended(self, wire: WireAttempt) -> None:
         """The committed answer is over."""
-        if wire.attempt.number in self._whole:
+        if wire.whole is not None:
             self._finish(b"", RequestOutcome.COMPLETED)
             return
         assert self._answer is not None

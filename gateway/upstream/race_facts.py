@@ -1,4 +1,4 @@
-"""Facts about one request for its attempt machine: those that it asks for, and those that come with a failure."""
+"""Facts about one request for its attempt machine: answers to the machine's questions, and the course of a failure."""
 
 from __future__ import annotations
 

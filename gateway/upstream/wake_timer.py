@@ -22,14 +22,14 @@ READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 
 
 class TimerWheel:
-    """Timers by the number of the GRAIN at whose end they fire. `queue`: spreads what falls due together."""
+    """Timers of all requests, by the number of the GRAIN in which each is due. `queue`: spreads timers due together."""
 
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
         self._due: dict[int, dict[WakeTimer, None]] = {}
 
     def add(self, timer: WakeTimer, at: float) -> int:
-        """Fire `timer` at the end of the GRAIN of `at`, in monotonic seconds. Returns the number of the GRAIN."""
+        """Fire `timer` at the end of the GRAIN that holds `at`, monotonic seconds. Returns the number of the GRAIN."""
         number = int(at / GRAIN) + 1
         timers = self._due.get(number)
         if timers is None:
