@@ -44,8 +44,10 @@ class TimerWheel:
             timers.pop(timer, None)
 
     def _fire(self, number: int) -> None:
+        """A call of the loop for each: the error of one loses no other."""
+        loop = asyncio.get_running_loop()
         for timer in self._due.pop(number):
-            self._queue.do(timer.fire)
+            loop.call_soon(self._queue.do, timer.fire)
 
 
 class WakeTimer:

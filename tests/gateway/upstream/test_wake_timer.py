@@ -64,6 +64,23 @@ async def test_timers_of_one_grain_share_a_timer_of_the_loop(monkeypatch: pytest
     assert sorted(woken) == [number for number in range(100) if number != 7]
 
 
+async def test_an_error_of_one_timer_loses_no_other_of_its_grain() -> None:
+    """Each request that waits is woken: nobody else would end it."""
+    wheel, woken, errors = TimerWheel(WorkQueue()), list[int](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+    def wake(number: int) -> None:
+        if not number:
+            raise RuntimeError("a bug of ours")
+        woken.append(number)
+
+    due = (int(monotonic() / GRAIN) + 4.2) * GRAIN
+    for number in range(10):
+        WakeTimer(wheel).set(due, partial(wake, number))
+    await eventually(lambda: len(woken) == 9)
+    assert [type(error) for error in errors] == [RuntimeError]
+
+
 @pytest.mark.parametrize("end", ["none", "cancelled"])
 async def test_it_wakes_no_more_once_it_is_unset(end: str) -> None:
     watched = Watched()
