@@ -74,12 +74,6 @@ UNANSWERED = Failure(
     "The backend closed the connection without an answer.",
     cause="connection closed without an answer",
 )
-WENT_SILENT = Failure(
-    FailureKind.TIMEOUT,
-    "The backend stopped sending in the middle of the answer.",
-    status=504,
-    cause="silent in the middle of the answer",
-)
 NOT_SERVED = Failure(
     FailureKind.MISCONFIGURED, "The backend does not serve this operation.", cause="the path is unknown"
 )

@@ -95,7 +95,7 @@ def live(recorder: Recorder, lived: Lived) -> None:
         life.decided(lived.decision)
         life.end_stage(DECIDE)
         if lived.lost is not None:
-            life.attempt_lost(lived.lost)
+            life.attempt_ended(lived.lost)
         first_in = arrival + lived.ttft
         life.won(lived.candidate, "qwen3-8b", arrival + 0.002, arrival + 0.002, arrival + 0.0021, first_in)
         life.first_token_out(first_in + 0.00002, 200)

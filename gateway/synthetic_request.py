@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-from backends.failures import TransportError
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api.inference_request import new_request_id
 from gateway.upstream.attempt import Milestone, WireAttempt, WireEvent, WireState
+from gateway.upstream.attempt_sink import AttemptSink
 from gateway.upstream.upstream import Upstream
 from policies.fleet.fleet import Fleet
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Endpoint, PoolEstimate
@@ -40,33 +40,23 @@ class _Dropped:
         return b""
 
 
-class _LoneSink:
-    """The `Sink` of the exchange. `over` is set at the end of the attempt."""
+class _Course:
+    """The course of a lone attempt; `over` is set at its end."""
 
-    def __init__(self, wire: WireAttempt) -> None:
+    def __init__(self) -> None:
         self.over = asyncio.Event()
-        self._wire = wire
 
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        self._follow(self._wire.on_head(status, headers))
-
-    def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        self._follow(self._wire.on_body(data, framed))
-
-    def on_end(self) -> None:
-        self._follow(self._wire.on_end())
-
-    def on_failure(self, failure: Failure) -> None:
-        self._follow(self._wire.on_failure(failure))
-
-    def _follow(self, event: WireEvent) -> None:
+    def follow(self, wire: WireAttempt, event: WireEvent) -> None:
         if event is Milestone.FIRST_TOKEN:
-            self._wire.take_buffered()
-            self._wire.join(_Dropped())
+            wire.take_buffered()
+            wire.join(_Dropped())
         if event is Milestone.WHOLE:
-            self._wire.stop(AttemptOutcome.COMPLETED)
-        if self._wire.state is WireState.OVER:
+            wire.stop(AttemptOutcome.COMPLETED)
+        if wire.state is WireState.OVER:
             self.over.set()
+
+    def lose(self, wire: WireAttempt, failure: Failure) -> None:
+        self.follow(wire, wire.on_failure(failure))
 
 
 def synthetic(
@@ -105,14 +95,13 @@ async def send_synthetic(
     candidate = Candidate(endpoint, 0, tokens, hit, forecast, probability=1.0, price=0.0)
     wire = WireAttempt(Attempt(1, AttemptKind.PRIMARY, candidate), upstream, request, fleet, assembled=True)
     fleet.on_sent(wire, candidate, estimate, wire.times.opened, stream=True, session=request.session_id, caller=caller)
-    sink = _LoneSink(wire)
+    course = _Course()
+    sink = AttemptSink(wire, course.follow, course.lose)
     try:
         async with asyncio.timeout(timeout):
-            exchange = upstream.connections.start(wire.call, sink)
-            wire.on_sent(exchange or await upstream.connections.open(wire.call, sink))
-            await sink.over.wait()
-    except TransportError as error:
-        wire.fail(error.failure)
+            if not wire.start(sink):
+                await wire.connect(sink)
+            await course.over.wait()
     except TimeoutError:
         wire.stop(AttemptOutcome.SILENT)
     finally:

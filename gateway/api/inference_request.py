@@ -246,7 +246,7 @@ def parse(
     if too_many_elements(raw):
         raise _too_many_elements()
     parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
-    parameters = parsed.parameters
+    parameters, hinted = parsed.parameters, not _HINTS.isdisjoint(headers)
     return InferenceRequest(
         operation=operation,
         body=parsed.members,
@@ -261,17 +261,21 @@ def parse(
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,
         images=parsed.images,
-        priority=_integer(headers, "x-priority"),
+        priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=headers.get("traceparent", "")[:128],
         session=_session(headers, parsed.members)[:_MAX_NAME],
-        ttft_budget=_budget(headers, "x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
-        tpot_budget=_budget(headers, "x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"),
-        headers={name: headers[name] for name in wanted if name in headers},
+        ttft_budget=_budget(headers, *_TTFT_HEADERS) if hinted else None,
+        tpot_budget=_budget(headers, *_TPOT_HEADERS) if hinted else None,
+        headers={name: headers[name] for name in wanted if name in headers} if wanted else {},
         arrival=arrival,
         request_id=request_id,
         size=len(raw),
         dialect_headers=_dialect_headers(headers) if operation in _WITH_HEADERS else {},
     )
+
+
+_TTFT_HEADERS, _TPOT_HEADERS = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
+_HINTS = frozenset(("x-priority", *_TTFT_HEADERS, *_TPOT_HEADERS))
 
 
 def _too_many_elements() -> ApiError:

@@ -136,7 +136,9 @@ class RequestTimeline:
         record = self.record
         record.decision = decision
         record.scorer = decision.scorer
-        record.external_refused = any(each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected)
+        record.external_refused = bool(decision.rejected) and any(
+            each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected
+        )
         if record.ttft_budget is None and decision.deadline != FOREVER:
             record.ttft_budget = decision.deadline - record.arrival
         if (chosen := decision.chosen) is not None:
@@ -175,10 +177,7 @@ class RequestTimeline:
         """Note what became of a stream that broke: failed (so far), rescued or refused."""
         self.record.rescue = state
 
-    def attempt_lost(self, attempt: AttemptRecord) -> None:
-        self._ended(attempt)
-
-    def _ended(self, attempt: AttemptRecord) -> None:
+    def attempt_ended(self, attempt: AttemptRecord) -> None:
         self.record.attempts.append(attempt)
         self.record.cost_usd += attempt.cost_usd
 
@@ -225,7 +224,7 @@ class RequestTimeline:
         are the gateway's own: an engine's count is learned, and learned counts change.
         """
         record = self.record
-        self._ended(attempt)
+        self.attempt_ended(attempt)
         record.prompt_tokens_reported = reported.prompt_tokens
         record.cached_tokens_reported = reported.cached_tokens
         record.engine_ttft = reported.engine_ttft
@@ -233,15 +232,13 @@ class RequestTimeline:
         record.engine_prefill = times.prefill
         record.output_tokens = output_tokens
         record.tpot = tpot
-        record.first_reasoning = self._since_arrival(reasoning_in)
-        record.first_answer = self._since_arrival(answer_in)
+        if record.ttft is not None:  # no earlier than the first token was written
+            if reasoning_in is not None:
+                record.first_reasoning = max(reasoning_in - record.arrival, record.ttft)
+            if answer_in is not None:
+                record.first_answer = max(answer_in - record.arrival, record.ttft)
         step = max(LANDMARK // blocks.size, 1)
         record.prefix = blocks.hashes[step - 1 :: step]
-
-    def _since_arrival(self, at: float | None) -> float | None:
-        """No earlier than the first token was written."""
-        record = self.record
-        return None if at is None or record.ttft is None else max(at - record.arrival, record.ttft)
 
     def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
         """An error reply is about to be written."""

@@ -2,7 +2,7 @@
 
 The filters of a stream, in order: the continuation of a broken answer (after a rescue, which puts it at the head), the
 text kept for a rescue, the translation into the caller's dialect or ids, the usage that the caller has not asked for,
-events that are no JSON, counts of cached tokens. No filter is added anywhere else.
+counts of cached tokens, events that are no JSON. No filter is added anywhere else.
 
 Rules:
 - A read goes through the filters and to the caller in one call. A read that no filter has changed keeps its framing.
@@ -18,39 +18,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
-from backends.interface import Assembler, Failure
+from backends.interface import Assembler, Failure, Tap
 from backends.stream.continuation import Diverged
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
 from backends.translation.reply_translation import ReplyShapeError, StreamTranslator
 from gateway.api.dialects import error_event
 from gateway.upstream.relay import Relay
-from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream
-from policies.types import Endpoint
-
-
-class JunkCount(Protocol):
-    """The tap of an attempt."""
-
-    junk: int
-
-
-class JunkGate:
-    """Passes everything on until the tap has met with an event that is no JSON; from then on without such events."""
-
-    def __init__(self, tap: JunkCount) -> None:
-        self._tap = tap
-        self._filter = JunkFilter()
-
-    def feed(self, data: bytes) -> bytes:
-        return self._filter.feed(data) if self._tap.junk else data
-
-    def drop(self) -> bytes:
-        return self._filter.drop()
-
-    def close(self) -> bytes:
-        return self._filter.close()
+from gateway.upstream.routed_request import Rewriting, RoutedRequest
 
 
 class Answer(Protocol):
@@ -77,28 +52,38 @@ class Answer(Protocol):
 
 
 class StreamedAnswer:
-    """Reads go to the caller as they come. `translator`: the filter into the caller's dialect, if there is one."""
+    """Reads go to the caller as they come. `tap`: of the first attempt; the last filter is in use once that has met
+    with an event that is no JSON. `translator`: the filter into the caller's dialect, if there is one."""
 
     written = True
 
     def __init__(
-        self, relay: Relay, filters: Sequence[Rewriter], path: str, translator: StreamTranslator | None = None
+        self,
+        relay: Relay,
+        filters: Sequence[Rewriter],
+        tap: Tap,
+        path: str,
+        translator: StreamTranslator | None = None,
     ) -> None:
         self._relay = relay
-        self._base = self._filters = filters
+        self._clean = filters
+        self._base = self._filters = (*filters, JunkFilter())
+        self._tap = tap
         self._path = path
         self._translator = translator
 
     def start(self, data: bytes) -> bytes | Failure:
         try:
-            return self._feed(data)
+            for each in self._filters if self._tap.junk else self._clean:
+                data = each.feed(data)
         except (Diverged, ReplyShapeError) as error:
             return _failure_of(error)
+        return data
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
         rewritten = data
         try:
-            for each in self._filters:
+            for each in self._filters if self._tap.junk else self._clean:
                 rewritten = each.feed(rewritten)
         except (Diverged, ReplyShapeError) as error:
             return _failure_of(error)
@@ -128,6 +113,7 @@ class StreamedAnswer:
         """A peer goes on where the stream broke."""
         for each in self._base:
             each.drop()
+        self._clean = (head, *self._base[:-1])
         self._filters = (head, *self._base)
 
     def error(self, failure: Failure, own_event: bytes = b"") -> bytes:
@@ -137,14 +123,9 @@ class StreamedAnswer:
             return torn + self._translator.error(failure)
         if not own_event:
             return torn + error_event(failure, self._path)
-        for each in self._base:
+        for each in self._base if self._tap.junk else self._base[:-1]:
             own_event = each.feed(own_event)
         return torn + own_event
-
-    def _feed(self, data: bytes) -> bytes:
-        for each in self._filters:
-            data = each.feed(data)
-        return data
 
     def _close(self) -> bytes:
         data = b""
@@ -158,11 +139,9 @@ class AssembledAnswer:
 
     written = False
 
-    def __init__(self, assembler: Assembler, routed: RoutedRequest, upstream: Upstream, endpoint: Endpoint) -> None:
+    def __init__(self, assembler: Assembler, rewriting: Rewriting) -> None:
         self._assembler = assembler
-        self._routed = routed
-        self._upstream = upstream
-        self._endpoint = endpoint
+        self._rewriting = rewriting
 
     def start(self, data: bytes) -> bytes | Failure:
         return self.body(data) or b""
@@ -180,7 +159,7 @@ class AssembledAnswer:
             whole = self._assembler.whole()
         except ValueError:
             return NOT_ASSEMBLED
-        return whole_reply(self._routed, self._upstream, self._endpoint, whole)
+        return whole_reply(self._rewriting, whole)
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -193,35 +172,29 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def streamed_answer(
-    relay: Relay,
-    routed: RoutedRequest,
-    upstream: Upstream,
-    endpoint: Endpoint,
-    tap: JunkCount,
-    remembered: Sequence[Rewriter] = (),
+    relay: Relay, routed: RoutedRequest, rewriting: Rewriting, tap: Tap, remembered: Sequence[Rewriter] = ()
 ) -> StreamedAnswer:
     """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue."""
-    rewritten = routed.rewritten_answer(endpoint)
     translator: Rewriter | None = None
     filters: list[Rewriter] = [*remembered]
     if routed.request.stream:
-        translator = None if rewritten is None else rewritten.stream()
+        translator = None if rewriting.answer is None else rewriting.answer.stream()
         filters += [] if translator is None else [translator]
-        filters += [UsageStripper() if routed.hides_usage else WholeEvents(), JunkGate(tap)]
+        filters.append(UsageStripper() if routed.hides_usage else WholeEvents())
     else:
-        filters.append(SecretMasker(upstream.backend.secret))
-    if routed.masks_counts(endpoint):
+        filters.append(SecretMasker(rewriting.secret))
+    if rewriting.masks_counts:
         filters.append(CachedCountMasker())
-    return StreamedAnswer(relay, filters, routed.path, translator if isinstance(translator, StreamTranslator) else None)
+    error_writer = translator if isinstance(translator, StreamTranslator) else None
+    return StreamedAnswer(relay, filters, tap, routed.path, error_writer)
 
 
-def whole_reply(routed: RoutedRequest, upstream: Upstream, endpoint: Endpoint, reply: bytes) -> bytes | Failure:
+def whole_reply(rewriting: Rewriting, reply: bytes) -> bytes | Failure:
     """A complete reply as the caller gets it."""
-    rewritten = routed.rewritten_answer(endpoint)
-    reply = mask_error_body(reply, upstream.backend.secret)
-    if rewritten is not None:
+    reply = mask_error_body(reply, rewriting.secret)
+    if rewriting.answer is not None:
         try:
-            reply = rewritten.whole(reply)
+            reply = rewriting.answer.whole(reply)
         except ReplyShapeError as error:
             return _failure_of(error)
-    return CachedCountMasker().feed(reply) if routed.masks_counts(endpoint) else reply
+    return CachedCountMasker().feed(reply) if rewriting.masks_counts else reply

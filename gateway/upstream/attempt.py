@@ -16,19 +16,32 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
 
 from backends import rate_limit_headers
-from backends.failures import EMPTY, NOT_EVENTS, NOT_JSON, NOT_SERVED, TOO_LARGE, TRUNCATED, UNKNOWN_MODEL, of_body
-from backends.http.connection import Exchange
-from backends.interface import BackendRequest, Failure, FailureKind, Usage
+from backends.failures import (
+    EMPTY,
+    NOT_EVENTS,
+    NOT_JSON,
+    NOT_SERVED,
+    TOO_LARGE,
+    TRUNCATED,
+    UNKNOWN_MODEL,
+    TransportError,
+    of_body,
+)
+from backends.http.connection import Exchange, Sink
+from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
 from backends.stream.decompression import IDENTITY, Decompressor, decompressor
 from backends.stream.redaction import mask_secret
+from backends.stream.taps import BodyTap
 from gateway.upstream.answer import Answer
 from gateway.upstream.attempt_figures import AttemptTimes, Consumption
+from gateway.upstream.routed_request import UNCHANGED, Rewriting
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
@@ -44,6 +57,9 @@ ENDLESS = 1 << 40  # bytes of a stream, which is not held
 MAX_EXPANDED = 4 << 20  # bytes after decompression of one read of a stream, which are passed on in one call
 BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
 LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
+
+
+UNREAD = BodyTap()  # of a reply without a head
 
 
 class WireState(Enum):
@@ -74,8 +90,8 @@ WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the comm
 
 
 class WireAttempt:
-    """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer.
-    `rewritten`: a whole answer of any length is held to its end."""
+    """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
+    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap."""
 
     def __init__(
         self,
@@ -85,27 +101,34 @@ class WireAttempt:
         fleet: Fleet,
         *,
         assembled: bool = False,
-        rewritten: bool = False,
+        rewriting: Rewriting = UNCHANGED,
+        strict: bool = False,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
         self.request = request
         self.stream = request.stream
         self.assembled = assembled
-        self.rewritten = rewritten or assembled
-        self.tap = upstream.backend.tap(request)
+        self.rewriting = rewriting
+        self._strict = strict
+        self._held_whole = assembled or rewriting.answer is not None
+        self.tap: Tap = UNREAD  # of the reply, from its head on
         self.call = upstream.backend.call(request)
         self.state = WireState.CONNECTING
         now = monotonic()
         self.times = AttemptTimes(now, now)
         self.status = 0
+        self.is_success = False
         self.headers: Mapping[str, str] = {}
         self.buffered: list[bytes] = []
         self.buffered_bytes = 0
+        self.whole: bytes | None = None  # a complete answer, as the caller gets it
         self.outcome: AttemptOutcome | None = None
         self.failure: Failure | None = None  # the end of the attempt
-        self.report: AttemptReport | None = None  # set at the end
+        self.report: AttemptReport | None = None  # set at the end, like `consumption`
+        self.consumption = Consumption()
         self.fleet = fleet
+        self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
         self._exchange: Exchange | None = None
         self._answer: Answer | None = None  # receiver of every read after the commit
         self._decompressor: Decompressor | None = None
@@ -117,6 +140,24 @@ class WireAttempt:
         """Replace the request, before the sending."""
         self.request, self.call = request, self.upstream.backend.call(request)
 
+    def start(self, sink: Sink) -> bool:
+        """Send on an idle connection, at once. False: there is none."""
+        if (exchange := self.upstream.connections.start(self.call, sink)) is None:
+            return False
+        self.on_sent(exchange)
+        return True
+
+    async def connect(self, sink: Sink) -> None:
+        """Send on a new connection. A failure to connect is reported like any other."""
+        try:
+            exchange = await self.upstream.connections.open(self.call, sink)
+        except TransportError as error:
+            self.connecting = None
+            sink.on_failure(error.failure)
+        else:
+            self.connecting = None
+            self.on_sent(exchange)
+
     def on_sent(self, exchange: Exchange) -> None:
         """The request is on the wire."""
         self._exchange, self.state = exchange, WireState.SENT
@@ -127,7 +168,7 @@ class WireAttempt:
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
         self.status, self.headers = status, headers
-        self.state = WireState.HELD
+        self.is_success, self.state = 200 <= status < 300, WireState.HELD
         if not self.upstream.backend.local:
             self._report_rate_limits()
         content_type = headers.get("content-type", "").lower()
@@ -135,7 +176,8 @@ class WireAttempt:
             return self.fail(NOT_EVENTS)
         if self.assembled and self.is_success and "event-stream" not in content_type:
             self.stream = self.assembled = self.request.stream = False  # the server has sent a whole answer
-            self.tap = self.upstream.backend.tap(self.request)
+        self.tap = self.upstream.backend.tap(self.request)
+        self.tap.strict = self._strict
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         self._decompressor = self._decompressor_of(headers["content-encoding"])
@@ -173,6 +215,7 @@ class WireAttempt:
         return None if failure is None else self._break_off(failure)
 
     def on_end(self) -> WireEvent:
+        self._exchange = None
         if not self.is_success:
             return self.fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
         self.tap.close()
@@ -180,15 +223,14 @@ class WireAttempt:
             return self._complete()
         if (failure := self._judge()) is not None:
             return self.fail(failure)
-        self._exchange = None
         self._first_token(monotonic())
         if not self.stream:
             return Milestone.WHOLE
-        self._close(AttemptOutcome.COMPLETED)
+        self.stop(AttemptOutcome.COMPLETED)
         return Milestone.FIRST_TOKEN
 
     def on_failure(self, failure: Failure) -> WireEvent:
-        """The connection is lost."""
+        """The connection is lost, or left."""
         if self.state is not WireState.COMMITTED:
             return self.fail(failure)
         if self.stream and self.tap.ended:  # nothing after [DONE] turns success into failure
@@ -220,7 +262,7 @@ class WireAttempt:
     def _hold_whole(self, now: float) -> WireEvent:
         if self.buffered_bytes > MAX_REWRITTEN:
             return self.fail(TOO_LARGE)
-        return self._first_token(now) if self.buffered_bytes > MAX_WHOLE and not self.rewritten else None
+        return self._first_token(now) if self.buffered_bytes > MAX_WHOLE and not self._held_whole else None
 
     def _first_token(self, now: float) -> Milestone:
         self.times.first_in = self.times.last_token = now
@@ -260,7 +302,7 @@ class WireAttempt:
     def _complete(self) -> WireEvent:
         """The reply is over; the tap knows if complete."""
         if self.answered or not self.stream:
-            self._close(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self.tap.failure)
+            self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self.tap.failure)
             return Milestone.ENDED
         return self._break_off(self.tap.failure or TRUNCATED)
 
@@ -305,23 +347,25 @@ class WireAttempt:
         return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
     def stop(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
-        """End an open exchange, at once; no effect after the end."""
+        """End the attempt, and close an open exchange; nothing is written on a connection that is still being made. No
+        effect after the end."""
         if self.state is WireState.OVER:
             return
         if self._exchange is not None:
             self._exchange.cancel()
-        self._close(outcome, failure)
-
-    def _close(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
+        if self.connecting is not None:
+            self.connecting.cancel()
         self.state, self.times.ended = WireState.OVER, monotonic()
         self._exchange = self._answer = None
+        self.connecting = None
         self.outcome, self.failure = outcome, failure
-        self.report = self._reported()
+        output = self.output_tokens
+        self.report, self.consumption = self._reported(output), self._consumed(output)
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
             self.fleet.on_first_token(self, self.times.first_in)
         self.fleet.on_ended(self, outcome, self.times.ended, self.report)
 
-    def _reported(self) -> AttemptReport:
+    def _reported(self, output: int) -> AttemptReport:
         """The engine's own figures for this attempt. The prompt of a continuation holds an answer: nothing to learn."""
         times, usage, failure = self.tap.times, self.tap.usage, self.failure
         if self.attempt.kind is AttemptKind.RESCUE:
@@ -330,8 +374,8 @@ class WireAttempt:
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,
-            output_tokens=self.output_tokens,
-            mean_itl=times.mean_itl or self.tpot(),
+            output_tokens=output,
+            mean_itl=times.mean_itl or (self.times.tpot(output) if self.stream else None),
             engine_ttft=times.ttft,
             retry_after=None if failure is None else failure.retry_after,
             connected=failure is None or self.status != 0 or failure.kind not in UNREACHED,
@@ -341,10 +385,6 @@ class WireAttempt:
         )
 
     # -- figures ------------------------------------------------------------------------
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
 
     @property
     def accepted(self) -> bool:
@@ -373,9 +413,8 @@ class WireAttempt:
         by_text = round(self.tap.text_bytes / BYTES_PER_TOKEN)
         return by_text if by_text > LONGEST_TOKENS * self.tap.tokens else self.tap.tokens
 
-    @property
-    def consumption(self) -> Consumption:
-        usage, output = self.tap.usage, self.output_tokens
+    def _consumed(self, output: int) -> Consumption:
+        usage = self.tap.usage
         failed = self.tap.failure is not None or (self.status > 0 and not self.is_success)
         if self.times.sent is None or (self.times.first_in is None and failed):
             return Consumption()
@@ -384,11 +423,8 @@ class WireAttempt:
         return Consumption(prompt, output, cost)
 
     def tpot(self) -> float | None:
-        """Seconds per output token after the first; None under two tokens or if the answer came whole."""
-        tokens, times = self.output_tokens, self.times
-        if times.first_in is None or not self.stream or tokens < 2:
-            return None
-        return (times.last_token - times.first_in) / (tokens - 1)
+        """As of now, or of the end."""
+        return self.times.tpot(self.output_tokens) if self.stream else None
 
 
 UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)

@@ -21,6 +21,12 @@ class AttemptTimes:
     last_byte: float = NEVER
     ended: float = 0.0
 
+    def tpot(self, tokens: int) -> float | None:
+        """Seconds per output token after the first, of a stream; None under two tokens."""
+        if self.first_in is None or tokens < 2:
+            return None
+        return (self.last_token - self.first_in) / (tokens - 1)
+
 
 @dataclass(slots=True)
 class Consumption:

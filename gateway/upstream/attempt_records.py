@@ -13,8 +13,7 @@ from policies.types import AttemptKind, AttemptOutcome
 
 def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     """The attempt answers the caller. `first_in`: monotonic s of the answer's first token."""
-    endpoint, times = wire.attempt.candidate.endpoint, wire.times
-    model = routed.model_at(endpoint, wire.upstream)
+    times, model = wire.times, wire.request.model
     routed.timeline.won(
         wire.attempt.candidate,
         header_safe(model) if routed.model else model,
@@ -26,13 +25,14 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
 
 
 def record_lost(routed: RoutedRequest, wire: WireAttempt) -> None:
-    routed.timeline.attempt_lost(_record(routed, wire))
+    routed.timeline.attempt_ended(_record(routed, wire))
 
 
 def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, rescue: Rescue | None) -> None:
     """Record the attempt whose answer the caller got; a continuation is recorded with the answer before."""
     assert wire.report is not None
-    reported, output, tpot = wire.report, wire.output_tokens, wire.tpot()
+    reported, output = wire.report, wire.report.output_tokens
+    tpot = wire.times.tpot(output) if wire.stream else None
     continues = wire.attempt.kind is AttemptKind.RESCUE
     if continues and rescue is not None and (before := rescue.continuation) is not None:
         reported = replace(reported, prompt_tokens=before.prompt_tokens)

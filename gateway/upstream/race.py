@@ -25,13 +25,11 @@ from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEven
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sink import AttemptSink
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.failure_reports import FailureReports
 from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.refusal import refusal_of
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.sending import Sending
 from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
     Action,
@@ -70,23 +68,21 @@ class Race:
         self.winner: WireAttempt | None = None
         self.rescue: Rescue | None = None
         if routed.may_rescue:
-            self.rescue = Rescue(routed, dispatcher.texts, dispatcher.restarting)
+            self.rescue = Rescue(routed, dispatcher)
+        self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
         self._machine = AttemptMachine(
             routed.decision,
             routed.limits,
             dispatcher.retries,
             dispatcher.hedges_of(routed.route),
-            RaceFacts(dispatcher, self.attempts, relay, self.rescue, routed.request.caller),
+            self._facts,
             now=monotonic(),
         )
         self._answer: Answer | None = None
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
-        self._whole: dict[int, bytes] = {}  # complete answers, by attempt
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
-        self._reports = FailureReports(dispatcher, routed, self.rescue)
-        self._sending = Sending(dispatcher.run, dispatcher.take_overs, self.rescue, routed.request.wants_usage)
         self._timer = LoopAwareTimer()
 
     async def run(self) -> None:
@@ -109,45 +105,37 @@ class Race:
         self.dispatcher.on_dispatched(self.routed.request)
         self.relay.release()
         for wire in self.attempts.values():
-            wire.stop(AttemptOutcome.CANCELLED)
+            if wire.state is not WireState.OVER:
+                wire.stop(AttemptOutcome.CANCELLED)
             self.dispatcher.races.pop(wire, None)
         if self.winner is not None:
-            self._record_winner(self.winner)
+            record_winner(self.routed, self.winner, self._first_in, self.rescue)
         if self.rescue is not None:
-            self.rescue.remembered.release()
-
-    def _record_winner(self, wire: WireAttempt) -> None:
-        if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
-        record_winner(self.routed, wire, self._first_in, self.rescue)
+            self.rescue.end(self.winner)
 
     # -- the machine --------------------------------------------------------------------------
 
     def advance(self, event: Event) -> None:
-        """Report an event to the machine, and perform its actions. The end of a committed answer, if already known, is
-        reported after these."""
-        step, found = self._machine.on(event, monotonic()), None
-        for action in step.actions:
-            found = self._perform(action) or found
+        """Report an event to the machine, and perform its actions. The last one may lead to another event."""
+        step = self._machine.on(event, monotonic())
         self._timer.set(step.wake_at, self._look)
-        if found is not None:
-            self.on_wire(*found)
+        for action in step.actions:
+            self._perform(action)
 
-    def _perform(self, action: Action) -> tuple[WireAttempt, WireEvent] | None:
+    def _perform(self, action: Action) -> None:
         match action:
             case Open(attempt):
                 self._open(attempt)
             case Commit(number):
-                return self._commit(self.attempts[number])
+                self._commit(self.attempts[number])
             case Cancel(number, outcome):
                 self._cancel(self.attempts[number], outcome)
             case Keep(_, shortcoming):
                 self.routed.timeline.escalated(shortcoming)
             case Leave(number, why):
-                return self._leave(self.attempts[number], why)
+                self._leave(self.attempts[number], why)
             case GiveUp():
                 self._give_up(action)
-        return None
 
     def _look(self) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
@@ -166,13 +154,15 @@ class Race:
         request = routed.backend_request(upstream, attempt)
         if self.rescue is not None and attempt.kind is AttemptKind.RESCUE:
             attempt.candidate = self.rescue.candidate(attempt.candidate)
-        rewritten = routed.rewritten_answer(endpoint) is not None
-        wire = WireAttempt(attempt, upstream, request, fleet, assembled=routed.assembled, rewritten=rewritten)
-        wire.tap.strict = self.rescue is not None or rewritten
+        rewriting = routed.rewriting(upstream, endpoint)
+        strict = self.rescue is not None or rewriting.answer is not None
+        wire = WireAttempt(
+            attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting, strict=strict
+        )
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
         # sent first: the rest is done while the engine reads the request
-        self._sending.send(wire, AttemptSink(wire, self.on_wire, self._lose))
+        self._send(wire, AttemptSink(wire, self.on_wire, self._lose))
         fleet.on_sent(
             wire,
             attempt.candidate,
@@ -187,30 +177,37 @@ class Race:
         )
         self.dispatcher.on_dispatched(routed.request)
 
+    def _send(self, wire: WireAttempt, sink: AttemptSink) -> None:
+        if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
+            wire.connecting = self.dispatcher.run(self.rescue.send(wire, sink))
+        elif not wire.start(sink):
+            wire.connecting = self.dispatcher.run(wire.connect(sink))
+
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
         """The engine is told at once."""
-        self._sending.cancel(wire)
         wire.stop(outcome)
         if wire is not self.winner:
             record_lost(self.routed, wire)
 
-    def _commit(self, wire: WireAttempt) -> tuple[WireAttempt, WireEvent] | None:
+    def _commit(self, wire: WireAttempt) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
         the waiting task, not within the connection to the server."""
         try:
-            return self._joined(wire)
+            event = self._join(wire)
         except Exception as bug:
             self.done.set_exception(bug)
-            return None
+        else:
+            self.on_wire(wire, event)
 
-    def _joined(self, wire: WireAttempt) -> tuple[WireAttempt, WireEvent] | None:
+    def _join(self, wire: WireAttempt) -> WireEvent:
+        """The end of the answer, if already known."""
         broken, self.winner = self.winner, wire
-        if (whole := self._whole.get(wire.attempt.number)) is not None:
+        if (whole := wire.whole) is not None:
             self._note_winner(wire)
             if len(self.attempts) > wire.attempt.number:  # kept while another pool was asked
                 self.routed.timeline.close((Stage.FAILOVER, monotonic()))
             self._begin(wire, whole, len(whole))
-            return wire, Milestone.ENDED
+            return Milestone.ENDED
         assert self._answer is not None
         first, self._first = self._first, b""
         if broken is not None:
@@ -221,10 +218,10 @@ class Race:
             self._note_winner(wire)
             if self._answer.written:
                 self._begin(wire, first, wire.content_length)
-        found = wire.join(self._answer)
+        event = wire.join(self._answer)
         if self.relay.is_paused:
             self.on_write_paused()
-        return None if found is None else (wire, found)
+        return event
 
     def _note_winner(self, wire: WireAttempt) -> None:
         self._first_in = wire.times.first_in or wire.times.opened
@@ -248,22 +245,20 @@ class Race:
         what is in a cache that several tenants share."""
         if self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED:
             return 0.0
-        if any(self.routed.masks_counts(each.attempt.candidate.endpoint) for each in self.attempts.values()):
-            return 0.0
-        return sum(each.consumption.cost_usd for each in self.attempts.values())
+        cost = 0.0
+        for each in self.attempts.values():
+            if each.rewriting.masks_counts:
+                return 0.0
+            cost += each.consumption.cost_usd
+        return cost
 
-    def _leave(self, wire: WireAttempt, why: Leaving) -> tuple[WireAttempt, WireEvent] | None:
+    def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
-        if why is Leaving.COMPLETE:
-            wire.tap.close()
-            wire.stop(AttemptOutcome.COMPLETED)
-            return wire, Milestone.ENDED
-        if why is Leaving.SILENT:
-            wire.stop(AttemptOutcome.BROKEN, SILENT)
-            return wire, BrokenOff(SILENT)
-        wire.stop(AttemptOutcome.CANCELLED)
-        self._end_broken(BrokenOff(LATE))
-        return None
+        if why is Leaving.LATE:
+            wire.stop(AttemptOutcome.CANCELLED)
+            self._end_broken(BrokenOff(LATE))
+        else:
+            self.on_wire(wire, wire.on_failure(SILENT))
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
@@ -322,41 +317,34 @@ class Race:
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
         """Build the answer, or let the attempt continue it; the first bytes for the caller."""
-        routed, endpoint = self.routed, wire.attempt.candidate.endpoint
-        if wire.attempt.kind is AttemptKind.RESCUE:
-            assert self.rescue is not None
-            assert self.rescue.continuation is not None
+        rescue, first = self.rescue, wire.take_buffered()
+        if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
+            assert rescue.continuation is not None
             assert isinstance(self._answer, StreamedAnswer)
-            self._answer.continue_with(self.rescue.continuation)
-            return self._answer.start(wire.take_buffered())
-        if self.rescue is not None:
-            self.rescue.begin()
-        if wire.assembled:
-            self._answer = AssembledAnswer(
-                wire.upstream.backend.assembler(wire.request), routed, wire.upstream, endpoint
-            )
+            self._answer.continue_with(rescue.continuation)
+        elif wire.assembled:
+            self._answer = AssembledAnswer(wire.upstream.backend.assembler(wire.request), wire.rewriting)
         else:
-            remembered = () if self.rescue is None else (self.rescue.remembered,)
-            self._answer = streamed_answer(self.relay, routed, wire.upstream, endpoint, wire.tap, remembered)
-        return self._answer.start(wire.take_buffered())
+            remembered = () if rescue is None else (rescue.begin(),)
+            self._answer = streamed_answer(self.relay, self.routed, wire.rewriting, wire.tap, remembered)
+        assert self._answer is not None
+        return self._answer.start(first)
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
-        reply = whole_reply(self.routed, wire.upstream, wire.attempt.candidate.endpoint, wire.take_buffered())
+        reply = whole_reply(wire.rewriting, wire.take_buffered())
         if isinstance(reply, Failure):
             self._on_failed(wire, wire.fail(reply))
             return
         wire.stop(AttemptOutcome.COMPLETED)
-        self._whole[wire.attempt.number] = reply
-        self.advance(Answered(wire.attempt.number, self._shortcoming(reply)))
-
-    def _shortcoming(self, reply: bytes) -> str:
+        wire.whole = reply
         request, wanted = self.routed.request, self.routed.route.escalate
-        return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
+        found = shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
+        self.advance(Answered(wire.attempt.number, found))
 
     def _on_ended(self, wire: WireAttempt) -> None:
         """The committed answer is over."""
-        if wire.attempt.number in self._whole:
+        if wire.whole is not None:
             self._finish(b"", RequestOutcome.COMPLETED)
             return
         assert self._answer is not None
@@ -383,7 +371,7 @@ class Race:
         if failure is NOT_ASSEMBLED:
             self.routed.ask_whole()
             self._machine.limit_by(self.routed.limits)  # of an answer without tokens to be seen
-        self.advance(self._reports.of(wire, failure))
+        self.advance(self._facts.failed(wire, failure))
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
         """A peer continues, or the answer ends by an error."""
@@ -392,7 +380,7 @@ class Race:
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
         if self.rescue is None:
             return self.advance(Broken(blame))
-        self.rescue.note_restart(wire.attempt.candidate.endpoint.id)
+        self.rescue.note_restart(wire)
         self.rescue.break_off()
         self.routed.timeline.rescue("failed")  # up to the first token of a peer
         loads = self.dispatcher.fleet.snapshot(monotonic()).loads

@@ -1,37 +1,44 @@
-"""Facts that the attempt machine of one request asks for."""
+"""Facts about one request for its attempt machine: answers to the machine's questions, and the course of a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from backends.failures import NOT_ASSEMBLED
+from backends.interface import Failure
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
-from policies.attempts.attempt_events import Progress
-from policies.types import Candidate
+from gateway.upstream.routed_request import RoutedRequest
+from policies.attempts.attempt_events import Failed, Progress
+from policies.blame.blame import BLAME, Blame, Elsewhere
+from policies.types import AttemptKind, Candidate
 
 
 class RaceFacts:
-    """Facts about the attempts of one request, and about the fleet."""
+    """Facts about the attempts of one request, by number, and about the fleet."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
+        routed: RoutedRequest,
         attempts: Mapping[int, WireAttempt],
         relay: Relay,
         rescue: Rescue | None,
-        caller: str,
     ) -> None:
         self.closes = dispatcher.fleet.closes
-        self._rescue = rescue
         self._dispatcher = dispatcher
+        self._routed = routed
         self._attempts = attempts
         self._relay = relay
-        self._caller = caller
+        self._rescue = rescue
+        self._outlier = ""  # endpoint that has refused the request, to be confirmed by another
+
+    # -- AttemptFacts -----------------------------------------------------------------------------
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
-        return self._dispatcher.fleet.is_closed(candidate, now, self._caller)
+        return self._dispatcher.fleet.is_closed(candidate, now, self._routed.request.caller)
 
     def is_saturated(self) -> bool:
         return self._dispatcher.saturated()
@@ -51,3 +58,36 @@ class RaceFacts:
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self._dispatcher.fleet.without_larger_window(pool)
+
+    # -- a failed attempt -------------------------------------------------------------------------
+
+    def failed(self, wire: WireAttempt, failure: Failure) -> Failed:
+        """The failure, with the facts that decide where the request goes."""
+        blame, rescue = BLAME[failure.kind.value], self._rescue
+        refused = blame.elsewhere is Elsewhere.NOWHERE
+        continued = wire.attempt.kind is AttemptKind.RESCUE and refused
+        return Failed(
+            wire.attempt.number,
+            blame,
+            failure.retry_after,
+            accepted=wire.accepted,
+            translated=failure is NOT_ASSEMBLED or self._may_translate(wire, blame),
+            doubtful=refused and self._doubt(wire),
+            restart=rescue.restart() if continued and rescue is not None else None,
+        )
+
+    def _may_translate(self, wire: WireAttempt, blame: Blame) -> bool:
+        """The pool lacks the operation, and can be asked in another dialect."""
+        if blame.elsewhere is not Elsewhere.TRANSLATED:
+            return False
+        routed, pool = self._routed, wire.attempt.candidate.endpoint.pool
+        return self._dispatcher.operations.found_lacking(pool, routed.request, routed.route, routed.native[pool])
+
+    def _doubt(self, wire: WireAttempt) -> bool:
+        """True for the first refusal by an outlier among siblings: another endpoint is asked to confirm it."""
+        endpoint, fleet = wire.attempt.candidate.endpoint.id, self._dispatcher.fleet
+        if self._outlier and self._outlier != endpoint:
+            fleet.on_refusal_confirmed(self._outlier)
+            return False
+        self._outlier = endpoint if fleet.is_outlier(endpoint) else ""
+        return bool(self._outlier)

@@ -27,10 +27,6 @@ class Relay:
         self._stall_timer: asyncio.TimerHandle | None = None
 
     @property
-    def is_gone(self) -> bool:
-        return self._transport.is_closing()
-
-    @property
     def is_paused(self) -> bool:
         """The caller does not read."""
         return self._writer.paused
@@ -41,7 +37,7 @@ class Relay:
         self.chunked = http.http11 and length is None
         committed, http.comments = http.comments is not None and http.comments.stop(), None
         http.begun = True
-        if not self.is_gone:
+        if not self._transport.is_closing():
             self._writer.write((b"" if committed else head) + self._frame(first))
 
     def write(self, data: bytes, framed: bytes = b"") -> None:
@@ -55,7 +51,7 @@ class Relay:
 
     def end(self, last: bytes = b"") -> None:
         data = self._frame(last) + (b"0\r\n\r\n" if self.chunked else b"")
-        if data and not self.is_gone:
+        if data and not self._transport.is_closing():
             self._writer.write(data)
 
     def abort(self) -> None:

@@ -21,12 +21,15 @@ from typing import Annotated
 import msgspec
 
 from backends.failures import TransportError
+from backends.http.connection import Sink
 from backends.interface import BackendRequest, HttpCall, Operation
 from backends.stream.continuation import Continuation
-from backends.stream.partial_answer import PartialAnswer, TextBudget
+from backends.stream.partial_answer import PartialAnswer
+from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
-from policies.types import Attempt, Candidate, Health, Load
+from policies.types import Attempt, AttemptKind, Candidate, Health, Load
 
 COUNTING = 5.0  # s for a count of tokens
 
@@ -36,14 +39,13 @@ class _TokenCount(msgspec.Struct):
 
 
 class Rescue:
-    """Text kept of an answer, and the part that a peer is given. `restarting`: endpoints that begin anew."""
+    """Text kept of an answer, and the part that a peer is given."""
 
-    def __init__(self, routed: RoutedRequest, budget: TextBudget, restarting: set[str]) -> None:
-        self.remembered = PartialAnswer(budget)
-        self._budget = budget
+    def __init__(self, routed: RoutedRequest, dispatcher: Dispatcher) -> None:
+        self.remembered = PartialAnswer(dispatcher.texts)
         self.continuation: Continuation | None = None  # of the latest broken stream
         self._routed = routed
-        self._restarting = restarting
+        self._dispatcher = dispatcher
         self._given: str | None = None  # text of the answer so far, as the peer gets it; None: it writes all again
 
     @property
@@ -51,10 +53,11 @@ class Rescue:
         """The reason for which nobody can continue the answer; empty: some can."""
         return self.remembered.obstacle
 
-    def begin(self) -> None:
-        """Forget the answer of an attempt that the caller has seen nothing of."""
+    def begin(self) -> PartialAnswer:
+        """Keep the text of an answer from its beginning, and forget what the caller has seen nothing of."""
         self.remembered.release()
-        self.remembered = PartialAnswer(self._budget)
+        self.remembered = PartialAnswer(self._dispatcher.texts)
+        return self.remembered
 
     def unable(self, broken: Attempt, loads: Mapping[str, Load]) -> dict[str, str]:
         """Candidates that cannot continue the answer now, with the reason. `loads`: by endpoint."""
@@ -82,9 +85,19 @@ class Rescue:
         asked, self._given = self._given, None
         return asked is not None
 
+    async def send(self, wire: WireAttempt, sink: Sink) -> None:
+        """Ask a peer for the rest of the answer, or for the whole of it. A few at a time: an engine that dies leaves a
+        thousand streams to be continued."""
+        whole = wire.request
+        async with self._dispatcher.take_overs:
+            wire.readdress(await self.continued(wire.upstream, whole, wire.attempt.candidate.endpoint.id))
+            if self._routed.request.wants_usage:
+                self._dispatcher.run(self.count_prompt(wire.upstream, whole))
+            await wire.connect(sink)
+
     async def continued(self, upstream: Upstream, request: BackendRequest, endpoint: str) -> BackendRequest:
         """The request for the rest of the answer, or for the whole of it."""
-        given = None if endpoint in self._restarting else self._given
+        given = None if endpoint in self._dispatcher.restarting else self._given
         known = None if self.continuation is None else self.continuation.prompt_tokens
         call = None if given is None else upstream.backend.count_text(request, given)
         counted = None if call is None else await _count(upstream, call)
@@ -103,10 +116,16 @@ class Rescue:
         if (counted := await _count(upstream, call)) is not None:
             continuation.prompt_tokens = counted
 
-    def note_restart(self, endpoint: str) -> None:
+    def note_restart(self, wire: WireAttempt) -> None:
         """Remember an endpoint that has begun anew although it was given the beginning."""
         if self.continuation is not None and self.continuation.restarted_unasked:
-            self._restarting.add(endpoint)
+            self._dispatcher.restarting.add(wire.attempt.candidate.endpoint.id)
+
+    def end(self, winner: WireAttempt | None) -> None:
+        """The request is over."""
+        if winner is not None and winner.attempt.kind is AttemptKind.RESCUE:
+            self.note_restart(winner)
+        self.remembered.release()
 
 
 async def _count(upstream: Upstream, call: HttpCall) -> int | None:

@@ -23,6 +23,19 @@ WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default
 NO_DEADLINE = 2**53 - 1  # ms; after every deadline, and exact where JSON numbers are doubles
 
 
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Changes of the answers of an endpoint for the caller. `answer`: into another dialect, or with sealed ids; None:
+    neither. `secret`: the gateway's key, masked in errors. `masks_counts`: counts of cached tokens are hidden."""
+
+    answer: RewrittenAnswer | None = None
+    secret: bytes = b""
+    masks_counts: bool = False
+
+
+UNCHANGED = Rewriting()
+
+
 @dataclass(slots=True, kw_only=True)
 class RoutedRequest:
     """A request with a routing decision. `upstreams`: by endpoint id; `first_token_limit`: s."""
@@ -43,7 +56,6 @@ class RoutedRequest:
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
 
     def __post_init__(self) -> None:
-        self.assembled = False
         self.assembled = self._may_assemble()
 
     def ask_whole(self) -> None:
@@ -55,13 +67,13 @@ class RoutedRequest:
         answers."""
         if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate:
             return False
-        return all(map(self._is_assembled_by, one_of_each_pool(self.decision.ranked)))
-
-    def _is_assembled_by(self, endpoint: Endpoint) -> bool:
-        backend = self.upstreams[endpoint.id].backend
-        operation, body = self._spoken(endpoint.pool, backend)
-        sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
-        return not backend.assembly_obstacle(sent)
+        for endpoint in one_of_each_pool(self.decision.ranked):
+            backend = self.upstreams[endpoint.id].backend
+            operation, body = self._spoken(endpoint.pool, backend)
+            sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
+            if backend.assembly_obstacle(sent):
+                return False
+        return True
 
     def _spoken(self, pool: str, backend: Backend) -> tuple[Operation, Mapping[str, Any]]:
         """Operation and body in the dialect of the pool."""
@@ -77,14 +89,6 @@ class RoutedRequest:
     @property
     def may_rescue(self) -> bool:
         return self.route.rescue == "on" and self.request.stream
-
-    def masks_counts(self, endpoint: Endpoint) -> bool:
-        """True if counts of cached tokens are masked: a rescue may continue the answer in any other pool."""
-        if not self.masked_pools:
-            return False
-        if self.may_rescue:
-            return any(each.pool in self.masked_pools for each in one_of_each_pool(self.decision.ranked))
-        return endpoint.pool in self.masked_pools
 
     @property
     def limits(self) -> AttemptLimits:
@@ -146,9 +150,17 @@ class RoutedRequest:
         record = self.timeline.record
         return int((record.wall + self.decision.deadline - record.arrival) * 1e3)
 
-    def rewritten_answer(self, endpoint: Endpoint) -> RewrittenAnswer | None:
-        """Rewrites an answer of `endpoint` for the caller; None: the backend's bytes are the caller's."""
-        masked = self.masks_counts(endpoint)
+    def rewriting(self, upstream: Upstream, endpoint: Endpoint) -> Rewriting:
+        masked = bool(self.masked_pools) and self._masks_counts(endpoint)
+        return Rewriting(self._rewritten_answer(endpoint, masked), upstream.backend.secret, masked)
+
+    def _masks_counts(self, endpoint: Endpoint) -> bool:
+        """A rescue may continue the answer in any other pool."""
+        if self.may_rescue:
+            return any(each.pool in self.masked_pools for each in one_of_each_pool(self.decision.ranked))
+        return endpoint.pool in self.masked_pools
+
+    def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:
         translated = self.request.translated.get(endpoint.pool)
         steps: tuple[Translation, ...] = () if translated is None else translated.translations
         bodies: tuple[Mapping[str, Any], ...] = () if translated is None else translated.before

@@ -38,6 +38,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from policies.attempts.attempt_events import (
     NO_FACTS,
@@ -64,7 +65,7 @@ from policies.attempts.attempt_events import (
     TimerFired,
 )
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
-from policies.attempts.budgets import HedgeBudget, RetryBudget, RetryShare
+from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of, look, patience
 from policies.attempts.hedging import patience_until
@@ -94,8 +95,10 @@ class AttemptMachine:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
         self._limits = limits
-        self._hedge, self._first_token_limit = limits.hedge, limits.first_token_limit
-        self._retries, self._hedges = RetryShare(retries), hedges
+        self._retries, self._hedges = retries, hedges
+        self._counted = False  # among the requests of the retry budget
+        self._retrying = 0  # permissions of the retry budget, not given back yet
+        self._denied = False  # the latest retry was wanted, and not allowed
         self._facts = facts
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
         self._walk = CandidateWalk(self._ranked, facts)
@@ -121,7 +124,7 @@ class AttemptMachine:
 
     def limit_by(self, limits: AttemptLimits) -> None:
         """Limits of the attempts to come."""
-        self._limits, self._first_token_limit = limits, limits.first_token_limit
+        self._limits = limits
 
     def on(self, event: Event, now: float) -> AttemptStep:
         if type(event) in TRANSITIONS[self.state]:
@@ -152,9 +155,10 @@ class AttemptMachine:
 
     def _begin(self, now: float) -> None:
         self.state = AttemptState.RACING
-        self._retries.begin()
+        self._counted = True
+        self._retries.began()
         self._hedges.began()
-        if not len(self._walk):
+        if not self._ranked:
             self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
         elif now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
@@ -238,7 +242,7 @@ class AttemptMachine:
         """Open the next candidate; with none left, wait for a candidate at its cap or rate limit."""
         charged = is_charged(failure, failed, self._walk)
         if self._advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
-            if self._retries.try_take():
+            if self._may_retry():
                 self._open_next(self._next_kind, now, charged=True)
                 return True
             self._walk.avoid({failed.endpoint.pool})
@@ -250,16 +254,23 @@ class AttemptMachine:
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Schedule another attempt at the endpoint of the last failure, if worthwhile."""
         wait = None if self._retried else wait_before_retry(failure, candidate, self._walk)
-        if wait is None or not self._may_open or wait > self._first_token_limit:
+        if wait is None or not self._may_open or wait > self._limits.first_token_limit:
             return False
         if now + wait >= min(self._deadline, self._limits.limit_at):
             return False
-        if is_charged(failure, candidate, self._walk) and not self._retries.try_take():
+        if is_charged(failure, candidate, self._walk) and not self._may_retry():
             return False
         self._retried = True
         self._retry, self._retry_at = candidate, now + wait
         self._open_retry(now)
         return True
+
+    def _may_retry(self) -> bool:
+        """Take a permission of the retry budget, if any is left."""
+        taken = self._retries.try_take()
+        self._retrying += taken
+        self._denied = not taken
+        return taken
 
     def _go_on(self, now: float, ending: Ending, reason: str) -> None:
         """The next candidate, or the end."""
@@ -292,9 +303,9 @@ class AttemptMachine:
         self._deaths += is_lost(broken.blame)
         peers, obstacle = self.peers(broken.unable), self._obstacle(broken)
         self._walk = CandidateWalk(peers, self._facts)
-        self._next_kind, self._hedge = AttemptKind.RESCUE, False
-        self._deadline, self._first_token_limit = FOREVER, self._limits.idle
-        self._look_at = FOREVER
+        self._next_kind = AttemptKind.RESCUE
+        self._limits = replace(self._limits, hedge=False, first_token_limit=self._limits.idle)
+        self._deadline = self._look_at = FOREVER
         self.state = AttemptState.RACING
         if obstacle or not peers:
             self._give_up(Ending.NOT_CONTINUED, obstacle or self._reason_without_peer(broken))
@@ -362,7 +373,7 @@ class AttemptMachine:
         elif not self._advance(now):
             pending.recheck_at = pending.limit_at
         elif not pending.weighed:
-            pending.weigh(self._walk.upcoming, self._deadline, self._hedge, now)
+            pending.weigh(self._walk.upcoming, self._deadline, self._limits.hedge, now)
             if pending.recheck_at <= now:
                 self._check_silence(pending, now)
         elif self._may_race and self._hedges.try_take():
@@ -375,7 +386,7 @@ class AttemptMachine:
 
     @property
     def _may_race(self) -> bool:
-        return self._hedge and len(self.pending) < MAX_RACING and not self._facts.is_saturated()
+        return self._limits.hedge and len(self.pending) < MAX_RACING and not self._facts.is_saturated()
 
     def _check_limit(self, pending: PendingAttempt, now: float) -> None:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
@@ -446,8 +457,8 @@ class AttemptMachine:
         """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
         own = attempt.candidate.endpoint.first_token_limit
         if own is None or attempt.kind is AttemptKind.RESCUE:
-            return self._first_token_limit
-        return own if self._limits.stream else max(own, self._first_token_limit)
+            return self._limits.first_token_limit
+        return own if self._limits.stream else max(own, self._limits.first_token_limit)
 
     def _silence_limit(self, attempt: Attempt, now: float) -> float:
         """Time at which an attempt sent now is abandoned in any case."""
@@ -482,7 +493,7 @@ class AttemptMachine:
             closed.remove(opening)
             self._retry = None
             self._open(opening, self._next_kind, now)
-        elif now >= min(self._limits.limit_at, self._began_at + self._first_token_limit):
+        elif now >= min(self._limits.limit_at, self._began_at + self._limits.first_token_limit):
             self._give_up(Ending.CLOSED, "every other endpoint is at its cap or rate limited")
         else:
             self._retry_at = now + CLOSED_CHECK
@@ -492,13 +503,13 @@ class AttemptMachine:
         return self._opened < self._limits.max_attempts and self._deaths < MAX_DEATHS
 
     def _exhausted(self) -> tuple[Ending, str]:
-        if self._retries.denied:
+        if self._denied:
             return Ending.BUDGET, "the retry budget is spent"
         if self._deaths >= MAX_DEATHS:
             return Ending.DEATHS, f"{self._deaths} endpoints died while they worked on it"
         if self._opened >= self._limits.max_attempts:
             return Ending.ATTEMPTS, f"all {self._opened} attempts allowed have failed"
-        return Ending.CANDIDATES, f"all {len(self._walk)} candidates have failed"
+        return Ending.CANDIDATES, f"all {self._walk.count} candidates have failed"
 
     def _give_up(self, ending: Ending, reason: str) -> None:
         """Commit the answer that was kept, or end without an answer."""
@@ -515,4 +526,9 @@ class AttemptMachine:
         self.pending.clear()
         self._retry, self._look_at = None, FOREVER
         self.state = state
-        self._retries.end()
+        if self._counted:
+            self._retries.ended()
+            self._counted = False
+        while self._retrying:
+            self._retries.give_back()
+            self._retrying -= 1

@@ -51,36 +51,6 @@ class RetryBudget:
         self.retrying -= 1
 
 
-class RetryShare:
-    """The part of one request in a retry budget, given back at the end of its attempts. `denied`: the latest retry was
-    wanted, and not allowed."""
-
-    def __init__(self, budget: RetryBudget) -> None:
-        self.denied = False
-        self._budget = budget
-        self._active = False
-        self._retrying = 0
-
-    def begin(self) -> None:
-        self._active = True
-        self._budget.began()
-
-    def try_take(self) -> bool:
-        """Takes a permission for a retry, if any is left."""
-        taken = self._budget.try_take()
-        self._retrying += taken
-        self.denied = not taken
-        return taken
-
-    def end(self) -> None:
-        if self._active:
-            self._active = False
-            self._budget.ended()
-        for _ in range(self._retrying):
-            self._budget.give_back()
-        self._retrying = 0
-
-
 class HedgeBudget:
     """Token bucket: every request earns `max_extra` of a hedge, up to `burst` hedges.
 

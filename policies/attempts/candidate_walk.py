@@ -20,20 +20,16 @@ class CandidateWalk:
     def __init__(self, candidates: Sequence[Candidate], facts: AttemptFacts) -> None:
         self.closed: list[Candidate] = []
         self.avoided: set[str] = set()  # pools
+        self.count = len(candidates)  # tried or not
         self._candidates = candidates
-        self._count = len(candidates)
         self._tried = 0
         self._facts = facts
 
-    def __len__(self) -> int:
-        """Candidates, tried or not."""
-        return self._count
-
     def advance(self, now: float) -> bool:
         """Pass over avoided and closed candidates. False: none is left."""
-        while self._tried < self._count and (self.avoided or self._facts.closes) and self._passes_over(now):
+        while self._tried < self.count and (self.avoided or self._facts.closes) and self._passes_over(now):
             self._tried += 1
-        return self._tried < self._count
+        return self._tried < self.count
 
     def _passes_over(self, now: float) -> bool:
         candidate = self._candidates[self._tried]
@@ -64,7 +60,7 @@ class CandidateWalk:
 
     def leads_beyond(self, pools: Collection[str]) -> bool:
         """A candidate that is left is of another pool than these."""
-        left = range(self._tried, self._count)
+        left = range(self._tried, self.count)
         return any(self._candidates[rank].endpoint.pool not in pools for rank in left)
 
     def has_sibling(self, candidate: Candidate) -> bool:

@@ -117,8 +117,9 @@ class CircuitBreaker:
     @property
     def failing(self) -> bool:
         """Open, and yet a last resort: the server may be there."""
-        certain = self.cause is EjectionCause.UNREACHABLE or self.server_gone or self._wrong_model
-        return self.state is not BreakerState.CLOSED and not certain
+        if self.state is BreakerState.CLOSED:
+            return False
+        return not (self.cause is EjectionCause.UNREACHABLE or self.server_gone or self._wrong_model)
 
     @property
     def on_trial(self) -> bool:

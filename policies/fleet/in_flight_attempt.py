@@ -94,7 +94,7 @@ class InFlightAttempt:
             sent_at=now,
             stream=stream,
             pending_prompt=pending_prompt,
-            queue=state.queue,
+            queue=state.queue.as_of_now(),
             prefill_rate=state.predictor.drain_rate,
             answer=answer,
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),

@@ -207,7 +207,7 @@ class ErrorQuantiles:
 
     def widen_from(self, other: ErrorQuantiles, factor: float, now: float) -> None:
         """Takes another spread, wider by `factor`, as the prior."""
-        self._prior = tuple(factor * log(ratio) for ratio in other.quantiles(now))
+        self._prior = tuple([factor * error for error in map(log, other.quantiles(now))])
         self._mixed_at = NEVER
 
     def warm_start_from(self, other: ErrorQuantiles, now: float) -> None:

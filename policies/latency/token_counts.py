@@ -58,8 +58,9 @@ class PrefillQueue:
         """Tokens ahead of a prompt sent at `now`, drained at `rate` tokens/s."""
         return max(self.tokens - rate * max(now - self.started_at, 0.0), float(self.remainder)) if self.tokens else 0.0
 
-
-EMPTY_QUEUE = PrefillQueue(0, 0, 0, NEVER)
+    def as_of_now(self) -> PrefillQueue:
+        """A copy, for the queue goes on."""
+        return PrefillQueue(self.tokens, self.pairs, self.remainder, self.started_at)
 
 
 @dataclass(slots=True)
@@ -73,30 +74,24 @@ class PrefillCharge:
 
 
 class InflightTokens:
-    """The attempts in flight on one endpoint. Tokens and attention pairs are integers, so sums stay exact."""
+    """The attempts in flight on one endpoint. Tokens and attention pairs are integers, so sums stay exact. `queue`: the
+    sums of all charges."""
 
     def __init__(self) -> None:
         self.prefilling: dict[Hashable, PrefillCharge] = {}  # in the order sent
         self.decoding: set[Hashable] = set()
-        self._tokens = self._pairs = self._remainder = 0  # sums over `prefilling`
-        self._started_at = 0.0  # when the engine began with the first charge
+        self.queue = PrefillQueue(0, 0, 0, NEVER)
 
     @property
     def in_flight(self) -> int:
         return len(self.prefilling) + len(self.decoding)
-
-    @property
-    def queue(self) -> PrefillQueue:
-        if not self.prefilling:
-            return EMPTY_QUEUE
-        return PrefillQueue(self._tokens, self._pairs, self._remainder, self._started_at)
 
     def on_sent(self, key: Hashable, tokens: int, now: float, context: int = 0, stream: bool = True) -> None:
         """Charges `tokens`, to be computed on top of `context` cached ones."""
         if key in self.prefilling or key in self.decoding:
             self.on_ended(key, now)
         if not self.prefilling:
-            self._started_at = now
+            self.queue.started_at = now
         pairs = tokens * (2 * context + tokens) // 2
         charge = PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream)
         self.prefilling[key] = charge
@@ -110,24 +105,24 @@ class InflightTokens:
                 break
             self._reduce_to_remainder(earlier)
         self._start_decoding(key)
-        self._started_at = now
+        self.queue.started_at = now
 
     def expire(self, now: float, rate: float) -> None:
         """Moves attempts which are not streamed to decoding when their prefill, at `rate` tokens/s, is over."""
         while self.prefilling:
             key, charge = next(iter(self.prefilling.items()))
-            finished_at = self._started_at + charge.tokens / rate
+            finished_at = self.queue.started_at + charge.tokens / rate
             if charge.stream or finished_at > now:
                 return
             self._start_decoding(key)
-            self._started_at = finished_at
+            self.queue.started_at = finished_at
 
     def on_ended(self, key: Hashable, now: float) -> None:
         """Releases the attempt after any outcome."""
         self.decoding.discard(key)
         if key in self.prefilling:
             if next(iter(self.prefilling)) == key:
-                self._started_at = now
+                self.queue.started_at = now
             self._add(self.prefilling.pop(key), -1)
 
     def _reduce_to_remainder(self, key: Hashable) -> None:
@@ -145,9 +140,9 @@ class InflightTokens:
         self.decoding.add(key)
 
     def _add(self, charge: PrefillCharge, times: int) -> None:
-        self._tokens += times * charge.tokens
-        self._pairs += times * charge.pairs
-        self._remainder += times * charge.remainder
+        self.queue.tokens += times * charge.tokens
+        self.queue.pairs += times * charge.pairs
+        self.queue.remainder += times * charge.remainder
 
 
 class TokenScale:

@@ -18,6 +18,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
+from gateway.upstream.attempt_sink import AttemptSink
 from gateway.upstream.upstream import Upstream as Target
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet
@@ -138,38 +139,25 @@ class RecordingAnswer:
         return missing
 
 
-class RecordingSink:
-    """`Sink` of an exchange that records what the attempt returns, and joins an answer at the first token, like a
-    race."""
+class RecordingSink(AttemptSink):
+    """Records what the attempt returns, and joins an answer at the first token, like a race."""
 
     def __init__(self, wire: WireAttempt) -> None:
-        self.wire = wire
+        super().__init__(wire, self._follow, lambda wire, failure: self._follow(wire, wire.on_failure(failure)))
         self.answer = RecordingAnswer()
         self.events: list[WireEvent] = []
 
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        self._follow(self.wire.on_head(status, headers))
-
-    def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        self._follow(self.wire.on_body(data, framed))
-
-    def on_end(self) -> None:
-        self._follow(self.wire.on_end())
-
-    def on_failure(self, failure: Failure) -> None:
-        self._follow(self.wire.on_failure(failure))
-
-    def _follow(self, event: WireEvent) -> None:
+    def _follow(self, wire: WireAttempt, event: WireEvent) -> None:
         if event is None:
             return
         self.events.append(event)
         if event is Milestone.WHOLE:
-            self.wire.stop(AttemptOutcome.COMPLETED)
+            wire.stop(AttemptOutcome.COMPLETED)
         if event is Milestone.FIRST_TOKEN:
-            self.answer.start(self.wire.take_buffered())
-            self._follow(self.wire.join(self.answer))
-            if self.wire.stream and self.wire.times.first_in is not None:
-                self.wire.fleet.on_first_token(self.wire, self.wire.times.first_in)
+            self.answer.start(wire.take_buffered())
+            self._follow(wire, wire.join(self.answer))
+            if wire.stream and wire.times.first_in is not None:
+                wire.fleet.on_first_token(wire, wire.times.first_in)
 
     @property
     def failures(self) -> list[Failure]:

@@ -151,7 +151,7 @@ def test_the_attempt_that_won_owns_the_prediction() -> None:
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("small/a"), at=100.1))
     life.close((Stage.DECIDE, 100.12))
-    life.attempt_lost(AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, AttemptOutcome.SILENT))
+    life.attempt_ended(AttemptRecord(1, AttemptKind.PRIMARY, "small/a", "small", 0.1, 0.5, AttemptOutcome.SILENT))
     other = candidate("large/c", 0.3, tier=1)
     life.won(other, "m", opened=100.5, connected=100.52, sent=100.53, first_in=100.9)
     found = life.record
@@ -200,7 +200,7 @@ def test_the_wait_for_an_endpoint_that_refused_is_the_rate_limits(
     """The refusal named the wait; the refused attempt itself is failover, as any lost attempt."""
     life = RequestTimeline(Record(arrival=100.0))
     life.decided(decided(candidate("api/a"), at=100.0))
-    life.attempt_lost(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
+    life.attempt_ended(AttemptRecord(1, AttemptKind.PRIMARY, endpoint, "api", 0.0, 0.1, ending))
     life.won(candidate("api/a"), "m", opened=100.5, connected=100.5, sent=100.5, first_in=100.9)
     stages = life.record.stages
     assert stages.get(Stage.RATE_LIMIT) == (limited and pytest.approx(limited))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
+from backends.interface import BackendRequest
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.sending import Sending
+from gateway.upstream.rescue import Rescue
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import RetryBudget
-from policies.types import AttemptKind
-from tests.gateway.builders import RecordingFleet, wire
+from tests.gateway.builders import RecordingFleet, candidate, wire
 
 
 class Later:
@@ -46,27 +45,22 @@ async def test_continuations_of_broken_answers_are_asked_for_a_few_at_a_time() -
     asked: list[str] = []
     go_on = asyncio.Event()
 
-    class Rescue:
-        async def continued(self, upstream: object, request: object, endpoint: str) -> None:
+    class Asking(Rescue):
+        async def continued(self, upstream: object, request: object, endpoint: str) -> BackendRequest:
             asked.append(endpoint)
             await go_on.wait()
             raise asyncio.CancelledError
 
-    few = asyncio.Semaphore(2)
-    tasks: list[asyncio.Task[None]] = []
-
-    def run(work: Any) -> asyncio.Task[None]:
-        tasks.append(asyncio.get_running_loop().create_task(work))
-        return tasks[-1]
-
-    sending = Sending(run, few, cast("Any", Rescue()), wants_usage=False)
+    fleet = RecordingFleet()
+    dispatcher = Dispatcher(fleet, RetryBudget())
+    dispatcher.take_overs = asyncio.Semaphore(2)
+    tasks = []
     for number in range(5):
-        candidate = SimpleNamespace(endpoint=SimpleNamespace(id=str(number)))
-        attempt = SimpleNamespace(kind=AttemptKind.RESCUE, number=number, candidate=candidate)
-        broken = SimpleNamespace(attempt=attempt, request=None, upstream=None, readdress=None)
-        sending.send(cast("Any", broken), cast("Any", None))
+        broken = wire(fleet, chosen=candidate(f"small/{number}"))
+        rescue = Asking(cast("Any", None), dispatcher)
+        tasks.append(dispatcher.run(rescue.send(broken, cast("Any", None))))
     await asyncio.sleep(0)
-    assert asked == ["0", "1"]
+    assert asked == ["small/0", "small/1"]
     go_on.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert asked == ["0", "1", "2", "3", "4"]
+    assert asked == [f"small/{number}" for number in range(5)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.latency.token_counts import EMPTY_QUEUE, InflightTokens
+from policies.latency.token_counts import InflightTokens
 
 RATE = 1000.0  # tokens/s
 
@@ -116,4 +116,5 @@ def test_no_order_of_events_leaks_or_makes_counts_negative(history: list) -> Non
         assert ledger.queue.pairs >= 0
     for key in range(6):
         ledger.on_ended(key, len(history))
-    assert (ledger.in_flight, ledger.queue) == (0, EMPTY_QUEUE)
+    queue = ledger.queue
+    assert (ledger.in_flight, queue.tokens, queue.pairs, queue.remainder) == (0, 0, 0, 0)
