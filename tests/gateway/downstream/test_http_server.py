@@ -239,6 +239,19 @@ async def test_pipelined_bodies_are_bounded() -> None:
     assert intake.body_bytes == 0
 
 
+async def test_a_caller_whose_pipelined_requests_are_dropped_may_go_on_sending() -> None:
+    """aiohttp pauses reading at 32 of them: unread bytes would reset the connection, and lose the answer in hand."""
+    intake = Intake(max_body_bytes=66_000)
+    async with serving(held := Held(), max_body=2200, intake=intake) as caller:
+        caller.writer.write(b"".join(post(b"x" * 2200) for _ in range(40)))
+        await eventually(lambda: intake.refused.of[("bodies",)].value == 1)
+        caller.writer.write(b"x" * 8_000_000)
+        async with asyncio.timeout(5):
+            await caller.writer.drain()
+        held.go.set()
+        assert (await caller.whole(b""))[2] == b"x" * 2200
+
+
 @pytest.mark.parametrize("method", ["POST", "GET"])
 async def test_a_caller_that_offers_another_protocol_is_served_in_this_one(method: str) -> None:
     """Java's HttpClient offers h2c with every first request; a server may ignore that (RFC 9110 section 7.8)."""
