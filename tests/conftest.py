@@ -1,6 +1,41 @@
 """Settings of all tests."""
 
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
 from hypothesis import settings
+
+from tests.support.virtual_time import VirtualLoop, virtual_clock
 
 settings.register_profile("firsttoken", deadline=None)  # how long an example takes depends on the test machine's load
 settings.load_profile("firsttoken")
+
+
+def pytest_collection_finish() -> None:
+    """Takes ten thousand collected tests, and all that is imported, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def is_virtual(item: pytest.Item) -> bool:
+    """The closer of both marks counts, so a test can leave the virtual time of its module."""
+    mark = next((mark for mark in item.iter_markers() if mark.name in ("virtual_time", "real_time")), None)
+    return mark is not None and mark.name == "virtual_time"
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"loop": VirtualLoop if is_virtual(item) else asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def clock(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Virtual time where a test, or its module, is marked with it."""
+    if not is_virtual(request.node):
+        yield
+        return
+    with virtual_clock():
+        yield

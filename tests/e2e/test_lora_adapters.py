@@ -19,6 +19,8 @@ from tests.gateway.builders import CHAT, calling, get, last, post
 from tests.support.gateways import document, running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 NAMES = [f"adapter-{letter}" for letter in "abcdefgh"]
 SLOTS, LOAD = 2, 0.1
 

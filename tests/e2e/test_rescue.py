@@ -37,6 +37,8 @@ from tests.support.upstream import (
     reply,
 )
 
+pytestmark = pytest.mark.virtual_time
+
 RESCUES = int(os.environ.get("RESCUES", "24"))
 RESCUE: Mapping[str, Any] = {"chat": {"tiers": ["p"], "rescue": "on", "hedge": "off", "ttft": "off", "max_attempts": 4}}
 
