@@ -7,9 +7,14 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from tests.support.virtual_time import VirtualLoop, virtual_clock
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+ASYNCIO: Mapping[str, LoopFactory] = {"asyncio": asyncio.SelectorEventLoop}
+BOTH: Mapping[str, LoopFactory] = {**ASYNCIO, "uvloop": uvloop.new_event_loop}
 
 settings.register_profile("firsttoken", deadline=None)  # how long an example takes depends on the test machine's load
 settings.load_profile("firsttoken")
@@ -17,7 +22,6 @@ settings.load_profile("firsttoken")
 
 def pytest_collection_finish() -> None:
     """Takes ten thousand collected tests, and all that is imported, out of every later garbage collection."""
-    gc.collect()
     gc.freeze()
 
 
@@ -27,8 +31,12 @@ def is_virtual(item: pytest.Item) -> bool:
     return mark is not None and mark.name == "virtual_time"
 
 
-def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"loop": VirtualLoop if is_virtual(item) else asyncio.new_event_loop}
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """asyncio's, unless a module asks for both: `pytestmark = pytest.mark.asyncio(loop_factories=[...])`."""
+    marker = item.get_closest_marker("asyncio")
+    if marker is not None and "loop_factories" in marker.kwargs:
+        return BOTH
+    return {"virtual": VirtualLoop} if is_virtual(item) else ASYNCIO
 
 
 @pytest.fixture(autouse=True)

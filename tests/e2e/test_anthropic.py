@@ -22,6 +22,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 JSON = "content-type: application/json"
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

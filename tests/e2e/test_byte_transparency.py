@@ -14,6 +14,8 @@ from tests.gateway.builders import CHAT, DONE, FINISH, calling, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 STREAMS = 1000
 PATIENT = {"connect": "60s", "stream_idle": "60s"}  # callers, gateway and upstream share one busy loop here
 TEXT = "täglich 猫 \N{GRINNING FACE} \\u0041 \\n {} [] data: : "

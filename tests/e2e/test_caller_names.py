@@ -12,6 +12,8 @@ from tests.gateway.builders import CHAT, STREAMED, WHOLE, calling, get, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 JSON = "content-type: application/json"
 
 

@@ -24,6 +24,8 @@ from tests.support.gateways import document, pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 A, B, MATE, OTHER_MATE = "sk-a", "sk-b", "sk-mate", "sk-other-mate"
 KEYS = [
     {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **more}

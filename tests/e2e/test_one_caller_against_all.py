@@ -39,6 +39,8 @@ from tests.support.two_callers import (
 )
 from tests.support.upstream import HANG, Script, reply
 
+pytestmark = pytest.mark.virtual_time
+
 BEFORE = 25  # requests of key b, more than a rate is learned from
 WAVES = (1, 9, 10)  # requests of key a at once
 BESIDE, AFTER = 10, 10  # requests of key b during the last wave, and after it

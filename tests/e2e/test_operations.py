@@ -13,6 +13,8 @@ from tests.gateway.builders import CHAT, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 EMBEDDED = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5]}],"usage":{"prompt_tokens":2}}'
 ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
 ABSENT = reply(b'{"detail":"Not Found"}', "404 Not Found")

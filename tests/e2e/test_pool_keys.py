@@ -20,6 +20,8 @@ from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import Received, Script, Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 KEYS = ["sk-one", "sk-two", "sk-three"]
 BUSY: Script = [reply(b"{}", "429 Too Many Requests", "content-type: application/json", "retry-after: 30")]
 QUOTA = b'{"error":{"message":"no","type":"insufficient_quota","code":"insufficient_quota"}}'

@@ -12,6 +12,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 SYSTEM = " ".join(f"rule{number}" for number in range(1500))
 TURNS = 8
 

@@ -19,6 +19,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Received, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 JSON = "content-type: application/json"
 
 

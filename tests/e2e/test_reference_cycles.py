@@ -14,6 +14,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 OURS = ("gateway.", "policies.", "backends.")
 STREAM = {**CHAT, "stream": True}
 

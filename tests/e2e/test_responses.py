@@ -26,6 +26,8 @@ from tests.support.responses_server import ENCRYPTED, ResponsesServer
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 TOOL: Any = {
     "type": "function",
     "name": "look",

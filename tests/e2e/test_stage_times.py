@@ -19,6 +19,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream
 
+pytestmark = pytest.mark.virtual_time
+
 STREAM = {**CHAT, "stream": True}
 LARGE = "word " * 2500  # 0.35 s of prefill
 REFUSED = b"HTTP/1.1 429 x\r\nretry-after: %s\r\ncontent-length: 2\r\n\r\n{}"

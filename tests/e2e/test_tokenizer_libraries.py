@@ -6,10 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines
+
+pytestmark = pytest.mark.virtual_time
 
 
 def word_pieces(folder: Path) -> str:

@@ -20,6 +20,8 @@ from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
 from tests.gateway.builders import candidate, record, request, route
 
+pytestmark = pytest.mark.virtual_time
+
 PRICE = Price(1.0, 2.0)
 POOLS = [
     Pool("small", "served", (Endpoint("small/a", "small"), Endpoint("small/b", "small")), price=PRICE),

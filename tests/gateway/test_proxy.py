@@ -37,6 +37,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 STREAM = {**CHAT, "stream": True}
 KEYS = [
     {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "routes": ["chat"]},

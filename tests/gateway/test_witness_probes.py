@@ -18,6 +18,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, Script, Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 JSON = "content-type: application/json"
 REVOKED: Script = [reply(b'{"error":{"message":"no"}}', "401 Unauthorized", JSON)]
 BAD: Script = [reply(b'{"error":{"message":"no","type":"invalid_request_error"}}', "400 Bad Request", JSON)]

@@ -8,6 +8,8 @@ from backends.simulated.profiles import ApiProfile
 from backends.simulated.virtual_engine import HostedApi
 from tests.backends.simulated.builders import ask, quiet
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_an_aborted_answer_gets_no_token_even_from_the_step_under_way():
     """The last token may be planned already; the caller is gone all the same."""

@@ -18,6 +18,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Gateway, Upstream]]:

@@ -20,6 +20,8 @@ from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Step, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 WEB = "authorization: Bearer sk-web"
 STREAM = {**CHAT, "stream": True}
 

@@ -13,6 +13,8 @@ from gateway.app import Gateway
 from tests.gateway.builders import get
 from tests.support.gateways import pool, running
 
+pytestmark = pytest.mark.virtual_time
+
 KEYS = [
     {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "routes": ["chat"]},
     {"name": "all", "sha256": hashlib.sha256(b"sk-all").hexdigest()},

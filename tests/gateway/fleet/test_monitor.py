@@ -22,6 +22,8 @@ from tests.gateway.builders import POOL, backend, candidate
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, Script, Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 ENDPOINT = "small/a"
 POLLS: WeakKeyDictionary[Monitor, EndpointPoll] = WeakKeyDictionary()
 PAGE = b"""# TYPE vllm:num_requests_running gauge

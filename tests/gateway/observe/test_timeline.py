@@ -20,6 +20,8 @@ from gateway.observe.timeline import Recorder, RequestTimeline
 from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Decision, Forecast, Placement
 from tests.gateway.builders import candidate, decided, request, route
 
+pytestmark = pytest.mark.virtual_time
+
 BEFORE_FIRST_TOKEN = [stage for stage in Stage if stage is not Stage.STREAM]
 
 # --------------------------------------------------------------------------- stages

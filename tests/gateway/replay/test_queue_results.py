@@ -29,6 +29,8 @@ from policies.queue.queue_scheduler import QueueScheduler, Released
 from policies.types import FOREVER
 from tests.gateway.replay.builders import arrivals, route, scenario
 
+pytestmark = pytest.mark.virtual_time
+
 HERE = "main/0"
 ENGINE = PROFILES["8b-h100"]
 

@@ -29,7 +29,7 @@ from tests.gateway.builders import (
 from tests.gateway.upstream.staging import REFUSED, RESET, Stage
 from tests.support.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
 
-pytestmark = pytest.mark.source  # RecordingFleet inherits from a compiled class
+pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
 
 EMPTY_DELTA = b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n'
 QUOTING = b'data: {"error":{"message":"wrong key sk-backend","type":"server_error","code":500}}\n\n'

@@ -14,6 +14,8 @@ from policies.types import AttemptOutcome, Endpoint, Health
 from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_error, median_ttft, prompt, send
 from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversations, serve
 
+pytestmark = pytest.mark.virtual_time
+
 # --------------------------------------------------------------------------- learning
 
 

@@ -11,6 +11,8 @@ from policies.routing.candidates import EXTERNAL_LIMIT
 from policies.types import AttemptOutcome, Placement
 from tests.policies.queue.queue_fixture import API, ONE, QueueFixture
 
+pytestmark = pytest.mark.virtual_time
+
 LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15, "tiers": ["api"]}
 
 

@@ -12,6 +12,8 @@ from policies.scorers.baselines import PATIENCE, SCORERS
 from policies.types import Candidate, Load, PrefixBlocks
 from tests.policies.scorers.scoring import IDLE, NAMES, ROUTE, best, candidates
 
+pytestmark = pytest.mark.virtual_time
+
 
 def test_scorer_names_of_a_route_are_the_catalog() -> None:
     """No more and no fewer."""

@@ -20,6 +20,8 @@ from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 # Parts missing in a single gateway without Redis and collector.
 ELSEWHERE = {
     "firsttoken_quota_refused_total",

@@ -33,6 +33,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
+pytestmark = pytest.mark.virtual_time
+
 
 def spent(stages: dict[Stage, float]) -> list[float | None]:
     return [stages.get(stage) for stage in Stage]
