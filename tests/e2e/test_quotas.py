@@ -112,9 +112,9 @@ async def test_two_gateways_with_one_redis_have_one_quota() -> None:
         ]
         for gateway in gateways:
             await connected(gateway)
+            gateway.redis.timeout = 30.0  # a busy machine is no Redis that is down
         seen = sum(await asyncio.gather(*(count_statuses(gateway.url, 150) for gateway in gateways)), Counter())
-    assert 98 <= seen[200] <= 102  # exactly 100, unless Redis answers too late on a slow machine
-    assert seen[200] + seen[429] == 300
+    assert seen == {200: 100, 429: 200}
 
 
 @pytest.mark.parametrize("state", ["memory", "redis"])

@@ -269,6 +269,7 @@ async def test_a_stored_response_above_the_limit_is_refused_for_good(monkeypatch
     assert refused.value.response.headers["x-should-retry"] == "false"
 
 
+@pytest.mark.real_time  # the kernel probes a full receiver by its own clock
 async def test_a_large_stored_response_keeps_its_place_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one of the same key waits for it; a small one does not."""
     monkeypatch.setattr(stored_responses, "PLACE_WAIT", 0.05)

@@ -42,8 +42,6 @@ from tests.support.canaries import (
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, STREAM_HEAD, Script, chunk, reply
 
-pytestmark = pytest.mark.virtual_time
-
 
 @pytest.fixture
 def found(capfd: pytest.CaptureFixture[str]) -> list[str]:

@@ -8,13 +8,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
 from gateway.app import Gateway
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
-
-pytestmark = pytest.mark.virtual_time
 
 READERS = 200
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 4000 + b'"}}]}\n\n'

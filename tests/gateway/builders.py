@@ -243,7 +243,7 @@ class Caller:
         return await self.head()
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines[1:] if line)
         return int(lines[0].split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
@@ -260,7 +260,7 @@ class Caller:
     async def chunks(self) -> list[bytes]:
         """Chunks of an answer up to the last chunk."""
         chunks = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while size := int(await self.reader.readline(), 16):
                 chunks.append(await self.reader.readexactly(size))
                 assert await self.reader.readexactly(2) == b"\r\n"
@@ -269,7 +269,7 @@ class Caller:
 
     async def rest(self) -> bytes:
         """All bytes until the connection ends."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self.reader.read()
 
 

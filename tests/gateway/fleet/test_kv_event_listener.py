@@ -23,8 +23,6 @@ from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.prefix_cache.residency import Residency
 from policies.types import Endpoint, Pool, PoolEstimate, PrefixBlocks
 
-pytestmark = pytest.mark.virtual_time
-
 E = "p/a"
 WITHIN = 3.0  # s
 pack = msgspec.msgpack.Encoder().encode
