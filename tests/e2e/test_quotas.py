@@ -27,7 +27,7 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chun
 
 WEB = "authorization: Bearer sk-web"
 ASK: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
-BACK = 5.0  # s
+BACK = 30.0  # s
 
 
 def key(**limits: Any) -> list[dict[str, Any]]:

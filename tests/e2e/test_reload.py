@@ -336,7 +336,7 @@ def children(served: Served) -> list[int]:
 
 async def until_all_workers(ask: Callable[[], Awaitable[int]]) -> None:
     """Waits until all workers serve the configuration: the log is written before."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while {await ask() for _ in range(8)} != {200}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -31,7 +31,7 @@ from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 JSON = reply(WHOLE, "200 OK", "content-type: application/json")
-NOTICED = 10.0  # s, on a busy machine; two looks at the files are 2 s
+NOTICED = 30.0  # s, on a busy machine; two looks at the files are 2 s
 
 
 @pytest.fixture(scope="module")

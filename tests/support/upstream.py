@@ -23,7 +23,6 @@ from types import TracebackType
 
 from backends.interface import Failure
 
-
 NEVER = 60.0  # s after which an awaited event will not come, on a machine of any load
 
 

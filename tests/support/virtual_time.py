@@ -95,3 +95,10 @@ def _now() -> float:
         return asyncio.get_running_loop().time()
     except RuntimeError:  # in a thread
         return monotonic()
+
+
+def stall(seconds: float) -> None:
+    """The loop does nothing else for so long, as in a call that blocks."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.clock.now += seconds

@@ -9,6 +9,8 @@ import pytest
 
 from tests.backends.simulated.serving import chat, events, eventually, post, serving
 
+pytestmark = pytest.mark.virtual_time
+
 STREAM = chat(stream=True, max_tokens=10, ignore_eos=True)
 
 

@@ -15,6 +15,8 @@ from backends.simulated.simulated_server import SimulatedServer
 from tests.backends.simulated.builders import encode
 from tests.backends.simulated.serving import HELLO, chat, events, eventually, post, serving
 
+pytestmark = pytest.mark.virtual_time
+
 LONG: list[Any] = [{"role": "user", "content": " ".join(f"word{i}" for i in range(2000))}]
 TOOL: Any = {
     "type": "function",

@@ -23,6 +23,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import engines, eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 STREAM = {**CHAT, "stream": True}
 COMMENT = b": keep-alive\n\n"
 SOON = {"keepalive": "100ms"}

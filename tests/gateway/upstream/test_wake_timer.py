@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from gateway.process import loop_factory
 from gateway.upstream.wake_timer import READ_FIRST, WakeTimer
+from tests.support.virtual_time import stall
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Watched:
@@ -61,7 +64,7 @@ async def test_it_wakes_no_more_once_it_is_unset(end: str) -> None:
 async def test_after_a_stall_sockets_are_read_first() -> None:
     watched, now = Watched(), monotonic()
     watched.set(now + 0.005)
-    sleep(0.03)  # noqa: ASYNC251 - the stall
+    stall(0.03)
     stalled = monotonic()
     await asyncio.sleep(0.1)
     assert len(watched.woken) == 1
@@ -72,7 +75,7 @@ async def stalled() -> Watched:
     """A timer that is due, and waits for the sockets to be read."""
     watched = Watched()
     watched.set(monotonic() + 0.005)
-    sleep(0.03)  # noqa: ASYNC251 - the stall
+    stall(0.03)
     await asyncio.sleep(0.001)
     assert watched.woken == []
     return watched

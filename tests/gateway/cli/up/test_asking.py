@@ -13,6 +13,8 @@ from gateway.cli.up.known_servers import KnownServer, Reach
 from tests.gateway.cli.up.local_servers import answering, http_server, models, ollama
 from tests.support.simulated import engines
 
+pytestmark = pytest.mark.virtual_time
+
 
 def local(port: int) -> KnownServer:
     return KnownServer("", "", f"http://127.0.0.1:{port}")
