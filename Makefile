@@ -24,9 +24,10 @@ setup: $(DEV) ## install firsttoken and its development tools into .venv
 demo: $(CORE) ## run simulated engines, the gateway, traffic and a live table: no GPU, no key (ARGS="--port 8181")
 	@$(BIN)/firsttoken demo $(ARGS)
 
-test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" selects)
+test: export PYTHONDONTWRITEBYTECODE := # hundreds of tests start a process
+test: $(DEV) ## run the tests, side by side (PYTEST_ARGS="-k relay" selects, "-n0 -x --pdb" debugs)
 	@$(BIN)/python scripts/prometheus_setup.py
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 lint: $(DEV) ## run ruff, mypy --strict and the layer contracts
 	@$(BIN)/ruff check .

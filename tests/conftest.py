@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -23,6 +24,11 @@ settings.load_profile("firsttoken")
 def pytest_collection_finish() -> None:
     """Takes ten thousand collected tests, and all that is imported, out of every later garbage collection."""
     gc.freeze()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores, since some tests wait for processes; each costs the collection of all tests."""
+    return (os.cpu_count() or 1) + 1
 
 
 def is_virtual(item: pytest.Item) -> bool:
