@@ -8,13 +8,9 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
-COMPILE := .cache/compile-venv
-NATIVE := .cache/native-sources
-COMPILED := .cache/compiled-venv
-COMPILED_TESTS := .cache/compiled-tests
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm wheel-compiled test-compiled lock audit clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,31 +62,12 @@ vllm: $(DEV) ## run the tests with real vLLM servers, on CPU, and released clien
 	@$(VLLM)/bin/python scripts/vllm_models.py
 	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
 
-wheel-compiled: $(COMPILE) ## build dist/firsttoken-*.whl with the request path compiled by mypyc (C compiler, minutes)
-	@rm -rf dist/firsttoken-* $(NATIVE) && mkdir -p $(NATIVE)
-	@$(COMPILE)/bin/python -m build --no-isolation --sdist
-	@tar -xzf dist/firsttoken-*.tar.gz -C $(NATIVE) --strip-components 1
-	@$(COMPILE)/bin/python scripts/native_constructors.py $(NATIVE)
-	@HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILE)/bin/python -m build --no-isolation --wheel --outdir dist $(NATIVE)
-
-test-compiled: wheel-compiled ## run the tests against the compiled wheel, installed (PYTEST_ARGS="-k relay" selects)
-	@$(PYTHON) -m venv --clear $(COMPILED)
-	@$(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
-	  "$$(echo dist/firsttoken-*.whl)[dev]"
-	@rm -rf $(COMPILED_TESTS) && mkdir -p $(COMPILED_TESTS)
-	@tar -xzf dist/firsttoken-*.tar.gz -C $(COMPILED_TESTS) --strip-components 1
-	@cd $(COMPILED_TESTS) && rm -r backends gateway policies && $(CURDIR)/$(COMPILED)/bin/python -m pytest \
-	  -p tests.support.compiled -m "not source" -o empty_parameter_set_mark=skip $(PYTEST_ARGS)
-
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --custom-compile-command "make lock" --extra fast-tokenizer --extra kvevents --extra otel --extra redis --extra schemas \
 	  --extra tokenizers --output-file deploy/locks/image.txt pyproject.toml
 	@echo 'hatchling>=1.27' | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --upgrade --custom-compile-command "make lock" --output-file deploy/locks/build.txt -
-	@printf '%s\n' build 'hatchling>=1.27' hatch-mypyc==0.16.0 mypy==2.4.1 setuptools types-PyYAML \
-	  | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --custom-compile-command "make lock" --constraint deploy/locks/image.txt --output-file deploy/locks/compile.txt -
 
 audit: $(AUDIT) ## check the locked dependencies: known vulnerabilities, licences, hashes; writes dist/sbom.cdx.json
 	@$(PYTHON) -m venv --clear $(IMAGE)
@@ -127,9 +104,3 @@ $(DEV): pyproject.toml | $(BIN)/python
 $(AUDIT):
 	@$(PYTHON) -m venv $@
 	@$@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom pip-licenses uv || { rm -rf $@; exit 1; }
-
-$(COMPILE): deploy/locks/compile.txt deploy/locks/image.txt
-	@$(PYTHON) -m venv --clear $@
-	@$@/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  -r deploy/locks/compile.txt -r deploy/locks/image.txt || { rm -rf $@; exit 1; }
-	@touch $@

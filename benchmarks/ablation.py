@@ -29,10 +29,10 @@ from zlib import crc32
 from benchmarks.ablation_page import Ablated, page
 from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
-from gateway.replay.player import play
-from gateway.replay.results import Results
-from gateway.replay.session_results import session_row
-from gateway.replay.sim_fleet import Scenario
+from lab.replay.player import play
+from lab.replay.results import Results
+from lab.replay.session_results import session_row
+from lab.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.queue import hold_rules, late_work, placement_round

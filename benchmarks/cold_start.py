@@ -19,13 +19,13 @@ from typing import Any
 
 import aiohttp
 
-from backends.simulated.profiles import profile_named
-from backends.simulated.simulated_server import SimulatedServer
+from backends.server_profiles import PROFILES
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import Record
 from gateway.process import loop_factory
 from gateway.tokenize.tokenizers import encoder
+from lab.servers.simulated_server import SimulatedServer
 
 PROFILE = "8b-a100"
 ENGINES = 3
@@ -94,7 +94,7 @@ async def restart(server: SimulatedServer, records: list[Record]) -> list[Record
 async def measure(users: int) -> None:
     async with AsyncExitStack() as stack:
         servers = [
-            SimulatedServer(profile_named(PROFILE), model="served", encode=encoder("o200k_base").encode, seed=seed)
+            SimulatedServer(PROFILES[PROFILE], model="served", encode=encoder("o200k_base").encode, seed=seed)
             for seed in range(ENGINES)
         ]
         for server in servers:

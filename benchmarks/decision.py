@@ -22,13 +22,14 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
+from gateway.config.presets import with_preset
 from policies.attempts.attempt_events import AttemptLimits, Begin, FirstToken, Open
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
-from policies.routes.route import Route, with_preset
+from policies.routes.route import Route
 from policies.routing.tiers import decide
 from policies.types import (
     AttemptOutcome,

@@ -25,9 +25,9 @@ from time import process_time
 from benchmarks.routing import floats
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
 from gateway.cli.config_commands import aligned
-from gateway.replay.counterfactual import RefusalRow, play_refused
-from gateway.replay.player import Player
-from gateway.replay.queue_results import (
+from lab.replay.counterfactual import RefusalRow, play_refused
+from lab.replay.player import Player
+from lab.replay.queue_results import (
     NOTICED,
     ColdStartRow,
     QueueRow,
@@ -36,9 +36,9 @@ from gateway.replay.queue_results import (
     short_waits,
     wait_quantile,
 )
-from gateway.replay.results import Results
-from gateway.replay.sim_fleet import Scenario
-from gateway.replay.traces import Arrival
+from lab.replay.results import Results
+from lab.replay.sim_fleet import Scenario
+from lab.traffic.traces import Arrival
 
 SEEDS = 4
 WARM = "warm"  # scorer: ours, by a gateway that has learned before

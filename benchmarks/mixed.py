@@ -28,12 +28,12 @@ from time import monotonic
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.simulated.engine import Engine
-from backends.simulated.simulated_server import SimulatedServer
 from benchmarks.mixture import EXPECTED_OUTCOMES, KINDS, SentRequest, ask, fleet
 from gateway.app import Gateway
 from gateway.observe.record import CONNECT, STREAM, Record
 from gateway.process import loop_factory
+from lab.engines.engine import Engine
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import AttemptKind
 
 AT_ONCE = 64

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from backends.simulated.drivers import Faults
-from backends.simulated.profiles import profile_named
-from backends.simulated.simulated_server import SimulatedServer
+from backends.server_profiles import PROFILES
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.tokenize.tokenizers import encoder
+from lab.servers.drivers import Faults
+from lab.servers.simulated_server import SimulatedServer
 
 KEY, UNKNOWN = "sk-mixed", "sk-nobody"
 LONG = 400  # tokens: more than a disconnecting caller receives
@@ -197,7 +197,7 @@ async def fleet(access_log: str) -> AsyncIterator[tuple[Gateway, list[SimulatedS
         for name, tempers in TEMPERS.items():
             for faults in tempers:
                 server = SimulatedServer(
-                    profile_named("8b-h100"), model="served", encode=encoder("o200k_base").encode, seed=len(servers)
+                    PROFILES["8b-h100"], model="served", encode=encoder("o200k_base").encode, seed=len(servers)
                 )
                 await server.start()
                 stack.push_async_callback(server.stop)

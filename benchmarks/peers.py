@@ -1,4 +1,4 @@
-"""Peers of the comparison: our gateway, as sources and compiled; nginx (Debian: nginx-light); from PyPI, four routers.
+"""Peers of the comparison: our gateway; nginx (Debian: nginx-light); from PyPI, four routers.
 
 Those from PyPI are installed on demand, each into an environment of its own under `.cache/peers`; an unavailable peer
 is left out, with a message. All proxies run on one core, in front of the same engines.
@@ -33,7 +33,6 @@ QUESTION = b'{"model":"bench","messages":[{"role":"user","content":"hello"}]}'
 OURS, NGINX, DIRECT = "ours", "nginx", "direct"
 SGLANG, SMG, VLLM, LITELLM = "sglang", "smg", "vllm", "litellm"
 EARLIER, EARLIER_CHECKOUT = "earlier", "FIRSTTOKEN_EARLIER"  # a peer, and the variable that names its checkout
-COMPILED, COMPILED_HOME = "compiled", ROOT / ".cache/compiled-venv"  # a peer, and where make test-compiled installs it
 PACKAGES = {
     SGLANG: "sglang-router==0.3.2",
     SMG: "smg==1.13.0",
@@ -125,14 +124,6 @@ def _earlier(port: int, urls: Sequence[str], _home: Path) -> list[str]:
     return ["env", "-C", checkout, f"PYTHONPATH={checkout}", *gateway(port, *urls)]
 
 
-def _compiled(port: int, urls: Sequence[str], _home: Path) -> list[str]:
-    """Starts the compiled wheel that is installed; from the folder of its packages, which then precede the sources."""
-    packages = next(COMPILED_HOME.glob("lib/python*/site-packages"), None)
-    if packages is None:
-        raise FileNotFoundError("make test-compiled installs it")
-    return ["env", "-C", str(packages), str(COMPILED_HOME / "bin/python"), *gateway(port, *urls)[1:]]
-
-
 def _nginx(port: int, urls: Sequence[str], home: Path) -> list[str]:
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
@@ -210,7 +201,6 @@ def _installed(name: str) -> Path:
 
 _COMMANDS: dict[str, Callable[[int, Sequence[str], Path], list[str]]] = {
     OURS: _ours,
-    COMPILED: _compiled,
     EARLIER: _earlier,
     NGINX: _nginx,
     SGLANG: _sglang,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from time import process_time
 
 from benchmarks.scenarios import setting
-from gateway.replay.player import play
-from gateway.replay.sim_fleet import OURS, REFERENCE
-from gateway.replay.traces import Agents, agents
+from lab.replay.player import play
+from lab.replay.sim_fleet import OURS, REFERENCE
+from lab.traffic.traces import Agents, agents
 
 CLAIM = 100.0
 SHAPE = replace(Agents(), seconds=300.0)

@@ -5,7 +5,7 @@
     python -m benchmarks.replicas --virtual --traces DIR a d    # scenarios of benchmarks.routing
     python -m benchmarks.replicas --variants workers-4,redis-4  # a choice of VARIANTS
 
-Traffic is agent sessions (gateway.replay.traces): every turn sends the whole conversation, over a new connection, so a
+Traffic is agent sessions (lab.traffic.traces): every turn sends the whole conversation, over a new connection, so a
 round-robin TCP balancer spreads one session over all replicas, and the kernel over all workers. The engines are
 simulated and begin each run with empty caches; the gateways run in full. A request is good if its caller saw TTFT and
 TPOT within budget.
@@ -41,9 +41,9 @@ from benchmarks.client import WORDS
 from benchmarks.peers import EARLIER_CHECKOUT
 from benchmarks.processes import ROOT, child, cpu_seconds, free_port
 from gateway.config.models import Config
-from gateway.replay.player import play
-from gateway.replay.sim_fleet import Scenario, scenario_from
-from gateway.replay.traces import BLOCK, Agents, Arrival, agents
+from lab.replay.player import play
+from lab.replay.sim_fleet import Scenario, scenario_from
+from lab.traffic.traces import BLOCK, Agents, Arrival, agents
 
 ENGINES, PROFILE = 3, "8b-a100"
 TTFT, TPOT = 1.0, 0.05  # s
@@ -165,7 +165,7 @@ def running_gateways(variant: Variant, home: Path) -> Iterator[tuple[list[int], 
     with ExitStack() as stack:
         ports = [free_port() for _ in range(ENGINES)]
         for port in ports:
-            engine = [sys.executable, "-m", "gateway.cli", "simulate", "--profile", PROFILE, "--port", str(port)]
+            engine = [sys.executable, "-m", "lab", "simulate", "--profile", PROFILE, "--port", str(port)]
             stack.enter_context(child(engine, port, quiet=True))
         redis = stack.enter_context(running_redis(home))[0] if variant.redis else None
         gateways, pids = [free_port() for _ in range(variant.gateways)], []

@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="print the files")
     arguments = parser.parse_args()
-    command = [sys.executable, "-m", "gateway.cli", "simulate", "--profile", "8b-h100", "--port", "0", "--model", "m"]
+    command = [sys.executable, "-m", "lab", "simulate", "--profile", "8b-h100", "--port", "0", "--model", "m"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

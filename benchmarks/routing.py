@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
-from gateway.replay.player import play
-from gateway.replay.queue_results import queue_row
-from gateway.replay.session_results import session_row
+from lab.replay.player import play
+from lab.replay.queue_results import queue_row
+from lab.replay.session_results import session_row
 
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
 NEAR = 1.03  # precision of the base load

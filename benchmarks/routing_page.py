@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.scenarios import SCENARIOS, Scenario
-from gateway.replay.queue_results import QueueRow, wait_quantile
-from gateway.replay.sim_fleet import OURS, POOLED, REFERENCE, REFERENCE_LRU, REFERENCES
+from lab.replay.queue_results import QueueRow, wait_quantile
+from lab.replay.sim_fleet import OURS, POOLED, REFERENCE, REFERENCE_LRU, REFERENCES
 
 Result = dict[str, Any]
 HEADING = """\
@@ -23,7 +23,7 @@ What `python -m benchmarks.routing` found: replays of public traces through the 
 simulated engines (`firsttoken replay` is the same workbench). A load of 1 is that at which round robin meets the
 TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offered. The best baseline is chosen anew
 at every load, after the fact; *reference* is a clairvoyant scheduler with perfect caches
-(`gateway/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
+(`lab/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
 what each engine has computed and not evicted: no bound.
 
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from benchmarks.routing import RESULTS, read
 from benchmarks.routing_page import Cell, Result
-from gateway.replay.sim_fleet import OURS, REFERENCE, REFERENCES
+from lab.replay.sim_fleet import OURS, REFERENCE, REFERENCES
 
 DOCS = Path(__file__).parent.parent / "docs"
 TITLES = {

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.config.loading import load
-from gateway.replay import sim_fleet
-from gateway.replay.sessions import read_sessions
-from gateway.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCES, ScheduledFault, scenario_from
-from gateway.replay.traces import Agents, Arrival, agents, at_load, read_trace, spread
+from lab.replay import sim_fleet
+from lab.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCES, ScheduledFault, scenario_from
+from lab.traffic.sessions import read_sessions
+from lab.traffic.traces import Agents, Arrival, agents, at_load, read_trace, spread
 
 HERE = Path(__file__).parent / "scenarios"
 SECONDS = 400.0  # of virtual time per replay

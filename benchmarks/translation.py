@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
-from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
-from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.registry import CHAT_TO_MESSAGES, CHAT_TO_RESPONSES, MESSAGES_TO_CHAT, RESPONSES_TO_CHAT
 from backends.translation.translation import Translation
 
 ROUNDS, CHUNKS = 40, 500
@@ -60,20 +57,20 @@ def message_event(kind: str, **members: Any) -> bytes:
 def message_cases() -> list[Case]:
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
     more = [{"index": 0, "function": {"arguments": " word"}}]
-    native = CHAT_OVER_MESSAGES.request(CHAT_BODY, frozenset())
+    native = CHAT_TO_MESSAGES.request(CHAT_BODY, frozenset())
     started = message_event("message_start", message={"id": "msg_1", "model": "m", "usage": {"input_tokens": 1}})
     block = message_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
     text = message_event("content_block_delta", index=0, delta={"type": "text_delta", "text": " word"})
     return [
-        Case("messages over chat: text", MESSAGES_OVER_CHAT, chat_chunk(content="a"), chat_chunk(content="b"), native),
+        Case("messages to chat: text", MESSAGES_TO_CHAT, chat_chunk(content="a"), chat_chunk(content="b"), native),
         Case(
-            "messages over chat: arguments",
-            MESSAGES_OVER_CHAT,
+            "messages to chat: arguments",
+            MESSAGES_TO_CHAT,
             chat_chunk(tool_calls=[call]),
             chat_chunk(tool_calls=more),
             native,
         ),
-        Case("chat over messages: text", CHAT_OVER_MESSAGES, started + block, text, CHAT_BODY),
+        Case("chat to messages: text", CHAT_TO_MESSAGES, started + block, text, CHAT_BODY),
     ]
 
 
@@ -84,21 +81,19 @@ def cases() -> list[Case]:
 def response_cases() -> list[Case]:
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
     more = [{"index": 0, "function": {"arguments": " word"}}]
-    native = CHAT_OVER_RESPONSES.request(CHAT_BODY, frozenset())
+    native = CHAT_TO_RESPONSES.request(CHAT_BODY, frozenset())
     created = response_event("response.created", response={"id": "resp_1", "created_at": 1.0, "model": "m"})
     text = response_event("response.output_text.delta", content_index=0, delta=" word", logprobs=[])
     return [
+        Case("responses to chat: text", RESPONSES_TO_CHAT, chat_chunk(content="a"), chat_chunk(content="b"), native),
         Case(
-            "responses over chat: text", RESPONSES_OVER_CHAT, chat_chunk(content="a"), chat_chunk(content="b"), native
-        ),
-        Case(
-            "responses over chat: arguments",
-            RESPONSES_OVER_CHAT,
+            "responses to chat: arguments",
+            RESPONSES_TO_CHAT,
             chat_chunk(tool_calls=[call]),
             chat_chunk(tool_calls=more),
             native,
         ),
-        Case("chat over responses: text", CHAT_OVER_RESPONSES, created, text, CHAT_BODY),
+        Case("chat to responses: text", CHAT_TO_RESPONSES, created, text, CHAT_BODY),
     ]
 
 

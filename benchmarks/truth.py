@@ -51,7 +51,7 @@ class Caller:
 
 def main(count: int) -> None:
     port, admin, engine = free_port(), free_port(), free_port()
-    command = [sys.executable, "-m", "gateway.cli"]
+    command = [sys.executable, "-m", "lab"]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config, ExitStack() as stack:
         config.write(CONFIG.format(port=port, admin=admin, engine=engine))
         config.flush()

@@ -123,7 +123,7 @@ class Gateway:
             self.recorder.sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
         lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
-        self.registry.register(EndpointCollector(self.monitor.loads, self.monitor.engine_loads))
+        self.registry.register(EndpointCollector(self.fleet.pool_of, self.monitor.loads, self.monitor.engine_loads))
         self.registry.register(TokenizerCollector(self._tokenizer_libraries))
         self.registry.register(LostPromiseCollector(self._routes, self.monitor.lost_promises))
         self.registry.register(
@@ -339,14 +339,14 @@ class Gateway:
 
     def _watch_endpoints(self) -> None:
         watched = {
-            id: PollTarget(upstream.connections, upstream.backend, self._model_of(id, upstream))
+            id: PollTarget(upstream.connections, upstream.backend, upstream.pool, self._model_of(upstream))
             for id, upstream in self.runtime.current.upstreams.items()
         }
         self.monitor.watch(watched, self.config.defaults.scrape)
 
-    def _model_of(self, endpoint: str, upstream: Upstream) -> str:
+    def _model_of(self, upstream: Upstream) -> str:
         """The model to be served there; empty: any, as callers ask for."""
-        return "" if endpoint.partition("/")[0] == self.config.passthrough else upstream.model
+        return "" if upstream.pool == self.config.passthrough else upstream.model
 
     def _build_kv_events(self) -> KvEvents | None:
         if not (sources := self.config.kv_events()):

@@ -206,6 +206,7 @@ def _upstreams(config: Config, connections: Mapping[str, ConnectionPool], backen
                 connections[id],
                 backends[pool.name, address.dp_rank, address.key_number][1],
                 pool.model,
+                pool.name,
                 kv_events=id in publishing,
                 priority=section.priority_scheduling,
                 traced=config.telemetry.trace_apis or not section.kind.needs_key,

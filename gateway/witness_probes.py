@@ -46,15 +46,14 @@ class WitnessProbes:
         """Probes in progress."""
         return len(self._tasks)
 
-    def ask(self, endpoint_id: str) -> None:
+    def ask(self, endpoint: Endpoint) -> None:
         """One caller alone has found the endpoint failing: probes it, unless that is too early."""
-        runtime, pool = self._runtime.current, endpoint_id.partition("/")[0]
-        upstream = runtime.upstreams.get(endpoint_id)
-        if upstream is None or not upstream.model or pool == runtime.config.passthrough:
+        runtime = self._runtime.current
+        upstream = runtime.upstreams.get(endpoint.id)
+        if upstream is None or not upstream.model or endpoint.pool == runtime.config.passthrough:
             return
-        endpoint = next((each for each in runtime.pools[pool].endpoints if each.id == endpoint_id), None)
-        operation = next((each for each in QUESTIONS if each in runtime.operations[pool]), None)
-        if endpoint is None or operation is None or not self._schedule.begin(endpoint_id, monotonic()):
+        operation = next((each for each in QUESTIONS if each in runtime.operations[endpoint.pool]), None)
+        if operation is None or not self._schedule.begin(endpoint.id, monotonic()):
             return
         task = asyncio.get_running_loop().create_task(self._probe(endpoint, upstream, operation))
         self._tasks.add(task)

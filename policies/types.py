@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from policies.rate_limit import RateLimit
+from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 NEVER = float("-inf")
 FOREVER = float("inf")
@@ -121,14 +121,9 @@ class Load:
     waiting: int = 0
     kv_usage: float = 0.0
     scraped_at: float = NEVER
-    blocked_until: float = NEVER  # a provider's refusal
-    refused_until: float = NEVER  # the same, of requests of the deciding caller alone
-    limits: tuple[RateLimit, ...] = ()  # a provider's rate limits, and the configuration's
+    limits: SendLimits = UNLIMITED  # rate limits of the provider and of the configuration
     unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
     full: bool = False  # as many requests as the configuration allows
-    held_requests: int = 0  # in the gateway's own queue for the endpoint, before a request
-    held_tokens: float = 0.0  # of their prompts
-    send_at: float = NEVER  # when the rate limits let a request pass; set for candidates
     backlog_s: float = 0.0  # s of prefill of `queued_tokens`
     wait: float = 0.0  # s in the gateway's own queue before a request is sent there
     expected_tpot_misses: tuple[float, ...] = ()  # answers missing TPOT by stall (policies.latency.tpot)
@@ -140,13 +135,6 @@ class Load:
     context: float = 0.0  # tokens attended to by the answers in progress
     last_token_at: float = NEVER  # time of the last first token
     warming: bool = False  # the lost cache is being refilled: last choice of the pool
-
-    def send_wait(self, tokens: float, now: float) -> float:
-        """Seconds until the provider accepts a request of this many tokens; 0: at once."""
-        wait = max(self.blocked_until - now, self.refused_until - now, 0.0)
-        for limit in self.limits:
-            wait = max(wait, limit.wait(tokens, now, self.held_requests, self.held_tokens))
-        return wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,15 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.source  # reads the source
-
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("gateway", "policies", "backends")
+PACKAGES = ("gateway", "policies", "backends", "lab")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 MODULES = {str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__") for path in FILES}
 
 VAGUE_OPENING = re.compile(r"(What|Who|Whom|Whose|Whether|How|Where)\b")
 PICTURE = re.compile(r"<!-- rooms -->\s*```mermaid\n(.*?)```", re.DOTALL)
 ARROW = re.compile(r"^\s*(\w+) --> (\w+(?: & \w+)*)\s*$", re.MULTILINE)
-TOUR_ROW = re.compile(r"^\| \[(?:gateway|policies|backends)/[^|]*\|", re.MULTILINE)
+TOUR_ROW = re.compile(r"^\| \[(?:gateway|policies|backends|lab)/[^|]*\|", re.MULTILINE)
 
 
 @cache
@@ -70,7 +68,10 @@ def test_class_names_are_unique() -> None:
 
 
 def test_no_file_name_is_used_twice() -> None:
-    names = Counter(path.name for path in FILES if path.name not in ("__init__.py", "__main__.py"))
+    """A direction of translation is named by its folder: `chat_to_messages/request.py`."""
+    directions = {"chat_to_messages", "chat_to_responses", "messages_to_chat", "responses_to_chat"}
+    named = [path for path in FILES if path.name not in ("__init__.py", "__main__.py")]
+    names = Counter(str(path) if path.parent.name in directions else path.name for path in named)
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -106,13 +107,13 @@ def test_docstrings_open_with_a_verb_or_a_noun(path: Path) -> None:
 def test_the_picture_of_the_rooms_shows_the_imports() -> None:
     """Every arrow of the picture is an import, and every import between rooms an arrow.
 
-    Arrows from `main` (the composition root and its neighbours) and from `cli` go nearly everywhere and are left out;
-    so are those to `policies` and `backends`, which every room may import.
+    Arrows from `main` (the composition root and its neighbours), from `cli` and from `lab` go nearly everywhere and are
+    left out; so are those to `policies` and `backends`, which every room may import.
     """
     picture = PICTURE.search((ROOT / "README.md").read_text("utf-8"))
     assert picture is not None
     drawn = {(source, target) for source, targets in ARROW.findall(picture[1]) for target in targets.split(" & ")}
-    left_out = {"main", "cli"}
+    left_out = {"main", "cli", "lab"}
     shown = {(source, target) for source, target in arrows() if source not in left_out}
     assert drawn == {(source, target) for source, target in shown if target not in ("policies", "backends", "main")}
 
@@ -120,6 +121,6 @@ def test_the_picture_of_the_rooms_shows_the_imports() -> None:
 def test_the_reading_tour_is_twenty_files_at_most() -> None:
     """Each row of the tour names one file, never a folder."""
     tour = (ROOT / "README.md").read_text("utf-8").partition("## A tour of the code")[2].partition("\n## ")[0]
-    links = re.findall(r"\]\(((?:gateway|policies|backends)/[^)]+)\)", tour)
+    links = re.findall(r"\]\(((?:gateway|policies|backends|lab)/[^)]+)\)", tour)
     assert 0 < len(set(links)) <= 20
     assert [link for link in links if not (ROOT / link).is_file()] == []

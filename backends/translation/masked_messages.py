@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent
-from backends.translation.chat_as_messages import error_event
+from backends.translation.messages_to_chat.answer import error_event
 from backends.translation.translation import EventTranslator, Json, Translation, decode_event, sse
 
 _PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")

@@ -7,18 +7,23 @@ from functools import lru_cache
 from typing import Any
 
 from backends.interface import Operation
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
-from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
-from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.chat_to_messages.answer import ChatFromMessagesStream, chat_from_message
+from backends.translation.chat_to_messages.request import chat_to_messages
+from backends.translation.chat_to_responses.answer import ChatFromResponsesStream, chat_from_response
+from backends.translation.chat_to_responses.request import chat_to_responses
+from backends.translation.messages_to_chat.answer import MessagesFromChatStream, message_from_chat
+from backends.translation.messages_to_chat.request import messages_to_chat
+from backends.translation.responses_to_chat.answer import ResponsesFromChatStream, response_from_chat
+from backends.translation.responses_to_chat.request import responses_to_chat
 from backends.translation.translation import Json, Translation
 
-TRANSLATIONS: tuple[Translation, ...] = (
-    CHAT_OVER_RESPONSES,
-    CHAT_OVER_MESSAGES,
-    RESPONSES_OVER_CHAT,
-    MESSAGES_OVER_CHAT,
-)
+_CHAT, _MESSAGES, _RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
+
+CHAT_TO_RESPONSES = Translation(_CHAT, _RESPONSES, chat_to_responses, chat_from_response, ChatFromResponsesStream)
+CHAT_TO_MESSAGES = Translation(_CHAT, _MESSAGES, chat_to_messages, chat_from_message, ChatFromMessagesStream)
+RESPONSES_TO_CHAT = Translation(_RESPONSES, _CHAT, responses_to_chat, response_from_chat, ResponsesFromChatStream)
+MESSAGES_TO_CHAT = Translation(_MESSAGES, _CHAT, messages_to_chat, message_from_chat, MessagesFromChatStream)
+TRANSLATIONS = (CHAT_TO_RESPONSES, CHAT_TO_MESSAGES, RESPONSES_TO_CHAT, MESSAGES_TO_CHAT)
 
 
 @lru_cache(256)
@@ -50,12 +55,12 @@ class _Everything(frozenset[str]):
 
 
 _EVERYTHING = _Everything()
-_CHAT = frozenset({Operation.CHAT})
+_CHAT_ALONE = frozenset({Operation.CHAT})
 
 
 def as_chat(operation: Operation, body: Mapping[str, Any]) -> Json:
     """The messages and tools of a body as a chat's, without all that has no equivalent: to count and hash a prompt."""
-    steps = chain(operation, _CHAT)
+    steps = chain(operation, _CHAT_ALONE)
     if steps is None:
         raise LookupError(operation)
     chat = dict(body)

@@ -1,4 +1,8 @@
-"""Members of a request on their way to another dialect: every member is taken, dropped by name, or refused."""
+"""Members of a request on their way to another dialect: every member is taken, dropped by name, or refused.
+
+By tables of known members between chat and Messages, and by `Members`, which counts what was taken, between chat and
+Responses.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,39 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from backends.translation.translation import UntranslatableError
+from backends.translation.translation import Json, UntranslatableError
 
+# Members of chat completions and of Responses with the same name and meaning.
+SAME_MEMBERS = tuple(
+    "model stream temperature top_p parallel_tool_calls metadata moderation prompt_cache_key prompt_cache_options "
+    "prompt_cache_retention safety_identifier service_tier user".split()
+)
+ANY = object()  # a member is known whatever its value is
+_NEVER_DROPPED = frozenset({"model", "messages", "system", "tools", "max_tokens", "stream"})
 _INDEX = re.compile(r"\[\d+\]")
+
+
+def present(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+    """Members with a value, without members dropped by the route."""
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None and (name in _NEVER_DROPPED or name not in dropped)
+    }
+
+
+def refuse(param: str, dropped: frozenset[str], reason: str = "") -> None:
+    """Refuse a member without an equivalent, unless the route drops the member, by its name or by its path."""
+    if param not in dropped and param.rpartition(".")[2] not in dropped:
+        raise UntranslatableError(param, reason and f"'{param}' cannot be expressed: {reason}")
+
+
+def refuse_others(members: Mapping[str, Any], known: Mapping[str, Any], within: str, dropped: frozenset[str]) -> None:
+    """Refuse members that are not `known`. `known`: by name, the value that says nothing; ANY where each is read."""
+    for name, value in members.items():
+        if value is None or (name in known and known[name] in (ANY, value)):
+            continue
+        refuse(f"{within}.{name}" if within else name, dropped)
 
 
 class Members:

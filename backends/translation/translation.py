@@ -4,6 +4,8 @@ A translation turns the caller's request into the backend's, and the backend's r
 Rules:
 - A member without an equivalent raises `UntranslatableError` with its name, before anything is sent; where the route
   drops the member by name, the translation leaves it out. Nothing is lost silently, nothing invented.
+- `X_to_Y` is for a caller who speaks X, before a server that speaks Y: `request.py` turns X into Y, `answer.py` turns
+  reply and events back into X.
 - Translations are pure and know nothing of sockets or routes. A chain of two joins any pair of dialects through chat.
 - An event is translated alone, on arrival: a translated stream has no more delay than an untouched one.
 """

@@ -27,7 +27,6 @@ from policies.queue.queued_request import FREED_BY, Hold, HoldRule, QueuedReques
 from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-OF_DECISIONS = ("held_requests", "held_tokens", "send_at", "forced", "refused_until")  # only a decision sets these
 TOLD_BY_WHY = ("unknown_adapters", "on_trial")
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
@@ -53,6 +52,7 @@ def explain(
 
     Each endpoint of each tier appears once: `candidates` in the order of attempts, the others under `rejected`.
     """
+    asked = {each.id for pool in estimate.pools.keys() & pools.keys() for each in pools[pool].endpoints}
     left = None if decision.deadline == FOREVER else round((decision.deadline - decision.at) * 1e3, 2)
     return {
         "outcome": decision.outcome.value,
@@ -83,9 +83,7 @@ def explain(
             for endpoint in _rejected(each, pools)
         ],
         "believed": {
-            endpoint: believed_view(found, decision.at)
-            for endpoint, found in beliefs.items()
-            if endpoint.partition("/")[0] in estimate.pools
+            endpoint: believed_view(found, decision.at) for endpoint, found in beliefs.items() if endpoint in asked
         },
     }
 
@@ -155,18 +153,15 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     """Statistics of one endpoint; moments of the monotonic clock become seconds from now."""
     view: dict[str, Any] = msgspec.to_builtins(endpoint, enc_hook=repr)
     del view["until"]
-    load = endpoint.load
+    load, limits = endpoint.load, view["load"].pop("limits")
+    shown = {LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in TOLD_BY_WHY}
     return {
         **view,
-        "load": {
-            LOAD_NAMES.get(name, name): value
-            for name, value in view["load"].items()
-            if name not in (*OF_DECISIONS, *TOLD_BY_WHY)
-        },
+        "load": {**shown, "blocked_until": limits["blocked_until"], "limits": limits["buckets"]},
         "why": _why(endpoint, now),
         "believed": believed_view(endpoint.believed, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
-        "limited_for_s": _seconds_until(load.blocked_until, now),
+        "limited_for_s": _seconds_until(load.limits.blocked_until, now),
         "scraped_s_ago": _seconds_since(load.scraped_at, now),
         "heard_s_ago": _seconds_since(load.last_token_at, now),
     }
@@ -177,8 +172,8 @@ def _why(endpoint: EndpointStatistics, now: float) -> str | None:
     reasons = [endpoint.why] if endpoint.why else []
     if endpoint.breaker == HALF_OPEN:
         reasons.append("one request at a time may try it")
-    if endpoint.load.blocked_until > now:
-        reasons.append(f"its provider limits us for {endpoint.load.blocked_until - now:.1f} s more")
+    if (limited := endpoint.load.limits.blocked_until - now) > 0:
+        reasons.append(f"its provider limits us for {limited:.1f} s more")
     if endpoint.load.warming:
         reasons.append("it is given its cache back")
     if lacking := [name for name, until in (endpoint.load.unknown_adapters or {}).items() if until > now]:

@@ -8,46 +8,40 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
+from gateway.cli.arguments import (
+    COUNT,
+    FILES,
+    PORT,
+    WORKERS,
+    WORKERS_HELP,
+    AddCommand,
+    CommandParser,
+    positive,
+)
 from gateway.config.config_errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from gateway.config.models import Config
 
-MAX_WORKERS = 256
-COMMANDS = ("up", "serve", "check", "schema", "import", "explain", "keys", "replay", "top", "demo", "simulate")
+PLUGINS = "firsttoken.commands"  # group of entry points of other packages that add commands
 FROM_ENVIRONMENT = "merged in this order (default: API keys in the environment)"
 FROM_MACHINE = "merged in this order (default: the servers that `up` finds)"
-WORKERS_HELP = "processes that share the port (default: server.workers)"
-FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Errors are one line: `--help` prints the usage."""
-        print(f"firsttoken: {message} (see {self.prog} --help)", file=sys.stderr)
-        raise SystemExit(2)
-
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Shows the default in the help, unless the text names one."""
-        default, text = options.get("default"), options.get("help", "")
-        if default not in (None, [], argparse.SUPPRESS) and "default" not in text:
-            options["help"] = (
-                f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
-            )
-            options["help"] = options["help"].strip()
-        return super().add_argument(*names, **options)
+Plugin = Callable[[AddCommand], None]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, plugins: Iterable[Plugin] | None = None) -> int:
+    """`plugins`: functions that add commands to those of the gateway (None: the installed ones)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parse(arguments)
+        args = _parse(arguments, _installed_plugins() if plugins is None else plugins)
         code = int(args.run(args))
         sys.stdout.flush()
         return code
@@ -70,40 +64,57 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _Parser("firsttoken", description="A latency-aware LLM routing gateway.")
+def _parse(arguments: list[str], plugins: Iterable[Plugin]) -> argparse.Namespace:
+    """Asks plugins only where the command is none of the gateway's: a gateway that serves imports none."""
+    parser = CommandParser("firsttoken", description="A latency-aware LLM routing gateway.")
     parser.set_defaults(run=None)
     parser.add_argument("--version", dest="run", action="store_const", const=_version, help="print the version")
-    _add_commands(parser)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-        parser.error(f"no command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=CommandParser)
+
+    def command(name: str, text: str, function: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=lambda args: _imported(function)(args))
+        return added
+
+    _add_commands(command)
+    if not arguments or arguments[0] not in commands.choices:
+        for add_commands in plugins:
+            add_commands(command)
+    known = tuple(commands.choices)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in known:
+        parser.error(f"no command '{arguments[0]}'{did_you_mean(arguments[0], known)}")
     args = parser.parse_args(arguments)
     if args.run is None:
-        parser.error(f"name a command: {', '.join(COMMANDS)}")
+        parser.error(f"name a command: {', '.join(known)}")
     return args
 
 
-def _add_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+def _installed_plugins() -> Iterator[Plugin]:
+    from importlib.metadata import entry_points
 
-    def command(name: str, text: str, module: str = "", function: str = "") -> argparse.ArgumentParser:
-        """The command is a function of `module`, by default the attribute `name` of gateway.cli.NAME."""
-        added = commands.add_parser(name, help=text, description=text)
-        called = function or name
-        added.set_defaults(run=lambda args: getattr(import_module(module or f"gateway.cli.{name}"), called)(args))
-        return added
+    for plugin in entry_points(group=PLUGINS):
+        yield plugin.load()
 
-    _add_up(command("up", "find model servers and API keys on this machine, and serve them", "gateway.cli.up.up"))
-    serve = command("serve", "run the gateway; without a file, of the servers that `up` finds", __name__)
+
+def _imported(function: str) -> Callable[[argparse.Namespace], int]:
+    """`function`: MODULE:FUNCTION."""
+    module, _, name = function.partition(":")
+    called: Callable[[argparse.Namespace], int] = getattr(import_module(module), name)
+    return called
+
+
+def _add_commands(command: AddCommand) -> None:
+    _add_up(command("up", "find model servers and API keys on this machine, and serve them", "gateway.cli.up.up:up"))
+    serve = command("serve", "run the gateway; without a file, of the servers that `up` finds", f"{__name__}:serve")
     serve.add_argument("--config", dest="files", help=FROM_MACHINE, **FILES)
     _add_ports(serve)
     serve.add_argument("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
-    check = command("check", "validate a configuration without starting anything", "gateway.cli.config_commands")
+    check = command("check", "validate a configuration without starting anything", "gateway.cli.config_commands:check")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*", help=FROM_ENVIRONMENT)
     check.add_argument("--live", action="store_true", help="ask every endpoint for its models and one token too")
     check.add_argument("--no-tokens", action="store_true", help="with --live: ask for nothing that costs anything")
-    check.add_argument("--timeout", type=_positive, metavar="S", help="with --live: of one request (default: 10)")
-    explain = command("explain", "where a request would go, and why; nothing is sent")
+    check.add_argument("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 10)")
+    explain = command("explain", "where a request would go, and why; nothing is sent", "gateway.cli.explain:explain")
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
     explain.add_argument("--route", metavar="NAME", help="route (default: the model in the request)")
@@ -114,29 +125,15 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
         "--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as (default: none)"
     )
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
-    _add_keys(command("keys", "callers' keys that are kept in Redis: add, revoke, list", "gateway.cli.config_commands"))
-    replay = command(
-        "replay", "try a configuration on recorded traffic, in virtual time", "gateway.replay.replay_command"
-    )
-    _add_replay(replay)
-    top = command("top", "live view of a running gateway: routes, endpoints, slowest requests")
+    keys = "callers' keys that are kept in Redis: add, revoke, list"
+    _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
+    top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
-    top.add_argument("--interval", type=_positive, default=2.0, metavar="S", help="seconds between two polls")
+    top.add_argument("--interval", type=positive, default=2.0, metavar="S", help="seconds between two polls")
     top.add_argument("--once", action="store_true", help="print one frame, over one interval")
-    importing = "gateway.cli.importing.import_command"
-    _add_import(command("import", "write a configuration of ours from another gateway's", importing, "run_import"))
-    command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands")
-    demo_text = "simulated engines, gateway, traffic and a live table: no GPU, no key"
-    demo = command("demo", demo_text, "gateway.cli.demo.demo")
-    demo.add_argument("--port", type=PORT, default=8080, help="of the gateway")
-    demo.add_argument("--admin-port", type=PORT, default=9090, help="of its admin server")
-    demo.add_argument("--seconds", type=_positive, help="end after this time (default: at a signal)")
-    simulate = command("simulate", "run a simulated engine with the API of vLLM")
-    simulate.add_argument("--profile", required=True, help="what it simulates, such as 8b-h100 (required)")
-    simulate.add_argument("--port", type=PORT, required=True, help="0 takes any free one (required)")
-    simulate.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    simulate.add_argument("--model", help="the name of the model it serves (default: that of the profile)")
-    simulate.add_argument("--speed", type=_positive, default=1.0, help="2 is twice as fast as the real engine")
+    importing = "gateway.cli.importing.import_command:run_import"
+    _add_import(command("import", "write a configuration of ours from another gateway's", importing))
+    command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands:schema")
 
 
 def _add_ports(command: argparse.ArgumentParser) -> None:
@@ -160,7 +157,7 @@ def _ports(text: str) -> tuple[int, ...]:
 
 
 def _add_keys(keys: argparse.ArgumentParser) -> None:
-    actions = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=_Parser)
+    actions = keys.add_subparsers(metavar="ACTION", dest="action", required=True, parser_class=CommandParser)
     texts = {"add": "make a key and print it, once", "revoke": "revoke a key", "list": "list all keys"}
     for name, text in texts.items():
         action = actions.add_parser(name, help=text, description=text)
@@ -170,8 +167,8 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
             action.add_argument("--routes", metavar="ROUTE,...", help="allowed routes (default: all)")
             for option in ("requests-per-minute", "tokens-per-minute", "concurrent-requests"):
                 action.add_argument(f"--{option}", type=COUNT, metavar="N", help="limit (default: none)")
-            action.add_argument("--monthly-cost-usd", type=_positive, metavar="USD", help="limit (default: none)")
-            action.add_argument("--weight", type=_positive, default=1.0, help="share of engine time among keys")
+            action.add_argument("--monthly-cost-usd", type=positive, metavar="USD", help="limit (default: none)")
+            action.add_argument("--weight", type=positive, default=1.0, help="share of engine time among keys")
             action.add_argument(
                 "--cache-group", metavar="NAME", help="keys of one group share prefix caches (default: its own)"
             )
@@ -179,65 +176,13 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
 
 
 def _add_import(importing: argparse.ArgumentParser) -> None:
-    formats = importing.add_subparsers(metavar="FORMAT", dest="format", required=True, parser_class=_Parser)
+    formats = importing.add_subparsers(metavar="FORMAT", dest="format", required=True, parser_class=CommandParser)
     texts = {"litellm": "LiteLLM's proxy, config.yaml", "production-stack": "vLLM's production-stack, Helm values"}
     for name, text in texts.items():
         added = formats.add_parser(name, help=text, description=text)
         added.add_argument("file", metavar="FILE", type=Path)
         added.add_argument("-o", dest="output", metavar="FILE", type=Path, help="a new file (default: stdout)")
     added.add_argument("--release", metavar="NAME", default="vllm", help="name of the Helm release")
-
-
-def _add_replay(replay: argparse.ArgumentParser) -> None:
-    add = replay.add_argument
-    formats = "Mooncake JSON lines, an Azure CSV, our own access log, recorded sessions, or synthetic:agents"
-    add("traces", metavar="[ROUTE=]TRACE", nargs="+", help=formats)
-    add("--config", dest="files", help="the policy to try (required)", required=True, **FILES)
-    add("--config-b", dest="files_b", help="another one (default: none)", **FILES)
-    add("--load", default="1", help="multiple of the rate of the trace: 1, 0.6,1,1.4 or 0.6..1.4")
-    add("--seed", type=COUNT, default=0, help="seed of the first replay")
-    add("--seeds", type=COUNT, default=1, metavar="K", help="number of seeds, from --seed on")
-    add("--limit", type=COUNT, metavar="N", help="only the first requests of each trace (default: all)")
-    add("--seconds", type=_positive, metavar="S", help="only the first seconds of the replay (default: all)")
-    add("--closed", action="store_true", help="a turn of a session comes its think time after the answer before")
-    add("--sessions", type=_positive, default=0.1, metavar="RATE", help="new sessions/s of recorded sessions")
-    scoring = (
-        "score by TTFT budgets with this much per 1,000 new prompt tokens, 0ms: fixed (default: as the routes say)"
-    )
-    add("--score-per-1k", metavar="TIME", help=scoring)
-    add("--scorers", default="all", help="baselines, separated by commas; all, or none")
-    add("--no-reference", action="store_true", help="without the clairvoyant reference")
-    add("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
-    add("--replicas", type=WORKERS, metavar="N", help="gateways that share state over Redis (default: 1)")
-    add("--news", default="2ms", metavar="TIME", help="delay of updates between replicas, or off")
-    add("--worst", type=COUNT, default=0, metavar="N", help="show the decisions with the most regret")
-    faults = "slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5 (default: none)"
-    add("--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT", help=faults)
-    add("--json", action="store_true", help="print every replay as JSON")
-
-
-def _integer(low: int, high: float, expected: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not (text.isdecimal() and low <= int(text) <= high):
-            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
-        return int(text)
-
-    return parse
-
-
-COUNT = _integer(0, float("inf"), "a whole number")
-WORKERS = _integer(1, MAX_WORKERS, f"a number of workers, 1 to {MAX_WORKERS}")
-PORT = _integer(0, 65535, "a port, 0 to 65535")
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return number
 
 
 def _version(args: argparse.Namespace) -> int:

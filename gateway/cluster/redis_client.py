@@ -5,7 +5,7 @@ Rules:
   once.
 - One task probes Redis: at the start, each second, and while the breaker is open. Two writes within half the timeout
   close the breaker. So Redis may be absent at the start, hang, be slow, be read-only, or have no name in DNS.
-- A time-out noticed too late by our own loop is not counted as a failure.
+- A reply that came in during a stall of our own loop counts; a time-out after a stall is not counted as a failure.
 - One log line per change of state. Never the password, and no traceback.
 - All calls of Lua scripts within one turn of the loop share one round trip. A script is called by digest; a script
   unknown to Redis has not run, and is sent whole. A failure is `Unavailable` for all unanswered calls of a round trip.
@@ -30,6 +30,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.config.field_types import RedisTopology, RedisUrl, parse_redis_url
+from gateway.loop_aware_timer import LoopAwareTimer
 from gateway.observe.metrics.series import gauge, total
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ PROBE_INTERVAL = 1.0  # s, while the breaker is closed
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0  # s between probes while the breaker is open
 MAX_FAILURES, FAILURE_DECAY = 2.5, 0.9  # opens at the third failure in a row, or if one call in four fails for a while
 FLAPPING = 10.0  # s: after a shorter time closed, the first pause is the longest
-LATE = 0.02  # s of lateness of a time-out; beyond, our own loop had stalled
+LATE = 0.02  # s of delay of a time-out from which our own loop has stalled
 CONNECTIONS = 64
 PREFIX = "firsttoken:"  # of every Redis key written
 BATCH = 500  # scripts in one round trip
@@ -99,13 +100,12 @@ class RedisClient(Collector):
         """Result of `ask(client)`. Raises Unavailable: at once while the breaker is open, else after `timeout`."""
         if not self.up:
             raise Unavailable(self._reason)
-        began, timeout = monotonic(), timeout or self.timeout
+        timer = LoopAwareTimer(LATE)
         try:
-            async with asyncio.timeout(timeout):
+            async with timer.timeout(timeout or self.timeout):
                 answer = await ask(self.client)
         except Exception as error:  # of redis-py, TLS, DNS; our own bug must not fail a request either
-            stalled = isinstance(error, TimeoutError) and monotonic() - began > timeout + LATE
-            self._on_failure(error, counts=not stalled)
+            self._on_failure(error, counts=not (timer.stalled and isinstance(error, TimeoutError)))
             raise Unavailable(self._reason) from None
         self._failures *= FAILURE_DECAY
         return answer

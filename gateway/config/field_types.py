@@ -28,7 +28,7 @@ from pydantic import (
 from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
 from backends.http.tunnel import ProxyAddress
-from backends.simulated.profiles import PROFILES
+from backends.server_profiles import PROFILES
 from gateway.config.config_errors import did_you_mean
 from policies.routes.route import Duration, Strict
 

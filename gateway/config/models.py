@@ -18,10 +18,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from gateway.config import field_types as fields
 from gateway.config.field_types import Positive, Section, written
 from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection, SilenceLimits
+from gateway.config.presets import with_preset
 from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
-from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workload, with_preset
+from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workload
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
@@ -283,5 +284,5 @@ def _completed(name: str, raw: Any, max_attempts: int) -> Any:
         return raw
     workload = raw.get("workload", "chat")
     if workload in get_args(Workload):
-        raw = with_preset(workload, dict(raw))
+        raw = with_preset(workload, raw)
     return {"name": name, "max_attempts": max_attempts, **raw}

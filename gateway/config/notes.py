@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 from backends.http.connection_pool import BackendAddress
 from backends.secrets import SHORTEST, is_secret
-from backends.simulated.profiles import PROFILES, EngineProfile, Profile
+from backends.server_profiles import PROFILES, EngineProfile, Profile
 from gateway.config.field_types import authority, is_ip
 from gateway.config.models import Config
 from gateway.config.name_conflicts import unreachable_passthrough

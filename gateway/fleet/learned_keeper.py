@@ -283,7 +283,7 @@ class LearnedKeeper(Collector):
         servers, tokenizers = self._servers(), self._tokenizers()
         known = {name: learned for name, learned in state.endpoints.items() if _same(name, servers, state.servers)}
         restored = self._fleet.restore(known, age, monotonic())
-        learned_pools = {name.partition("/")[0] for name in restored}
+        learned_pools = {self._fleet.pool_of(name) for name in restored}
         for pool, scale in state.scales.items():
             if pool in learned_pools and _same(pool, tokenizers, state.tokenizers):
                 with suppress(ValueError):

@@ -29,7 +29,7 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import Fleet
 from policies.fleet.lost_promises import LostPromises
 from policies.routes.route import Route
-from policies.types import NEVER, Load
+from policies.types import NEVER, Endpoint, Load
 
 log = logging.getLogger("firsttoken")
 
@@ -56,10 +56,11 @@ class Answering(Hashable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PollTarget:
-    """An endpoint with a load or health page. `model`: as configured; empty: any."""
+    """An endpoint of `pool` with a load or health page. `model`: as configured; empty: any."""
 
     connections: ConnectionPool
     backend: Backend
+    pool: str = ""
     model: str = ""
 
 
@@ -273,18 +274,18 @@ class Monitor:
         elif not result.answered:
             self.fleet.on_probe_failed(endpoint, result.at)
         else:
-            self._on_answer(endpoint, result)
+            self._on_answer(poll, result)
         if self.fleet.on_news is not None:
             self.fleet.on_news()
 
-    def _on_breaker(self, endpoint: str, breaker: CircuitBreaker) -> None:
-        """A line for each change, and the reason; the endpoint's name begins with its pool's."""
+    def _on_breaker(self, endpoint: Endpoint, breaker: CircuitBreaker) -> None:
+        """A line for each change, and the reason."""
         if breaker.state is BreakerState.OPEN:
-            self.ejections.of[endpoint.partition("/")[0], endpoint, breaker.cause.value].value += 1
+            self.ejections.of[endpoint.pool, endpoint.id, breaker.cause.value].value += 1
             wait = max(breaker.until - monotonic(), 0.0)
-            log.warning("endpoint %s is down for %.0f s: %s", endpoint, wait, breaker.why)
+            log.warning("endpoint %s is down for %.0f s: %s", endpoint.id, wait, breaker.why)
         else:
-            log.warning("endpoint %s is %s", endpoint, "up" if breaker.state is BreakerState.CLOSED else "on trial")
+            log.warning("endpoint %s is %s", endpoint.id, "up" if breaker.state is BreakerState.CLOSED else "on trial")
 
     def _on_model(self, poll: EndpointPoll, result: PollResult) -> None:
         before = self.fleet.on_model(poll.endpoint, result.model)
@@ -299,13 +300,13 @@ class Monitor:
         poll.wrong_model = result.wrong_model
         poll.served_model |= result.model == poll.target.model
 
-    def _on_answer(self, endpoint: str, result: PollResult) -> None:
+    def _on_answer(self, poll: EndpointPoll, result: PollResult) -> None:
         if (load := result.load) is None:
-            self.fleet.on_probe_answered(endpoint, result.at)
+            self.fleet.on_probe_answered(poll.endpoint, result.at)
             return
-        self.fleet.on_scrape(endpoint, load, result.at)
+        self.fleet.on_scrape(poll.endpoint, load, result.at)
         if load.block_size:
-            self._on_block_size(endpoint.partition("/")[0], load.block_size)
+            self._on_block_size(poll.target.pool, load.block_size)
 
 
 def engine_load(reported: Mapping[str, float | None]) -> EngineLoad:

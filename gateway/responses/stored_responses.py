@@ -112,7 +112,7 @@ class StoredResponses:
             sealed = StateAnswer(self.ids, endpoint).whole(mask_error_body(body, upstream.backend.secret))
         except ReplyShapeError:
             raise ApiError(502, "The backend sent something that is not JSON.", type="server_error") from None
-        return CachedCountMasker().feed(sealed) if endpoint.partition("/")[0] in self.masked_pools else sealed
+        return CachedCountMasker().feed(sealed) if upstream.pool in self.masked_pools else sealed
 
     def _refusal(self, sealed: str, holder: StateHolder, failure: Failure) -> ApiError:
         """The backend's refusal, with the caller's id in place of the backend's."""

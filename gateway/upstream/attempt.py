@@ -31,7 +31,7 @@ from gateway.upstream.attempt_figures import AttemptTimes, Consumption
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.rate_limit import RateLimit
+from policies.rate_limit.bucket import RateLimit
 from policies.types import Attempt, AttemptKind, AttemptOutcome
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer

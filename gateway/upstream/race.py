@@ -18,6 +18,7 @@ from backends.interface import Failure
 from gateway.api.answer_quality import shortcoming
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
+from gateway.loop_aware_timer import LoopAwareTimer
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
@@ -32,7 +33,6 @@ from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.sending import Sending
 from gateway.upstream.upstream import EVERYWHERE
-from gateway.upstream.wake_timer import WakeTimer
 from policies.attempts.attempt_events import (
     Action,
     Answered,
@@ -87,7 +87,7 @@ class Race:
         self._broken: BrokenOff | None = None  # the committed answer
         self._reports = FailureReports(dispatcher, routed, self.rescue)
         self._sending = Sending(dispatcher.run, dispatcher.take_overs, self.rescue, routed.request.wants_usage)
-        self._timer = WakeTimer()
+        self._timer = LoopAwareTimer()
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""

@@ -18,6 +18,7 @@ class Upstream:
     connections: ConnectionPool
     backend: Backend
     model: str
+    pool: str = ""
     kv_events: bool = False  # the engine publishes cache events, in which the session id names the request
     priority: bool = False  # the engine schedules by priority
     traced: bool = True  # the endpoint gets the trace context, with tracing on

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from policies.fleet.caller_evidence import CallerState
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
-from policies.fleet.learned_rate_limit import LearnedRateLimit
+from policies.rate_limit.endpoint_limits import EndpointLimits
+from policies.rate_limit.provider_refusal import ProviderRefusal
 from policies.types import Load
 
 ALL = 0  # callers: every caller
+LIMITED = "limited by its provider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +34,21 @@ def beliefs(
     load: Load,
     shared: CircuitBreaker,
     callers: Iterable[CallerState],
-    rate_limit: LearnedRateLimit | None,
+    limits: EndpointLimits,
     now: float,
 ) -> Iterator[Belief]:
     """`load`: for all callers."""
     yield from _of_breaker(shared, now)
+    yield from _of_refusal(limits.refusal, now)
     yield from _of_adapters(load.unknown_adapters or {}, now)
     if load.warming:
         yield Belief("warming up", "its cache is being refilled: the last choice of its pool", now)
-    learned = None if rate_limit is None else rate_limit.limit(now)
-    if rate_limit is not None and learned is not None:
+    learned = None if limits.learned is None else limits.learned.limit(now)
+    if limits.learned is not None and learned is not None:
         what = f"limit of {learned} requests a minute"
-        yield Belief(what, "more than one caller was refused after so many", rate_limit.forgotten_at)
-    if load.blocked_until > now and load.blocked_until > shared.limited_until and learned is None:
-        yield Belief("limited by its provider", "a peer process reports it", load.blocked_until)
+        yield Belief(what, "more than one caller was refused after so many", limits.learned.forgotten_at)
+    elif (until := load.limits.blocked_until) > max(now, limits.refusal.until, shared.unpaid_until):
+        yield Belief(LIMITED, "a peer process reports it", until)
     yield from _of_callers(callers, now)
 
 
@@ -53,8 +57,11 @@ def _of_breaker(breaker: CircuitBreaker, now: float) -> Iterator[Belief]:
         yield Belief("down", breaker.why, breaker.until)
     elif breaker.state is not BreakerState.CLOSED:
         yield Belief("on trial", breaker.why, now)
-    if breaker.blocked_until > now:
-        yield Belief("limited by its provider", breaker.limit_why, breaker.blocked_until)
+
+
+def _of_refusal(refusal: ProviderRefusal, now: float) -> Iterator[Belief]:
+    if refusal.until > now:
+        yield Belief(LIMITED, refusal.why, refusal.until)
 
 
 def _of_adapters(unknown: Mapping[str, float], now: float) -> Iterator[Belief]:
@@ -69,7 +76,9 @@ def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
     for state in callers:
         if state.is_over(now):
             continue
-        for belief in (*_of_breaker(state.breaker, now), *_of_adapters(state.unknown_adapters, now)):
+        for belief in chain(
+            _of_breaker(state.breaker, now), _of_refusal(state.refusal, now), _of_adapters(state.unknown_adapters, now)
+        ):
             same = found.get((belief.what, belief.why), replace(belief, callers=0))
             until = max(same.until, belief.until)
             found[belief.what, belief.why] = replace(same, callers=same.callers + 1, until=until)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from policies.blame.blame import Evidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
+from policies.rate_limit.provider_refusal import ProviderRefusal
 from policies.types import NEVER, AttemptOutcome
 
 RECENT = 60.0  # s between the same evidence of two callers
@@ -56,25 +57,32 @@ class CallerState:
     """The endpoint, as one caller has met with it. `since`: latest evidence."""
 
     breaker: CircuitBreaker
+    refusal: ProviderRefusal
     since: float
     unknown_adapters: dict[str, float] = field(default_factory=dict)  # refused: until when
 
     def is_over(self, now: float) -> bool:
         """Nothing is held against the endpoint any more."""
         breaker = self.breaker
-        if max(breaker.blocked_until, *self.unknown_adapters.values(), NEVER) > now:
+        if max(self.refusal.until, *self.unknown_adapters.values(), NEVER) > now:
             return False
         if breaker.state is BreakerState.CLOSED:
             return now - max(self.since, breaker.closed_at) >= EJECTION_RESET
         return now - breaker.until >= FORGOTTEN
 
+    @property
+    def refused_until(self) -> float:
+        """End of the provider's refusal, by a rate limit or for lack of money."""
+        return max(self.refusal.until, self.breaker.unpaid_until)
+
 
 class CallerEvidence:
-    """Feeds the breaker of an endpoint, and those of its callers with evidence of their own. Without any failure there
-    are none."""
+    """Feeds the breaker of an endpoint and its provider's refusal, and those of its callers with evidence of their own.
+    Without any failure there are none."""
 
-    def __init__(self, shared: CircuitBreaker) -> None:
+    def __init__(self, shared: CircuitBreaker, refusal: ProviderRefusal) -> None:
         self._shared = shared
+        self._refusal = refusal
         self._witnesses = Witnesses()
         self._callers: OrderedDict[str, CallerState] = OrderedDict()  # latest evidence last
 
@@ -130,8 +138,8 @@ class CallerEvidence:
     def on_rate_limited(self, caller: str, now: float, retry_after: float | None, spent: bool, why: str) -> bool:
         """`spent`: the provider's own figures say so. Returns whether the refusal counts for all callers."""
         confirmed = self._witnesses.add(Evidence.BUSY, caller, now) or spent
-        for breaker in (self._shared,) if confirmed else (self._begin(caller, now).breaker,):
-            breaker.on_rate_limited(now, retry_after, why)
+        refusal = self._refusal if confirmed else self._begin(caller, now).refusal
+        refusal.on_refused(now, retry_after, why)
         return confirmed
 
     def on_unknown_adapter(self, adapter: str, caller: str, now: float, until: float) -> bool:
@@ -149,7 +157,7 @@ class CallerEvidence:
         """The configuration may have been mended: what it may have caused gets another try at once."""
         for state in self:
             state.breaker.on_reload()
-            state.breaker.blocked_until = NEVER
+            state.refusal = ProviderRefusal()
             state.unknown_adapters.clear()
 
     def _breakers(self, caller: str) -> tuple[CircuitBreaker, ...]:
@@ -163,10 +171,10 @@ class CallerEvidence:
         return confirmed
 
     def _begin(self, caller: str, now: float) -> CallerState:
-        """The state of a caller with new evidence; the first begins like the shared breaker."""
+        """The state of a caller with new evidence; the first begins like the shared one."""
         state = self._callers.get(caller)
         if state is None:
-            state = self._callers[caller] = CallerState(copy(self._shared), now)
+            state = self._callers[caller] = CallerState(copy(self._shared), copy(self._refusal), now)
             if len(self._callers) > MAX_CALLERS:
                 self._callers.popitem(last=False)
         state.since = now

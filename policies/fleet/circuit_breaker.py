@@ -15,7 +15,7 @@ Rules (transitions are the table below):
   is answered while attempts fail proves nothing.)
 - An ejected endpoint stays the last resort of requests that no other endpoint can take (Envoy's panic mode), unless
   nobody answers there, or a probe has found another model: some answers are better than none.
-- A rate limit is no failure: the provider says until when to wait.
+- A rate limit is no failure (`policies.rate_limit`).
 - A peer process which reports the endpoint down since our own last answer from there opens the breaker too, until our
   next answer or answered probe, until the peer withdraws the report or disappears, and for EJECTION seconds at most.
   After a wrong report, reports are ignored for PEER_REPORTS_IGNORED seconds. Reports are never passed on.
@@ -36,7 +36,6 @@ MAX_EJECTION = 300.0  # s
 MAX_DOUBLINGS = 10  # of an ejection: more exceed any limit, and after hours any float
 EJECTION_RESET = 60.0  # s closed, after which an opening counts as the first again
 PEER_REPORTS_IGNORED = 30.0  # s
-MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
 
 
 class BreakerState(Enum):
@@ -91,10 +90,8 @@ class CircuitBreaker:
     def __init__(self, max_ejection: float = MAX_EJECTION) -> None:
         self.state = BreakerState.CLOSED
         self.until = NEVER  # end of the ejection
-        self.blocked_until = NEVER  # by a rate limit
         self.openings = 0  # in a row
         self.why = ""  # reason for not being closed
-        self.limit_why = ""  # reason of `blocked_until`
         self.cause = EjectionCause.FAILURES  # of the latest opening
         self.down_since = NEVER  # by observations of this process; NEVER: up, or down by peer reports alone
         self.peer_reported_down = False  # open by reports of peers alone
@@ -128,10 +125,9 @@ class CircuitBreaker:
         return self.state is BreakerState.HALF_OPEN and self._trial is not None
 
     @property
-    def limited_until(self) -> float:
-        """End of the provider's refusal, by a rate limit or for lack of money."""
-        unpaid = self.cause is EjectionCause.QUOTA and self.state is BreakerState.OPEN
-        return max(self.blocked_until, self.until) if unpaid else self.blocked_until
+    def unpaid_until(self) -> float:
+        """End of the provider's refusal for lack of money; NEVER: there is none."""
+        return self.until if self.cause is EjectionCause.QUOTA and self.state is BreakerState.OPEN else NEVER
 
     def health(self, now: float) -> Health:
         if self.state is BreakerState.CLOSED:
@@ -194,13 +190,6 @@ class CircuitBreaker:
             if self.state is BreakerState.CLOSED:
                 self._trip(EjectionCause.SILENT, "a request got no token for longer than its forecast can explain", now)
         self.on_ended(key, AttemptOutcome.SILENT, now, confirmed=confirmed, why="no first token in time")
-
-    def on_rate_limited(self, now: float, retry_after: float | None, why: str = "") -> None:
-        self.limit_why = why
-        wait = DEFAULT_RETRY_AFTER
-        if retry_after is not None:
-            wait = min(max(retry_after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
-        self.blocked_until = max(self.blocked_until, now + wait)
 
     def on_probe_failed(self, now: float) -> bool:
         """Returns whether the server was found dead by this probe."""

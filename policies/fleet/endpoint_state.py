@@ -11,9 +11,7 @@ from policies.fleet.beliefs import Belief, beliefs
 from policies.fleet.caller_evidence import CallerEvidence
 from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
-from policies.fleet.learned_rate_limit import LearnedRateLimit
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
-from policies.fleet.rate_limits import ConfiguredLimits, ReportedLimits
 from policies.latency.online_learning import Calibration
 from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (
@@ -30,6 +28,8 @@ from policies.latency.ttft_predictor import (
 )
 from policies.prefix_cache.endpoint_cache import EndpointCache, PendingPrompt
 from policies.prefix_cache.residency import MAX_BLOCKS, ResidencyStatistics
+from policies.rate_limit.endpoint_limits import EndpointLimits
+from policies.rate_limit.send_limits import SendLimits
 from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 
 STALE = 5.0  # s after which a scrape says nothing about other traffic
@@ -79,7 +79,8 @@ class EndpointState:
         self.pool = pool
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
-        self.callers = CallerEvidence(self.breaker)
+        self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
+        self.callers = CallerEvidence(self.breaker, self.limits.refusal)
         self.shown = self.breaker.state  # as reported to the operator
         self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()
@@ -88,9 +89,6 @@ class EndpointState:
         self.model = ""  # as named by the engine; empty: not yet
         self._times: dict[str, LearnedTimes] = {}  # of models served before
         self.interference = DecodeInterference()
-        self.rate_limit = self._new_rate_limit()
-        self.limits = ReportedLimits()
-        self.own_limits = ConfiguredLimits(pool.requests_per_minute, pool.tokens_per_minute)
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
@@ -110,16 +108,10 @@ class EndpointState:
         """Another configuration of an endpoint with the same model."""
         if pool.adapters != self.pool.adapters:
             self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
-        own = pool.requests_per_minute, pool.tokens_per_minute
-        if own != (self.pool.requests_per_minute, self.pool.tokens_per_minute):
-            self.own_limits = ConfiguredLimits(*own)
         self.endpoint, self.pool = endpoint, pool
-        self.rate_limit = self._new_rate_limit()
+        self.limits.reload(pool.requests_per_minute, pool.tokens_per_minute)
         self.breaker.on_reload()
         self.callers.on_reload()
-
-    def _new_rate_limit(self) -> LearnedRateLimit | None:
-        return None if self.pool.local else LearnedRateLimit()
 
     @property
     def blocks(self) -> int:
@@ -145,7 +137,7 @@ class EndpointState:
     @property
     def own_load(self) -> PeerLoad:
         """Load of this process alone, for its peers."""
-        inflight, interference, breaker = self.inflight, self.interference, self.breaker
+        inflight, interference = self.inflight, self.interference
         queue, decoding = inflight.queue, bool(interference.answers)
         return PeerLoad(
             in_flight=inflight.in_flight,
@@ -158,8 +150,8 @@ class EndpointState:
             queued_since=queue.started_at if inflight.prefilling else FOREVER,
             last_token_at=self.last_token_at,
             last_used_at=self.last_used_at,
-            blocked_until=breaker.blocked_until,
-            down_since=breaker.down_since,
+            blocked_until=self.limits.refusal.until,
+            down_since=self.breaker.down_since,
             prefill_s=interference.prefill_s - self._peer_prefill_s,
             decode_s=interference.decode_s if decoding else 0.0,
             decode_tokens=interference.decode_tokens if decoding else 0.0,
@@ -202,8 +194,7 @@ class EndpointState:
             waiting=waiting,
             kv_usage=self.engine.kv_usage or 0.0,
             scraped_at=self.scraped_at,
-            blocked_until=self.blocked_until(now),
-            limits=self.limits.current + self.own_limits.current,
+            limits=self._send_limits(),
             unknown_adapters=None if self.adapters is None else self.adapters.unknown,
             full=cap is not None and in_flight >= cap,
             backlog_s=backlog_s,
@@ -218,20 +209,13 @@ class EndpointState:
             warming=self.warming or peers.warming > 0,
         )
 
-    def blocked_until(self, now: float) -> float:
-        """End of a rate limit that was learned or announced, of whatever size a request is; NEVER: there is none."""
-        blocked_until = max(self.breaker.limited_until, self.peer_load.blocked_until)
-        return blocked_until if self.rate_limit is None else max(blocked_until, self.rate_limit.full_until(now))
+    def _send_limits(self) -> SendLimits:
+        return self.limits.send_limits(max(self.breaker.unpaid_until, self.peer_load.blocked_until))
 
     def may_be_closed(self, now: float) -> bool:
         """A cap, a rate limit or the evidence of a caller is known; without one, no load has to be computed."""
         capped = self.pool.concurrent_requests is not None
-        return (
-            capped
-            or bool(self.limits.current + self.own_limits.current)
-            or bool(len(self.callers))
-            or self.blocked_until(now) > now
-        )
+        return capped or bool(len(self.callers)) or self._send_limits().may_hold(now)
 
     def load_for(self, caller: str, load: Load, now: float) -> Load:
         """The load as this caller has met with the endpoint. `load`: for all callers."""
@@ -248,7 +232,7 @@ class EndpointState:
             health=max(health, load.health, key=_WORST.index),
             failing=bool(down) and all(down),
             on_trial=load.on_trial or own.breaker.on_trial,
-            refused_until=own.breaker.limited_until,
+            limits=replace(load.limits, refused_until=own.refused_until),
             unknown_adapters={**(load.unknown_adapters or {}), **unknown} if unknown else load.unknown_adapters,
         )
 
@@ -329,7 +313,7 @@ class EndpointState:
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
-        return tuple(beliefs(load, self.breaker, self.callers, self.rate_limit, now))
+        return tuple(beliefs(load, self.breaker, self.callers, self.limits, now))
 
     def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
         """Assumes that the endpoint will have cached this prompt; None: nothing is known of its cache."""

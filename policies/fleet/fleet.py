@@ -34,7 +34,7 @@ from policies.latency.token_counts import AnswerLengths, TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
-from policies.rate_limit import RateLimit
+from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
@@ -60,8 +60,8 @@ class Fleet:
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
-        self.on_breaker: Callable[[str, CircuitBreaker], None] = lambda endpoint, breaker: None  # the state changed
-        self.on_unconfirmed: Callable[[str], None] = lambda endpoint: None  # it failed one caller alone
+        self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
+        self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # it failed one caller alone
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
@@ -173,6 +173,9 @@ class Fleet:
         """None: the endpoint is not in the fleet."""
         state = self._states.get(endpoint_id)
         return None if state is None else state.cache
+
+    def pool_of(self, endpoint_id: str) -> str:
+        return self._states[endpoint_id].pool.name
 
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].pool.local
@@ -292,7 +295,7 @@ class Fleet:
         if state is None or not state.may_be_closed(now):
             return False
         load = self.load_for(caller, candidate.endpoint.id, now)
-        return load.full or load.send_wait(candidate.prompt_tokens, now) > 0
+        return load.full or load.limits.wait(candidate.prompt_tokens, now) > 0
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
         if self.on_news is not None:
@@ -309,7 +312,7 @@ class Fleet:
             outlier = outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
             if state.breaker.unconfirmed:
-                self.on_unconfirmed(state.endpoint.id)
+                self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:
             self._lose_cache(state)
         if attempt.first_at is None:
@@ -452,7 +455,7 @@ class Fleet:
 
     def _show(self, state: EndpointState) -> None:
         state.shown = state.breaker.state
-        self.on_breaker(state.endpoint.id, state.breaker)
+        self.on_breaker(state.endpoint, state.breaker)
 
     def _is_member(self, state: EndpointState) -> bool:
         """False once a reload has removed or replaced the endpoint; attempts there may still end."""

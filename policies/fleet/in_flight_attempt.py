@@ -109,10 +109,7 @@ class InFlightAttempt:
         state.interference.on_prefill(prefill_s + self.adapter_wait.load_s, now)
         state.inflight.on_sent(key, work.uncached, now, hit, self.stream)
         state.last_used_at = now
-        if state.rate_limit is not None:
-            state.rate_limit.on_sent(now)
-            state.limits.on_sent(self.candidate.prompt_tokens, now)
-            state.own_limits.on_sent(self.candidate.prompt_tokens, now)
+        state.limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
             self.external_use.on_sent(self.candidate.price, now)
         state.callers.on_sent(key, self.caller, now)
@@ -141,7 +138,7 @@ class InFlightAttempt:
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
         state.inflight.on_ended(key, now)
-        state.own_limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
+        state.limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
         if self.prompt.adapter and state.adapters is not None:
             state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
@@ -224,9 +221,8 @@ class InFlightAttempt:
         wait = spent if report.retry_after is None else report.retry_after
         why = reason(blame, report.cause)
         confirmed = state.callers.on_rate_limited(self.caller, now, wait, spent is not None, why)
-        unreported = all(limit.counts_tokens for limit in state.limits.current)
-        if confirmed and unreported and blame.fault is Fault.REQUEST_RATE and state.rate_limit is not None:
-            state.rate_limit.on_rejected(now)
+        if confirmed and blame.fault is Fault.REQUEST_RATE:
+            state.limits.on_requests_spent(now)
 
     def learn_from_report(
         self, key: Hashable, outcome: AttemptOutcome, report: AttemptReport, scale: TokenScale | None, now: float

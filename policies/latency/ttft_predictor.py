@@ -196,8 +196,13 @@ class EnginePredictor(TtftPredictor):
             + self._pair_s * pairs
             + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         )
-        wait = max(load.wait, load.blocked_until - now) + adapter_wait
-        return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s + load_s)
+        return Forecast(
+            load.wait + adapter_wait + estimate,
+            self.quantiles(queued, now),
+            load.tpot,
+            self.samples,
+            prefill_s + load_s,
+        )
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
@@ -337,8 +342,8 @@ class ApiPredictor(TtftPredictor):
     def predict(
         self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
-        wait = max(load.wait, load.blocked_until - now)
-        return Forecast(wait + self._estimate(tokens, now), self._idle_errors.quantiles(now), load.tpot, self.samples)
+        estimate = load.wait + self._estimate(tokens, now)
+        return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples)
 
     def warm_start_from(self, sibling: Self, now: float) -> None:
         self._overall.add(sibling._overall.read(now, 0.0, 1.0), now)

@@ -31,6 +31,12 @@ def _take_out(queues: dict[K, list[QueuedRequest]], key: K, queued: QueuedReques
         del queues[key]
 
 
+def _prompt_tokens(queued: QueuedRequest) -> int:
+    """Of a request that is assigned to an endpoint."""
+    assert queued.assigned is not None
+    return queued.estimate.pools[queued.assigned.pool].tokens
+
+
 @dataclass(slots=True)
 class EndpointQueues:
     """All requests held in the gateway."""
@@ -102,8 +108,8 @@ class EndpointQueues:
         """Requests, and tokens of their prompts, that are sent before a request, by endpoint."""
         ahead: dict[str, tuple[int, float]] = {}
         for endpoint, queue in self.assigned.items():
-            pool, before = endpoint.partition("/")[0], [*takewhile(lambda other: other < queued, queue)]
-            ahead[endpoint] = len(before), sum(other.estimate.pools[pool].tokens for other in before)
+            before = [*takewhile(lambda other: other < queued, queue)]
+            ahead[endpoint] = len(before), sum(map(_prompt_tokens, before))
         for chosen in self.in_dispatch.values():
             requests, tokens = ahead.get(chosen.endpoint.id, (0, 0.0))
             ahead[chosen.endpoint.id] = requests + 1, tokens + chosen.prompt_tokens

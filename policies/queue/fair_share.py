@@ -73,7 +73,7 @@ class FairShare:
     def _usual(self) -> float:
         """Mean use per weight of the tenants within the share: a tenant that begins later owes nothing for a flood."""
         within = [self._used[tenant][:2] for tenant in self._used if not self.is_over(tenant)]
-        return sum([used for used, _ in within], 0.0) / sum([weight for _, weight in within], 0.0) if within else 0.0
+        return sum(used for used, _ in within) / sum(weight for _, weight in within) if within else 0.0
 
     def _decay(self, now: float) -> None:
         if now - self._decayed_at < DECAY_INTERVAL:

@@ -9,24 +9,23 @@ Rules, in the order in which they are asked:
   spare, and no request is late: each further token makes the answers bear more.
 - Late requests go to idle endpoints alone, where their prefill makes no other request miss a deadline or pace; a
   request of a tenant above its share (`policies.queue.fair_share`), hardly any (`harm`). An API is idle unless at the
-  rate limit within RATE_LIMIT_WINDOW seconds: then each late request takes a place from a request in time.
+  rate limit, or there lately: then each late request takes a place from a request in time.
 - `calm`: a late prefill above LONG seconds begins only where answers use at most CALM of the pace that they can bear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from policies.fleet.fleet import Fleet
-from policies.fleet.learned_rate_limit import RATE_LIMIT_WINDOW
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
 from policies.queue.queued_request import HoldRule, QueuedRequest
-from policies.types import FOREVER, NEVER, Candidate, Health, Load
+from policies.types import FOREVER, Candidate, Health, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -40,13 +39,12 @@ TICK = 0.05  # s between two rounds without events
 
 @dataclass(slots=True)
 class HoldRules:
-    """The answers as of `now`. `rate_limited_until`: the end of each API's latest refusal."""
+    """The answers as of `now`."""
 
     queues: EndpointQueues
     fleet: Fleet
     now: float
     shares: FairShare
-    rate_limited_until: Mapping[str, float]
 
     # ---------------------------------------------------------------- requests in time
 
@@ -95,10 +93,9 @@ class HoldRules:
         dispatched = [c for c in self.queues.in_dispatch.values() if c.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return HoldRule.CAP
-        if dispatched and load.limits:
-            load = replace(load, held_requests=len(dispatched), held_tokens=sum(c.prompt_tokens for c in dispatched))
-        tokens = queued.estimate.pools[endpoint.partition("/")[0]].tokens
-        return HoldRule.RATE_LIMIT if load.send_wait(tokens, self.now) > 0 else None
+        limits = load.limits.behind(len(dispatched), sum(c.prompt_tokens for c in dispatched))
+        tokens = queued.estimate.pools[self.fleet.pool_of(endpoint)].tokens
+        return HoldRule.RATE_LIMIT if limits.wait(tokens, self.now) > 0 else None
 
     def must_wait(self, queued: QueuedRequest, chosen: Candidate) -> HoldRule | None:
         """No slot or no rate is left at the chosen endpoint, or a request held there comes first."""
@@ -110,13 +107,11 @@ class HoldRules:
 
     def _may_close(self, endpoint: str, load: Load) -> bool:
         """The endpoint has a cap or a rate limit."""
-        if load.limits or load.send_wait(0, self.now) > 0:
-            return True
-        return self.fleet.closes and self.fleet.cap(endpoint) is not None
+        return load.limits.may_hold(self.now) or (self.fleet.closes and self.fleet.cap(endpoint) is not None)
 
     def is_rate_limited(self, endpoint: str) -> bool:
-        """The endpoint refused for a rate limit within RATE_LIMIT_WINDOW seconds, as of the latest note."""
-        return self.now - self.rate_limited_until.get(endpoint, NEVER) <= RATE_LIMIT_WINDOW
+        """The provider refuses for a rate limit, or did lately."""
+        return self.fleet.snapshot(self.now).loads[endpoint].limits.refused_lately(self.now)
 
     def has_room(self, chosen: Candidate) -> bool:
         load = chosen.load

@@ -115,7 +115,7 @@ class PlacementRound:
         if queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier):
             rule = HoldRule.RATE_LIMIT
         queued.hold_by(rule, chosen.endpoint.id, self.now)
-        self.queues.assign(queued, chosen.endpoint, spill_at, chosen.load.refused_until > self.now)
+        self.queues.assign(queued, chosen.endpoint, spill_at, chosen.load.limits.is_callers_own(self.now))
 
     def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
         """Decides again at the head of the queue: the assigned endpoint if still in time, or still the best."""
@@ -273,7 +273,7 @@ class PlacementRound:
     def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
         pools = queued.route.pools
         return any(
-            endpoint.partition("/")[0] in pools and self.rules.hold_late(queued, endpoint, queued.prefill_s) is None
+            self.fleet.pool_of(endpoint) in pools and self.rules.hold_late(queued, endpoint, queued.prefill_s) is None
             for endpoint in idle
         )
 

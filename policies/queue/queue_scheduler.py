@@ -34,6 +34,7 @@ from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, QueuedRequest
+from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, NEVER, Candidate, Decision, Placement
 
 MAX_HELD = 4096  # requests
@@ -44,12 +45,15 @@ Released = tuple[Hashable, Decision]  # a request key and its placement
 
 
 class QueueScheduler:
-    """All requests that are not decided, or decided and not dispatched. A caller drives it with a clock."""
+    """All requests that are not decided, or decided and not dispatched. A caller drives it with a clock.
 
-    def __init__(self) -> None:
+    `scorers`: by the name in a route.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer] = SCORERS) -> None:
+        self._scorers = scorers
         self.queues = EndpointQueues()
         self.wake_at = FOREVER  # time of the next `release` without an event
-        self._rate_limited_until: dict[str, float] = {}
         self._turns: dict[tuple[str, str], int] = {}  # best-effort turns had, by tenant and route
         self._shares = FairShare()
         self._refused = RefusedRequests()
@@ -74,12 +78,8 @@ class QueueScheduler:
         return decision
 
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
-        """Notes the end of each rate limit."""
-        for endpoint, load in fleet.snapshot(now).loads.items() if fleet.closes else ():
-            if load.blocked_until > now:
-                self._rate_limited_until[endpoint] = load.blocked_until
-        view = QueueView(self.queues, fleet, now)
-        rules = HoldRules(self.queues, fleet, now, self._shares, self._rate_limited_until)
+        view = QueueView(self.queues, fleet, now, self._scorers)
+        rules = HoldRules(self.queues, fleet, now, self._shares)
         return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:

@@ -15,6 +15,7 @@ from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
+from policies.scorers.scorers import Scorer
 from policies.types import Decision, FleetSnapshot, Load
 
 
@@ -25,6 +26,7 @@ class QueueView:
     queues: EndpointQueues
     fleet: Fleet
     now: float
+    scorers: Mapping[str, Scorer]
 
     def decide(self, queued: QueuedRequest, behind: float = 0.0) -> Decision:
         """`behind`: more seconds to wait for any engine."""
@@ -32,20 +34,20 @@ class QueueView:
         if queued.route.scorer == "predicted" and (delayed := self._delayed(queued, snapshot.loads, behind)):
             snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         queued.checked_at = self.now
-        return decide(queued, snapshot, self.fleet, self.now)
+        return decide(queued, snapshot, self.fleet, self.now, self.scorers)
 
     def _delayed(self, queued: QueuedRequest, loads: Mapping[str, Load], behind: float) -> Mapping[str, Load]:
         """Endpoints with something ahead of the request."""
         queues = self.queues
         occupied = queues.in_dispatch or queues.assigned
         ahead = queues.prefill_ahead(queued) if occupied else {}
-        held = queues.held_ahead(queued) if occupied and any(load.limits for load in loads.values()) else {}
+        held = queues.held_ahead(queued) if occupied and any(load.limits.buckets for load in loads.values()) else {}
         delayed: dict[str, Load] = {}
         for name, load in loads.items():
             wait = ahead.get(name, 0.0) + (behind if behind and self.fleet.is_local(name) else 0.0)
             if load.reopens_in:
                 wait += max(load.reopens_in - load.backlog_s, 0.0)
-            requests, tokens = held.get(name, (0, 0.0)) if load.limits else (0, 0.0)
-            if wait or requests:
-                delayed[name] = replace(load, wait=wait, held_requests=requests, held_tokens=tokens)
+            limits = load.limits.behind(*held.get(name, (0, 0.0)))
+            if wait or limits is not load.limits:
+                delayed[name] = replace(load, wait=wait, limits=limits)
         return delayed

@@ -5,8 +5,8 @@ These models are the validated `routes:` section of the YAML, and are read by de
 Rules:
 - Durations are written `250ms`, `2s`, `5m`, always with a unit (`budget: 800` could be ms or s); shares `3%`; sizes
   `32MB`. An error message shows the right form. The JSON Schema allows exactly the forms that validation allows.
-- The preset of a route's workload supplies missing keys before validation, so the operator's keys win one by one:
-  `ttft: {target: 0.99}` keeps the preset's budget.
+- The preset of a route's workload (policies/presets/) supplies missing keys before validation, so the operator's keys
+  win one by one: `ttft: {target: 0.99}` keeps the preset's budget.
 - `ttft`, `tpot` and `total` can be `off`, which removes a preset's budget.
 - Contradictions are errors: a first token due after the whole answer, a tier that no request can reach.
 """
@@ -89,20 +89,7 @@ Size = Annotated[int, BeforeValidator(size), WithJsonSchema({"anyOf": [{"type": 
 
 
 Workload = Literal["autocomplete", "chat", "task", "agent", "batch"]
-ScorerName = Literal[
-    "predicted",
-    "round_robin",
-    "least_request",
-    "prefix_hash",
-    "cache_aware",
-    "lpwl",
-    "lmetric",
-    "token_load",
-    "predicted_chain",
-    "dualmap",
-    "polyserve",
-    "argmin_ttft",
-]
+ScorerName = Literal["predicted", "round_robin", "least_request", "prefix_hash"]
 
 Positive = Annotated[Duration, Field(gt=0)]
 
@@ -373,61 +360,3 @@ class Route(Strict):
         """The caller's max_tokens under the route's cap; None: neither says."""
         cap = self.limits.output_tokens
         return asked or cap if asked is None or cap is None else min(asked, cap)
-
-
-PRESETS: Mapping[Workload, Mapping[str, Any]] = {
-    # The editor discards a late suggestion: refuse it, and take the fastest tier.
-    # Prompts are short, so a second copy is cheap. After the first token the total budget suffices: no TPOT.
-    "autocomplete": {
-        "ttft": {"budget": "300ms", "target": 0.9},
-        "total": {"budget": "500ms"},
-        "hedge": {"max_extra": "5%"},
-        "on_miss": "shed",
-        "prefer": "latency",
-    },
-    # 50 ms a token is about 15 words a second, three times what people read.
-    "chat": {
-        "ttft": {"budget": "1s", "target": 0.9},
-        "tpot": {"budget": "50ms"},
-        "hedge": {"max_extra": "3%"},
-        "on_miss": "queue",
-        "prefer": "quality",
-    },
-    # The whole answer counts: 2 s to its start leave 3 s, 120 tokens at 25 ms.
-    "task": {
-        "ttft": {"budget": "2s", "target": 0.9},
-        "tpot": {"budget": "25ms"},
-        "total": {"budget": "5s"},
-        "hedge": {"max_extra": "2%"},
-        "on_miss": "queue",
-        "prefer": "quality",
-    },
-    # A second copy of a long prompt costs a long prefill: few are allowed.
-    "agent": {
-        "ttft": {"budget": "3s", "target": 0.9},
-        "tpot": {"budget": "50ms"},
-        "total": {"budget": "30s"},
-        "hedge": {"max_extra": "1%"},
-        "on_miss": "queue",
-        "prefer": "quality",
-    },
-    # Throughput and cost: without a budget every tier qualifies, and the cheapest is taken.
-    "batch": {
-        "hedge": "off",
-        "on_miss": "best_effort",
-        "prefer": "cost",
-    },
-}
-
-
-def with_preset(workload: Workload, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `raw`, the route as written by the operator, over the preset of the workload."""
-    return {"workload": workload} | _over(PRESETS[workload], raw)
-
-
-def _over(beneath: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(beneath)
-    for key, value in raw.items():
-        under = beneath.get(key)
-        merged[key] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
-    return merged

@@ -173,11 +173,11 @@ class CandidateSet:
                 closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
             ):
                 self._reject(pool.name, number, *closed, endpoint.id)
-            elif load.blocked_until > self.now or load.limits or load.refused_until > self.now:
+            elif load.limits.may_hold(self.now):
                 if (limited := self._with_wait(load, tokens)) is not None:
                     ready[endpoint.id] = limited
                 else:
-                    reason = f"rate limited for {load.send_wait(tokens, self.now):.1f} s more"
+                    reason = f"rate limited for {load.limits.wait(tokens, self.now):.1f} s more"
                     self._reject(pool.name, number, RejectionKind.RATE_LIMITED, reason, endpoint.id)
             elif load.warming:
                 warming[endpoint.id] = load
@@ -207,7 +207,7 @@ class CandidateSet:
 
     def _with_wait(self, load: Load, tokens: int) -> Load | None:
         """The load with the wait for the provider's rate limits; None: too long."""
-        wait = load.send_wait(tokens, self.now)
+        wait = load.limits.wait(tokens, self.now)
         if not wait:
             return load
         if self.left == FOREVER or self.queued.route.scorer != "predicted":
@@ -215,7 +215,7 @@ class CandidateSet:
             bearable = self.waiting and wait <= LONGEST_HOLD
         else:
             bearable = wait < self.left
-        return replace(load, wait=max(load.wait, wait), send_at=self.now + wait) if bearable else None
+        return replace(load, wait=max(load.wait, wait)) if bearable else None
 
 
 def misfit(

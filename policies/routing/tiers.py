@@ -8,7 +8,7 @@ Rules:
 - Where load would make the answer miss its TPOT in the first qualifying tier, the next one that keeps TTFT and TPOT
   with the target probability is taken. Where none does, or the first misses the TPOT even at rest, the TPOT is no
   reason to leave; and it makes no request late. An unknown TPOT counts as kept, until a few answers tell.
-- Within a tier the route's scorer ranks. Ties are broken by the sequence number of the request, so equal idle
+- Within a tier the scorer `predicted` ranks. Ties are broken by the sequence number of the request, so equal idle
   endpoints share the load.
 - A half-open endpoint of the chosen tier gets the next request expected in time there, whatever the scorer prefers: a
   restarted engine is back at once. After a failed trial the request goes to the second of the ranking.
@@ -42,8 +42,8 @@ from policies.routing.candidates import (
     find_candidates,
 )
 from policies.routing.ranking import Ranking, ranked
-from policies.scorers.baselines import SCORERS
-from policies.scorers.scorers import alike, tie_break
+from policies.scorers.predicted import alike, predicted
+from policies.scorers.scorers import SCORERS, Scorer, tie_break
 from policies.types import (
     FOREVER,
     TINY,
@@ -64,13 +64,19 @@ RECHECK = 1.0  # s until another try of an endpoint down or half-open: about a p
 _PLACE, _PROBING = Placement.PLACE, Health.PROBING  # a member is slow to look up in an enumeration
 
 
-def decide(queued: PlacementRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> Decision:
-    """Ranks the destinations of a request. Pure: equal arguments give equal decisions."""
+def decide(
+    queued: PlacementRequest,
+    fleet: FleetSnapshot,
+    view: FleetView,
+    now: float,
+    scorers: Mapping[str, Scorer] = SCORERS,
+) -> Decision:
+    """Ranks the destinations of a request. Pure: equal arguments give equal decisions. `scorers`: by name."""
     found = find_candidates(queued, fleet, view, now)
     if not found.tiers:
         return _nowhere(found)
-    if queued.route.scorer != "predicted":
-        return _baseline(found)
+    if (scorer := scorers[queued.route.scorer]) is not predicted:
+        return _baseline(found, scorer)
     qualifying, others = _split(found)
     return _walk(found, qualifying, others) if qualifying else _miss(found, others)
 
@@ -185,12 +191,13 @@ def _with_probe(probed: Candidate, ranking: Sequence[Candidate]) -> list[Candida
     return [replace(probe, reason=f"probe, {why}: {probe.reason}"), *others]
 
 
-def _baseline(found: CandidateSet) -> Decision:
-    ranking: list[Candidate] = []
+def _baseline(found: CandidateSet, scorer: Scorer) -> Decision:
+    queued, ranking = found.queued, list[Candidate]()
     for tier in found.tiers:
         after = f", after tier {ranking[0].tier + 1}" if ranking else ""
-        name = f"{found.queued.route.scorer} in tier {tier[0].tier + 1}{after}"
-        ranking += _by_score(found, tier, f"{name}; not weighed: p50 %.0f ms, chance %.3f")
+        name = f"{queued.route.scorer} in tier {tier[0].tier + 1}{after}"
+        scores = scorer(tier, queued.sequence, queued.route)
+        ranking += Ranking(tier, scores, queued.sequence, f"{name}; not weighed: p50 %.0f ms, chance %.3f")
     return _decision(found, _PLACE, ranking, ranking[0].reason)
 
 
@@ -202,9 +209,9 @@ def _by_score(
     fallback_count: int = 0,
 ) -> Ranking:
     queued, sequence = found.queued, found.queued.sequence
-    scores: Sequence[float] = SCORERS[queued.route.scorer](tier, sequence, queued.route)
+    scores: Sequence[float] = predicted(tier, sequence, queued.route)
     session = queued.request.session
-    if session and queued.route.scorer == "predicted" and not found.fleet.pools[tier[0].endpoint.pool].local:
+    if session and not found.fleet.pools[tier[0].endpoint.pool].local:
         scores, sequence = alike(scores, tier), crc32(session.encode(errors="surrogatepass"))
     return Ranking(tier, scores, sequence, reason, fallbacks, fallback_count)
 
@@ -324,7 +331,7 @@ def _is_rate_limited(found: CandidateSet, rejected: Rejection) -> bool:
     """An API is up, and takes no request yet."""
     load, pool = found.fleet.loads[rejected.endpoint], found.fleet.pools[rejected.pool]
     prompt = found.queued.estimate.pools[rejected.pool]
-    return not pool.local and load.health is Health.UP and load.send_wait(prompt.tokens, found.now) > 0
+    return not pool.local and load.health is Health.UP and load.limits.wait(prompt.tokens, found.now) > 0
 
 
 def _misfit(found: CandidateSet) -> str:
@@ -343,7 +350,7 @@ def _misfit(found: CandidateSet) -> str:
 def _back_in(found: CandidateSet, rejected: Rejection) -> float:
     """Seconds until a rejected endpoint may be usable again."""
     load, prompt = found.fleet.loads[rejected.endpoint], found.queued.estimate.pools[rejected.pool]
-    wait = load.send_wait(prompt.tokens, found.now)
+    wait = load.limits.wait(prompt.tokens, found.now)
     return wait if load.health is Health.UP else max(wait, RECHECK)
 
 

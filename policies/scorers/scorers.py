@@ -4,18 +4,24 @@ Rules:
 - The endpoints are of one pool: prompt tokens and prices are the same for all.
 - A scorer returns a finite float per candidate, in the same order, in a unit of the scorer's own.
 - No scorer breaks ties: `policies.routing.candidates` spreads equal scores over the endpoints by `tie_break`.
-- Here is `predicted`, the default; the rules of other routers are in `policies.scorers.baselines`, with the catalog.
+- `predicted` belongs to the tier walk. The rules of other load balancers are here: a route with one of them takes the
+  first tier whole.
+- To add a scorer: a function here, a name in SCORERS and in `policies.routes.route.ScorerName`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from zlib import crc32
 
-from policies.latency.tpot import expected_tpot_misses
 from policies.routes.route import Route
-from policies.types import MEDIAN, Candidate
+from policies.scorers.predicted import predicted
+from policies.types import Candidate, PrefixBlocks
 
+# Arguments: candidates of a tier, the sequence number of the request as the only source of variety, and its route.
+Scorer = Callable[[Sequence[Candidate], int, Route], Sequence[float]]
+
+BEHIND = 1e9  # above any score of a load balancer: what its filters drop is for failover only
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 
@@ -29,51 +35,66 @@ def tie_break(sequence: int, name: str) -> int:
     return (mixed ^ mixed >> 32) * 0xBF58476D1CE4E5B9 & _WORD
 
 
-TPOT_MISS = 3.0  # s of delay of the request per answer with a TPOT miss: an agent's whole TTFT budget
-ENGINE_TIME = 0.3  # s of this request's delay per second of engine time
-NEAR = 0.05  # of the least cost
-PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
+def round_robin(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
+    """Turns until the endpoint is next. Routes with a common pool interleave, as with a common counter."""
+    n = len(candidates)
+    return [float((rank - sequence) % n) for rank in range(n)]
 
 
-def predicted(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
-    """Seconds: the least predicted TTFT, plus the price of the prompt to other requests.
+def least_request(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
+    """Requests in flight, as Envoy's and nginx's least_conn; the engine's queue adds less than 1, to break ties.
 
-    The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The cost
-    to others is added: a prefill stalls each answer decoded in the same steps. With a perfect prediction alone a fleet
-    met TTFT for 87 % of requests and was good for only 58 %, as answers in progress lost pace. So the expected number
-    of TPOT misses (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
-
-    Affinity has no price of its own: a hit is worth the seconds saved for this request, for the answers in progress,
-    and ENGINE_TIME of the prefill for later requests. Without the last, siblings with a common prefix that arrive
-    together are each computed on a different engine. More than 0.3 concentrates load too much: at 1 and 3 a saturated
-    fleet lost 1 to 4 % of its good answers.
-
-    Costs within NEAR of the least count as equal: predictions are not more exact, and a learned difference of a few
-    percent would send every fresh prompt to the same of two equal engines. Among equals the longest hit is first, so a
-    prefix stays on an endpoint.
+    All endpoints are compared, not two at random (power of two choices): with exact counts and a single gateway the
+    full comparison is the stronger baseline.
     """
-    costs = []
-    for candidate in candidates:
-        forecast, load = candidate.forecast, candidate.load
-        cost = forecast.point_estimate * forecast.ratios[MEDIAN] + ENGINE_TIME * forecast.prefill
-        if load.expected_tpot_misses:
-            cost += TPOT_MISS * expected_tpot_misses(load, forecast.prefill)
-        costs.append(cost)
-    least = min(costs)
-    near = least * (1 + NEAR)
-    return [(least if cost <= near else cost) - PER_HIT * c.hit for cost, c in zip(costs, candidates, strict=True)]
+    return [c.load.in_flight + c.load.waiting / (c.load.waiting + 1) for c in candidates]
 
 
-# A provider's cache saves more of the time and the price of a long prompt:
-SIMILAR = 0.5  # of the least cost, or
-SIMILAR_SECONDS = 0.1
+# --------------------------------------------------------------------------- prefix hash of SMG
+
+OVERLOAD_WAITING, OVERLOAD_KV = 8, 0.8  # requests in the engine's queue, and share of its KV cache in use
+HASHED_TOKENS = 256  # of the prompt, for prefix_hash: the length of a system prompt
+HASH_FACTOR, HASH_MARGIN = 1.25, 10  # of the mean number of requests in flight, and requests above it
 
 
-def alike(costs: Sequence[float], candidates: Sequence[Candidate]) -> list[float]:
-    """Costs, with every cost SIMILAR to the least, and every guess, replaced by the least."""
-    least = min(costs)
-    near = least + max(least * SIMILAR, SIMILAR_SECONDS)
-    return [
-        least if cost <= near or not candidate.forecast.trained else cost
-        for cost, candidate in zip(costs, candidates, strict=True)
-    ]
+def prefix_hash(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
+    """The home of the prompt's first HASHED_TOKENS, unless overloaded; else the fewest requests.
+
+    smg 1.13.0, `--policy prefix_hash` with its defaults: overloaded above HASH_FACTOR times the mean in flight and
+    above HASH_MARGIN requests more. Homes by rendezvous hashing (Thaler and Ravishankar 1998) in place of a ring: both
+    move only the prompts of a removed endpoint, and rendezvous spreads few endpoints more evenly.
+    """
+    able = without_overloaded(candidates)
+    key = _prefix_key(candidates[0].blocks)
+    if key is None:
+        return chosen_first(able, candidates)
+    mean = (sum(c.load.in_flight for c in able) + 1) / len(able)
+    home = max(able, key=lambda c: tie_break(key, c.endpoint.id))
+    overloaded = home.load.in_flight > max(HASH_FACTOR * mean, mean + HASH_MARGIN)
+    return chosen_first(able if overloaded else [home], candidates)
+
+
+def _prefix_key(blocks: PrefixBlocks) -> int | None:
+    """Chained hash of the first HASHED_TOKENS, or of all full blocks of a shorter prompt; None without any."""
+    count = min(max(HASHED_TOKENS // blocks.size, 1), len(blocks.hashes))
+    return blocks.hashes[count - 1] if count else None
+
+
+def without_overloaded(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Leaves out the engines that are overloaded by themselves, where there are others."""
+    able = [c for c in candidates if c.load.waiting < OVERLOAD_WAITING and c.load.kv_usage < OVERLOAD_KV]
+    return able or candidates
+
+
+def chosen_first(chosen: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[float]:
+    """Ranks by requests in flight, the chosen before all others."""
+    first = {c.endpoint.id for c in chosen}
+    return [c.load.in_flight + (0.0 if c.endpoint.id in first else BEHIND) for c in candidates]
+
+
+SCORERS: Mapping[str, Scorer] = {
+    "predicted": predicted,
+    "round_robin": round_robin,
+    "least_request": least_request,
+    "prefix_hash": prefix_hash,
+}

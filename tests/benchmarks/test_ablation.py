@@ -13,11 +13,11 @@ import pytest
 from benchmarks import ablation, scenarios
 from benchmarks.ablation import BY_NAME, IDEAS, ON, Idea, placements, replay_one, tasks, without
 from benchmarks.ablation_page import Ablated, page
-from gateway.replay.player import play
-from gateway.replay.sim_fleet import Scenario
-from gateway.replay.traces import Agents, Arrival, agents
+from lab.replay.player import play
+from lab.replay.sim_fleet import Scenario
+from lab.traffic.traces import Agents, Arrival, agents
 from policies.queue.placement_round import PlacementRound
-from tests.gateway.replay.builders import arrivals as chats
+from tests.lab.replay.builders import arrivals as chats
 
 # The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late
 # prefills of seconds need long prompts and engines that are idle at times; a learned TPOT needs answers before it.
@@ -57,7 +57,6 @@ def whole(traffic: str) -> int:
     return placements(play(*busy(traffic)))
 
 
-@pytest.mark.source
 @pytest.mark.parametrize("idea", IDEAS[1:], ids=lambda idea: idea.name)
 def test_an_idea_off_is_another_outcome(idea: Idea) -> None:
     """And every patched function was called: a row that changes nothing would say that the idea is worth nothing."""
@@ -91,7 +90,6 @@ def test_an_idea_is_on_again_after_its_replay() -> None:
     assert PlacementRound.spill is before
 
 
-@pytest.mark.source
 def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page then says so, in place of a figure."""
     unused = Idea(

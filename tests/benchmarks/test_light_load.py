@@ -12,17 +12,17 @@ from benchmarks import routing, scenarios
 from benchmarks.light_load import WARM, LightLoad, replay_one, report, warm_replay
 from benchmarks.routing_page import page, sections, table
 from benchmarks.scenarios import COLD_START, SCENARIOS, arrivals, setting
-from gateway.replay import queue_results
-from gateway.replay.counterfactual import RefusalRow
-from gateway.replay.player import Player
-from gateway.replay.queue_results import ColdStartRow, QueueRow
-from gateway.replay.sim_fleet import OURS
-from gateway.replay.traces import Arrival
+from lab.replay import queue_results
+from lab.replay.counterfactual import RefusalRow
+from lab.replay.player import Player
+from lab.replay.queue_results import ColdStartRow, QueueRow
+from lab.replay.sim_fleet import OURS
+from lab.traffic.traces import Arrival
 from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler, Released
 from policies.types import FOREVER, Placement
-from tests.gateway.replay.builders import agent_sessions
+from tests.lab.replay.builders import agent_sessions
 
 COLD = [name for name, scenario in SCENARIOS.items() if scenario.cold]
 
@@ -114,7 +114,7 @@ def test_the_report_joins_the_seeds() -> None:
 
 def test_each_wait_and_wrong_refusal_is_named(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the request's number in the replay, so that one can look for the reason."""
-    monkeypatch.setattr("gateway.replay.sim_gateway.QueueScheduler", HoldsAndRefuses)
+    monkeypatch.setattr("lab.replay.sim_gateway.QueueScheduler", HoldsAndRefuses)
     found = replay_one(("agents", 0.3, OURS, 0, traces))
     assert found.refusals.wrong == tuple(range(3, found.refusals.offered + 1, 3))
     assert any(line.startswith("#3 ") and "wrong at the refusal" in line for line in found.named)

@@ -161,7 +161,7 @@ class Lab:
 
     @asynccontextmanager
     async def engines(self, number: int, profile: str = "8b-h100", speed: float = 1.0) -> AsyncIterator[list[Any]]:
-        command = [sys.executable, "-m", "gateway.cli", "simulate", "--profile", profile, "--model", "served"]
+        command = [sys.executable, "-m", "lab", "simulate", "--profile", profile, "--model", "served"]
         command += ["--speed", str(speed)]
         started = await asyncio.gather(*(_engine(command, 0) for _ in range(number)))
         try:

@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
 from gateway import cache_warming
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import Load
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -105,7 +105,6 @@ async def test_warm_up_requests_leave_no_record(caplog: pytest.LogCaptureFixture
         assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 3
 
 
-@pytest.mark.source  # replaces a function of a compiled module
 async def test_a_warm_up_is_a_request_of_the_caller_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence of a prompt is no second witness of its own caller."""
     callers: list[str] = []

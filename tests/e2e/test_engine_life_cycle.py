@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from backends.simulated.profiles import profile_named
-from backends.simulated.simulated_server import SimulatedServer
+from backends.server_profiles import PROFILES
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.tokenize.tokenizers import encoder
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -51,7 +51,7 @@ async def successor(server: SimulatedServer, model: str) -> AsyncIterator[Simula
     """Another engine behind the same URL."""
     await server.kill()
     options: Any = {"model": model, "encode": encoder("o200k_base").encode, "port": server.port}
-    other = SimulatedServer(profile_named("8b-h100"), **options)
+    other = SimulatedServer(PROFILES["8b-h100"], **options)
     await other.start()
     yield other
     await other.kill()

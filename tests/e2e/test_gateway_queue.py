@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome, Stage
+from lab.servers.simulated_server import SimulatedServer
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import Record
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
 from tests.gateway.builders import Caller, calling, last, post
 from tests.support.gateways import document, pool, running

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.loading import problems
 from gateway.config.models import Config
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
 from tests.gateway.builders import CHAT, calling, get, last, post
 from tests.support.gateways import document, running

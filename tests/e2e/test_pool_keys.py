@@ -75,7 +75,7 @@ async def test_a_key_that_is_refused_is_left_out_alone(script: Script, name: str
         assert await asyncio.gather(*(ask(gateway) for _ in range(30))) == [200] * 30
         assert provider.asked["sk-two"] == refused
         loads = gateway.fleet.snapshot_for("127.0.0.1", monotonic()).loads  # of this caller
-        out = [id for id, load in loads.items() if load.refused_until > NEVER or load.health is not Health.UP]
+        out = [id for id, load in loads.items() if load.limits.refused_until > NEVER or load.health is not Health.UP]
         assert [id.rpartition("/")[2] for id in out] == ["key2"]
 
 

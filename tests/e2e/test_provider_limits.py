@@ -120,7 +120,7 @@ async def test_after_a_429_further_requests_wait_or_hear_the_providers_time(budg
         running({"api": pool(api.url)}, tiers("api", budget=budget)) as gateway,
     ):
         asking = asyncio.create_task(ask(gateway))
-        await eventually(lambda: any(load.refused_until > 0 for load in seen_by_caller(gateway).values()))
+        await eventually(lambda: any(load.limits.refused_until > 0 for load in seen_by_caller(gateway).values()))
         began = monotonic()
         assert await asyncio.gather(*(ask(gateway) for _ in range(5))) == statuses
         assert statuses[0] == 429 or monotonic() - began > 0.3

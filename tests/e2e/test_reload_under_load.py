@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from backends.simulated.simulated_server import SimulatedServer
+from lab.servers.simulated_server import SimulatedServer
 from tests.gateway.builders import CHAT, Caller, calling, post
 from tests.support.served import Served, serving
 from tests.support.simulated import engines

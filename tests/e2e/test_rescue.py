@@ -15,10 +15,10 @@ from typing import Any
 import openai
 import pytest
 
-from backends.simulated.drivers import Faults
-from backends.simulated.simulated_server import SimulatedServer
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
+from lab.servers.drivers import Faults
+from lab.servers.simulated_server import SimulatedServer
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.builders import calling, post
 from tests.support.gateways import running

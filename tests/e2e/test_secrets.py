@@ -212,7 +212,6 @@ BUGS: list[Callable[[CanaryGateway, pytest.MonkeyPatch], Awaitable[None]]] = [
 ]
 
 
-@pytest.mark.source
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 async def test_an_internal_error_is_logged_without_its_message(
     bug: Callable[[CanaryGateway, pytest.MonkeyPatch], Awaitable[None]],

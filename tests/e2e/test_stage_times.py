@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from backends.simulated.profiles import profile_named
-from backends.simulated.simulated_server import SimulatedServer
+from backends.server_profiles import PROFILES
 from gateway.app import Gateway
 from gateway.observe.record import Record, Stage
 from gateway.tokenize.tokenizers import encoder
+from lab.servers.simulated_server import SimulatedServer
 from tests.gateway.builders import CHAT, STREAMED, calling, conversing, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
@@ -77,7 +77,7 @@ async def test_queueing_due_to_an_apis_rate_limit_is_the_stage_rate_limit() -> N
 async def test_engine_queue_and_engine_prefill_are_parts_of_upstream() -> None:
     """For a prompt behind another client's prompt: in the Record and the metrics; the rest of `upstream` is the
     network."""
-    one_at_a_time = replace(profile_named("8b-l4"), max_num_seqs=1)
+    one_at_a_time = replace(PROFILES["8b-l4"], max_num_seqs=1)
     engine = SimulatedServer(one_at_a_time, model="served", encode=encoder("o200k_base").encode)
     await engine.start()
     async with running({"all": engine_pool(engine)}) as gateway:

@@ -24,8 +24,7 @@ DAY = 86_400.0
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 READERS = {
     "backends/rate_limit_headers.py": "a rate limit's reset that is a date",
-    "backends/translation/messages_as_chat.py": "`created` of a chat's chunks",
-    "backends/simulated/simulated_server.py": "what an engine says of itself",
+    "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
@@ -36,15 +35,15 @@ READERS = {
     "gateway/observe/timeline.py": "the date of a Record",
     "gateway/reload.py": "the date of a reload",
     "gateway/workers/admin_aggregator.py": "ages on a page",
+    "lab/servers/simulated_server.py": "what an engine says of itself",
 }
 
 
-@pytest.mark.source
 def test_the_wall_clock_is_read_by_these_alone() -> None:
     """None of them decides where a request goes or how long anything waits, but for a provider's date (bounded)."""
     sources = {
         str(path.relative_to(ROOT)): path
-        for room in ("gateway", "policies", "backends")
+        for room in ("gateway", "policies", "backends", "lab")
         for path in (ROOT / room).rglob("*.py")
     }
     assert {name for name, path in sources.items() if WALL.search(path.read_text("utf-8"))} == READERS.keys()

@@ -192,7 +192,6 @@ async def test_without_a_key_only_health_is_served(path: str) -> None:
 # --------------------------------------------------------------------------- internal errors
 
 
-@pytest.mark.source  # replaces a compiled method
 async def test_an_internal_error_before_the_first_token_is_a_500_and_a_record(caplog: pytest.LogCaptureFixture) -> None:
     """The reply names no internals; the next request is served."""
     async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
@@ -215,7 +214,6 @@ def _bug(*_: object, **__: object) -> Any:
     raise RuntimeError("a bug of ours")
 
 
-@pytest.mark.source  # replaces a compiled function
 async def test_an_internal_error_in_the_relay_cancels_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the engine nor the fleet's in-flight count stays occupied."""
     async with (
@@ -233,7 +231,6 @@ async def test_an_internal_error_in_the_relay_cancels_the_attempt(monkeypatch: p
     )
 
 
-@pytest.mark.source  # replaces a compiled function
 async def test_an_internal_error_after_the_first_token_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second head inside a body would be read as text."""
     async with (

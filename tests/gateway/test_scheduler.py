@@ -27,7 +27,7 @@ from tests.gateway.builders import POOL, backend, candidate, decided, request, r
 from tests.gateway.upstream.dispatching import dead_url
 from tests.support.upstream import turn_until
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # ScriptedScheduler inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 ESTIMATE = PromptEstimate({"small": PoolEstimate(100)})
 CHAT = route().model_copy(update={"ttft": Ttft(budget="1s")})

@@ -17,7 +17,7 @@ from tests.gateway.upstream.dispatching import dead_url
 from tests.support import upstream as kit
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, chunk, reply
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 
 def target(url: str) -> Target:

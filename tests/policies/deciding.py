@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.config.presets import with_preset
 from policies.queue.queued_request import QueuedRequest
-from policies.routes.route import Route, with_preset
+from policies.routes.route import Route
 from policies.routing.tiers import decide
 from policies.types import (
     Candidate,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from backends.simulated.engine import Engine
-from backends.simulated.profiles import EngineFirstToken, EngineProfile, EngineRequest, profile_named
-from backends.simulated.virtual_engine import VirtualEngine
+from backends.server_profiles import PROFILES, EngineProfile
+from lab.engines.engine import Engine
+from lab.engines.engine_events import EngineFirstToken, EngineRequest
+from lab.engines.virtual_engine import VirtualEngine
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Endpoint, Forecast, Pool, PoolEstimate
 
@@ -35,7 +36,7 @@ class SimulatedFleet:
     def __init__(
         self, profile: str = "8b-h100", load: float = 0.3, patience: float | None = None, seed: int = 1
     ) -> None:
-        found = profile_named(profile)
+        found = PROFILES[profile]
         assert isinstance(found, EngineProfile)
         self.engine = VirtualEngine(Engine(found, seed))
         self.fleet = Fleet([Pool("main", "m", (ONE,))])

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from backends.simulated.profiles import profile_named
-from backends.simulated.simulated_server import SimulatedServer
+from backends.server_profiles import PROFILES
 from gateway.tokenize.tokenizers import encoder
+from lab.servers.simulated_server import SimulatedServer
 
 
 @asynccontextmanager
@@ -19,7 +19,7 @@ async def engines(count: int = 1, profile: str = "8b-h100", **more: Any) -> Asyn
         servers = []
         for seed in range(count):
             options = {"model": "served", "encode": encoder("o200k_base").encode, "seed": seed, **more}
-            server = SimulatedServer(profile_named(profile), **options)
+            server = SimulatedServer(PROFILES[profile], **options)
             await server.start()
             stack.push_async_callback(server.stop)
             servers.append(server)

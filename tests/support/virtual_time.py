@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-PACKAGES = ("backends.", "gateway.", "tests.")  # their modules read the clock by `from time import monotonic`
+PACKAGES = ("backends.", "gateway.", "lab.", "tests.")  # their modules read the clock by `from time import monotonic`
 TURN = 1e-6  # s that a turn of the loop takes, so that who polls gets on
 IN_FLIGHT = 0.001  # s of real time to wait for bytes between two sockets before a jump ...
 LONG_JUMP = 0.02  # ... of more than so many s

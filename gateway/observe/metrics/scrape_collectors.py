@@ -95,25 +95,28 @@ class EndpointCollector(Collector):
     """firsttoken_endpoint_*. `loads`: by the gateway's own counts; `reported`: by recent scrapes of engines."""
 
     def __init__(
-        self, loads: Callable[[], Mapping[str, Load]], reported: Callable[[], Mapping[str, EngineLoad]] = dict
+        self,
+        pool_of: Callable[[str], str],
+        loads: Callable[[], Mapping[str, Load]],
+        reported: Callable[[], Mapping[str, EngineLoad]] = dict,
     ) -> None:
+        self.pool_of = pool_of
         self.loads = loads
         self.reported = reported
 
     def collect(self) -> Iterable[Metric]:
         loads, reported = self.loads(), self.reported()
-        yield _by_endpoint("in_flight", {name: load.in_flight for name, load in loads.items()})
-        yield _by_endpoint("uncached_tokens_ahead", {name: load.queued_tokens for name, load in loads.items()})
-        yield _by_endpoint("state", {name: STATES[load.health] for name, load in loads.items()})
-        yield _by_endpoint("running", {name: engine.running for name, engine in reported.items()})
-        yield _by_endpoint("waiting", {name: engine.waiting for name, engine in reported.items()})
-        yield _by_endpoint("kv_usage_ratio", {name: engine.kv_usage for name, engine in reported.items()})
+        yield self._gauge("in_flight", {name: load.in_flight for name, load in loads.items()})
+        yield self._gauge("uncached_tokens_ahead", {name: load.queued_tokens for name, load in loads.items()})
+        yield self._gauge("state", {name: STATES[load.health] for name, load in loads.items()})
+        yield self._gauge("running", {name: engine.running for name, engine in reported.items()})
+        yield self._gauge("waiting", {name: engine.waiting for name, engine in reported.items()})
+        yield self._gauge("kv_usage_ratio", {name: engine.kv_usage for name, engine in reported.items()})
 
-
-def _by_endpoint(metric: str, values: Mapping[str, float | None]) -> Metric:
-    """`values`: by endpoint id, which begins with the pool's name."""
-    known = [((name.partition("/")[0], name), value) for name, value in values.items() if value is not None]
-    return gauge(f"firsttoken_endpoint_{metric}", known)
+    def _gauge(self, metric: str, values: Mapping[str, float | None]) -> Metric:
+        """`values`: by endpoint id."""
+        known = [((self.pool_of(name), name), value) for name, value in values.items() if value is not None]
+        return gauge(f"firsttoken_endpoint_{metric}", known)
 
 
 class TokenizerCollector(Collector):
@@ -233,16 +236,14 @@ def counts_in_place(collectors: Iterable[Collector]) -> RouteCounts:
     )
 
 
-def _series(collector: Collector | Series[Any]) -> Iterator[Series[Any]]:
+def _series(collector: Collector) -> Iterator[Series[Any]]:
     """Series of a collector and of the collectors inside."""
-    if isinstance(collector, Series):
-        yield collector
-        return
     if isinstance(collector, RequestMetrics):
         collector.count()
-    parts = collector.parts if isinstance(collector, RequestMetrics | LoopLag) else vars(collector).values()
-    for part in parts:
-        if isinstance(part, Series | LoopLag):
+    for part in vars(collector).values():
+        if isinstance(part, Series):
+            yield part
+        elif isinstance(part, LoopLag):
             yield from _series(part)
 
 

@@ -21,6 +21,7 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import inf
 from time import monotonic
@@ -29,9 +30,9 @@ from typing import Generic, TypeVar
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.metrics.collected_family import CollectedFamily
 from gateway.observe.metrics.metric_table import CATALOG, Family, MetricKind
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record
 from policies.routes.route import Route
@@ -94,6 +95,19 @@ class HistogramCounts:
                 yield bound, count, Exemplar({"trace_id": trace_id}, value, at)
             else:
                 yield bound, count
+
+
+class CollectedFamily(Metric):
+    """Copy of a family at collection time. Any thread may read the samples."""
+
+    def __init__(self, name: str, doc: str, type: str, made: Callable[[], Metric]) -> None:
+        super().__init__(name, doc, type)
+        del self.samples  # the empty list of the library's constructor
+        self._made = made
+
+    @cached_property
+    def samples(self) -> list[Sample]:  # type: ignore[override]
+        return self._made().samples
 
 
 class Series(Generic[Child]):
@@ -201,7 +215,6 @@ class LoopLag:
     def __init__(self) -> None:
         self.seconds = histogram("firsttoken_loop_lag_seconds")
         self.stalls = counter("firsttoken_loop_stalls_total")
-        self.parts: Sequence[Collector] = (self.seconds, self.stalls)
         self._stalled = self.stalls.of[()]  # shown from the start
         self._greatest = 0.0  # since the last scrape
         self._due = inf
@@ -294,11 +307,7 @@ class RequestMetrics:
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
         self.loop_lag = LoopLag()
-        self.parts: list[Collector] = [
-            *(self.requests, self.ttft, self.reasoning, self.answer, self.by_prompt, self.tpot, self.stage, self.slo),
-            *(self.predicted, self.error, self.covered, self.hit, self.attempts, self.hedges, self.external_refused),
-            *(self.escalations, self.rescues, self.junk, self.tokens, self.cost, self.loop_lag),
-        ]
+        self._all: list[Collector] = list(vars(self).values())
         self._waiting: list[Record] = []
         registry.register(self)
 
@@ -314,7 +323,7 @@ class RequestMetrics:
     def collect(self) -> Iterable[Metric]:
         """Includes every Record passed in so far."""
         self.count()
-        for series in self.parts:
+        for series in self._all:
             yield from series.collect()
 
     def __call__(self, record: Record) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from backends.catalog import build
 from backends.interface import BackendConfig, BackendRequest, Operation
-from backends.simulated.reply import ReplyWriter, SimulatedReply
 from backends.stream.assembled_choices import ChoicesAssembler
 from backends.stream.assembly import ASSEMBLED_LIMIT, Unassembled
 from backends.stream.whole_forms import OPENAI_CHAT, OPENAI_COMPLETION, VLLM_CHAT, VLLM_COMPLETION, WholeForm
+from lab.servers.reply import ReplyWriter, SimulatedReply
 
 TRANSCRIPTS = Path(__file__).parents[1] / "transcripts"
 ENVELOPE = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from backends.interface import FailureKind, Usage
 from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import count_or
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.registry import RESPONSES_TO_CHAT
 from tests.backends.translation.dialogues import Json, answers, as_stream
 
 USAGE = {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 8}, "output_tokens": 7}
@@ -142,7 +142,7 @@ def test_an_event_that_is_no_json_spoils_the_stream() -> None:
 @given(answers(), st.lists(st.integers(0, 1 << 16), max_size=8))
 def test_any_stream_is_read_alike_however_it_is_cut(answer: tuple[Json, list[Json]], cuts: list[int]) -> None:
     whole, chunks = answer
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"}).feed(as_stream(chunks))
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"}).feed(as_stream(chunks))
     ends = sorted({cut % len(stream) for cut in cuts} | {len(stream)})
     torn = read(*(stream[start:end] for start, end in zip([0, *ends], ends, strict=False)))
     once = read(stream)

@@ -11,8 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.registry import CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
 from tests.backends.translation.dialogues import CHAT_REQUESTS, Json, answers, as_stream, assembled, events
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -33,15 +32,15 @@ def translated(translation: Any, body: Json, parts: list[bytes]) -> bytes:
 @settings(max_examples=300, deadline=None)
 @given(CHAT_REQUESTS)
 def test_a_chat_request_comes_back_from_responses_as_it_was(request: Json) -> None:
-    native = CHAT_OVER_RESPONSES.request(request, NOTHING)
-    assert RESPONSES_OVER_CHAT.request(native, NOTHING) == request
+    native = CHAT_TO_RESPONSES.request(request, NOTHING)
+    assert RESPONSES_TO_CHAT.request(native, NOTHING) == request
 
 
 @settings(max_examples=300, deadline=None)
 @given(CHAT_REQUESTS)
 def test_a_responses_request_comes_back_from_chat_as_it_was(request: Json) -> None:
-    native = CHAT_OVER_RESPONSES.request(request, NOTHING)
-    again = CHAT_OVER_RESPONSES.request(RESPONSES_OVER_CHAT.request(native, NOTHING), NOTHING)
+    native = CHAT_TO_RESPONSES.request(request, NOTHING)
+    again = CHAT_TO_RESPONSES.request(RESPONSES_TO_CHAT.request(native, NOTHING), NOTHING)
     assert again == native
 
 
@@ -49,9 +48,9 @@ def test_a_responses_request_comes_back_from_chat_as_it_was(request: Json) -> No
 @given(answers())
 def test_a_whole_answer_comes_back_from_responses_as_it_was(answer: tuple[Json, list[Json]]) -> None:
     whole, _ = answer
-    native = RESPONSES_OVER_CHAT.reply(whole, {"model": "m"})
+    native = RESPONSES_TO_CHAT.reply(whole, {"model": "m"})
     Response.model_validate(native)
-    again = CHAT_OVER_RESPONSES.reply(json.loads(json.dumps(native)), {"model": "m"})
+    again = CHAT_TO_RESPONSES.reply(json.loads(json.dumps(native)), {"model": "m"})
     assert again == whole
     ChatCompletion.model_validate({**again, "choices": []})
 
@@ -64,10 +63,10 @@ def test_a_stream_comes_back_from_responses_as_it_was(
     """And its bytes do not depend on the reads that brought the chunks."""
     whole, chunks = answer
     stream = as_stream(chunks)
-    native = translated(RESPONSES_OVER_CHAT, {"model": "m"}, [stream])
-    assert translated(RESPONSES_OVER_CHAT, {"model": "m"}, cut(stream, cuts)) == native
-    back = translated(CHAT_OVER_RESPONSES, USAGE, [native])
-    assert translated(CHAT_OVER_RESPONSES, USAGE, cut(native, other_cuts)) == back
+    native = translated(RESPONSES_TO_CHAT, {"model": "m"}, [stream])
+    assert translated(RESPONSES_TO_CHAT, {"model": "m"}, cut(stream, cuts)) == native
+    back = translated(CHAT_TO_RESPONSES, USAGE, [native])
+    assert translated(CHAT_TO_RESPONSES, USAGE, cut(native, other_cuts)) == back
     assert assembled(events(back)) == whole
     for chunk in events(back):
         ChatCompletionChunk.model_validate({**chunk, "choices": []})
@@ -77,14 +76,14 @@ def test_a_stream_comes_back_from_responses_as_it_was(
 @given(answers())
 def test_events_are_valid_and_say_what_the_whole_reply_says(answer: tuple[Json, list[Json]]) -> None:
     whole, chunks = answer
-    found = events(translated(RESPONSES_OVER_CHAT, {"model": "m"}, [as_stream(chunks)]))
+    found = events(translated(RESPONSES_TO_CHAT, {"model": "m"}, [as_stream(chunks)]))
     for event in found:
         EVENT.validate_python(event)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
     final = found[-1]["response"]
     assert found[-1]["type"] == f"response.{final['status']}"
-    assert final == RESPONSES_OVER_CHAT.reply(whole, {"model": "m"})
+    assert final == RESPONSES_TO_CHAT.reply(whole, {"model": "m"})
     assert told(found) == final["output"]
 
 

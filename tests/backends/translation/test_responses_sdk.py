@@ -18,10 +18,9 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from backends.interface import Failure, FailureKind
-from backends.translation.chat_over_responses import CHAT_OVER_RESPONSES
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.registry import CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
 from tests.backends.translation.dialogues import Json, answers, as_stream
-from tests.backends.translation.test_responses_over_chat import chunk
+from tests.backends.translation.test_responses_to_chat import chunk
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": True}
 
@@ -45,11 +44,11 @@ def client(body: bytes, kind: str) -> OpenAI:
 
 
 def whole(reply: Json, body: Json | None = None) -> OpenAI:
-    return client(json.dumps(RESPONSES_OVER_CHAT.reply(reply, body or {"model": "m"})).encode(), "application/json")
+    return client(json.dumps(RESPONSES_TO_CHAT.reply(reply, body or {"model": "m"})).encode(), "application/json")
 
 
 def streamed(chunks: list[Json], body: Json | None = None) -> OpenAI:
-    stream = RESPONSES_OVER_CHAT.stream(body or {"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream(body or {"model": "m"})
     return client(stream.feed(as_stream(chunks)) + stream.close(), "text/event-stream")
 
 
@@ -90,8 +89,8 @@ def test_the_sdk_accumulates_a_stream(answer: tuple[Json, list[Json]]) -> None:
 @given(answers())
 def test_the_sdk_reads_chat_completions_made_of_responses(answer: tuple[Json, list[Json]]) -> None:
     reply, chunks = answer
-    native = RESPONSES_OVER_CHAT.stream({"model": "m"})
-    stream = CHAT_OVER_RESPONSES.stream({"model": "m"})
+    native = RESPONSES_TO_CHAT.stream({"model": "m"})
+    stream = CHAT_TO_RESPONSES.stream({"model": "m"})
     body = stream.feed(native.feed(as_stream(chunks))) + stream.close()
     got = list(
         client(body, "text/event-stream").chat.completions.create(
@@ -140,7 +139,7 @@ def test_the_sdk_parses_structured_output_and_arguments() -> None:
 
 
 def test_a_broken_stream_tells_the_sdk_the_error() -> None:
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"})
     data = stream.feed(as_stream([chunk({"content": "a"})]).removesuffix(b"data: [DONE]\n\n"))
     data += stream.error(Failure(FailureKind.RESET, "The backend broke."))
     *_, last = client(data, "text/event-stream").responses.create(model="m", input="hi", stream=True)
@@ -150,7 +149,7 @@ def test_a_broken_stream_tells_the_sdk_the_error() -> None:
 
 
 def test_a_broken_chat_stream_raises_in_the_sdk() -> None:
-    stream = CHAT_OVER_RESPONSES.stream({"model": "m"})
+    stream = CHAT_TO_RESPONSES.stream({"model": "m"})
     data = stream.error(Failure(FailureKind.RESET, "The backend broke."))
     sdk = client(data, "text/event-stream")
     with pytest.raises(openai.APIError, match="The backend broke"):

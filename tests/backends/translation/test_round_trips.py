@@ -7,8 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
-from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
+from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT
 from tests.backends.translation.dialects import Json, answers, arguments, chat_requests, message_requests
 
 NOTHING: frozenset[str] = frozenset()
@@ -22,24 +21,24 @@ def spelled(value: Any) -> str:
 @settings(max_examples=300, deadline=None)
 @given(chat_requests())
 def test_a_chat_request_comes_back_from_messages(body: Json) -> None:
-    there = CHAT_OVER_MESSAGES.request(body, NOTHING)
-    assert spelled(MESSAGES_OVER_CHAT.request(there, NOTHING)) == spelled(body)
+    there = CHAT_TO_MESSAGES.request(body, NOTHING)
+    assert spelled(MESSAGES_TO_CHAT.request(there, NOTHING)) == spelled(body)
 
 
 @settings(max_examples=300, deadline=None)
 @given(message_requests())
 def test_a_messages_request_comes_back_from_chat(body: Json) -> None:
-    there = MESSAGES_OVER_CHAT.request(body, NOTHING)
-    assert spelled(CHAT_OVER_MESSAGES.request(there, NOTHING)) == spelled(body)
+    there = MESSAGES_TO_CHAT.request(body, NOTHING)
+    assert spelled(CHAT_TO_MESSAGES.request(there, NOTHING)) == spelled(body)
 
 
 @settings(max_examples=300, deadline=None)
 @given(answers())
 def test_an_answer_comes_back_from_chat(answer: Json) -> None:
     """`input_tokens` alone are no more than the gateway can know: a chat counts the whole prompt."""
-    there = CHAT_OVER_MESSAGES.reply(answer, {})
+    there = CHAT_TO_MESSAGES.reply(answer, {})
     assert there["object"] == "chat.completion"
-    assert spelled(MESSAGES_OVER_CHAT.reply(there, {})) == spelled(answer)
+    assert spelled(MESSAGES_TO_CHAT.reply(there, {})) == spelled(answer)
 
 
 @settings(max_examples=100, deadline=None)
@@ -47,5 +46,5 @@ def test_an_answer_comes_back_from_chat(answer: Json) -> None:
 def test_the_body_of_a_caller_is_left_as_it_is(body: Json) -> None:
     """Other attempts translate the same body again."""
     before = arguments(body)
-    MESSAGES_OVER_CHAT.request(body, NOTHING)
+    MESSAGES_TO_CHAT.request(body, NOTHING)
     assert arguments(body) == before

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from backends.translation import streamed_calls, translation
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
-from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
-from backends.translation.responses_over_chat import RESPONSES_OVER_CHAT
+from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT, RESPONSES_TO_CHAT
 from backends.translation.tool_arguments import JsonEnd
 from backends.translation.translation import InexpressibleError
 from tests.backends.translation.dialects import Json, named_sse
@@ -34,7 +32,7 @@ def call(index: int | None, text: str | None = None, name: str | None = None, id
 
 
 def message_events(chunks: list[Json]) -> list[Json]:
-    stream = MESSAGES_OVER_CHAT.stream({})
+    stream = MESSAGES_TO_CHAT.stream({})
     return events(stream.feed(as_stream(chunks)) + stream.close())
 
 
@@ -62,7 +60,7 @@ def of_messages(chunks: list[Json]) -> list[Call]:
 
 def of_responses(chunks: list[Json]) -> list[Call]:
     """The calls by their deltas, which are compared with the final response."""
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"})
     found = events(stream.feed(as_stream([*chunks, chunk(finish="tool_calls")])))
     texts: dict[int, str] = {}
     for event in found:
@@ -157,7 +155,7 @@ def test_arguments_of_a_server_without_ids_do_not_wait_for_the_end(read: Read) -
         [chunk(call(0, text[:9], "f")), chunk(call(0, text[9:])), chunk(call(0, None, None, "a"))]
     )
     assert (name, arguments) == ("f", text)
-    stream = MESSAGES_OVER_CHAT.stream({})
+    stream = MESSAGES_TO_CHAT.stream({})
     assert b"tool_use" in stream.feed(as_stream([chunk(call(0, text, "f"))]).removesuffix(b"data: [DONE]\n\n"))
 
 
@@ -174,7 +172,7 @@ def test_a_text_between_parts_of_a_call_follows_the_call() -> None:
 
 
 def test_a_call_is_written_on_arrival_where_the_call_before_is_complete() -> None:
-    stream = MESSAGES_OVER_CHAT.stream({})
+    stream = MESSAGES_TO_CHAT.stream({})
 
     def feed(*calls: Json) -> list[str]:
         data = stream.feed(as_stream([chunk(*calls)]).removesuffix(b"data: [DONE]\n\n"))
@@ -219,7 +217,7 @@ def test_streamed_arguments_are_the_text_of_an_object(finish: str, stop: str, wr
 
 def test_a_cut_call_is_an_incomplete_item_of_a_response() -> None:
     chunks = [chunk(call(0, '{"a": "b', "f", "t")), chunk(finish="length")]
-    stream = RESPONSES_OVER_CHAT.stream({"model": "m"})
+    stream = RESPONSES_TO_CHAT.stream({"model": "m"})
     response = events(stream.feed(as_stream(chunks)))[-1]["response"]
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     [item] = response["output"]
@@ -250,7 +248,7 @@ def of_blocks(*told: Json, stop: str = "tool_use") -> list[Json]:
     """Deltas of the chat for the events of blocks."""
     begin = {"type": "message_start", "message": {"id": "m"}}
     end = [{"type": "message_delta", "delta": {"stop_reason": stop}}, {"type": "message_stop"}]
-    stream = CHAT_OVER_MESSAGES.stream({})
+    stream = CHAT_TO_MESSAGES.stream({})
     found = events(b"".join(map(stream.feed, named_sse(iter([begin, *told, *end])))))
     assert found[-2]["choices"][0]["finish_reason"] == {"tool_use": "tool_calls", "max_tokens": "length"}[stop]
     return [choice["delta"] for each in found for choice in each["choices"]]

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.interface import Failure, FailureKind
-from backends.translation import messages_as_chat
-from backends.translation.chat_over_messages import CHAT_OVER_MESSAGES
-from backends.translation.messages_over_chat import MESSAGES_OVER_CHAT
+from backends.translation.chat_to_messages import answer as chat_answer
+from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT
 from backends.translation.translation import EventTranslator
 from tests.backends.translation.dialects import Json, answers, message_events, named_sse, usages
 
@@ -36,15 +35,15 @@ ANSWER = {
 @pytest.fixture(autouse=True)
 def _one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks hold the time of their stream."""
-    monkeypatch.setattr(messages_as_chat.time, "time", lambda: 1_790_000_000.0)
+    monkeypatch.setattr(chat_answer.time, "time", lambda: 1_790_000_000.0)
 
 
 def to_chat() -> EventTranslator:
-    return CHAT_OVER_MESSAGES.stream({})
+    return CHAT_TO_MESSAGES.stream({})
 
 
 def to_messages() -> EventTranslator:
-    return MESSAGES_OVER_CHAT.stream({})
+    return MESSAGES_TO_CHAT.stream({})
 
 
 def run(translator: EventTranslator, *reads: bytes) -> bytes:
@@ -140,7 +139,7 @@ def test_a_stream_adds_up_to_the_whole_answer(answer: Json, size: int, cuts: lis
     places = sorted(min(cut, len(stream)) for cut in cuts)
     reads = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
     chunks = run(to_chat(), *reads)
-    assert whole_completion(chunks) == CHAT_OVER_MESSAGES.reply(answer, {})
+    assert whole_completion(chunks) == CHAT_TO_MESSAGES.reply(answer, {})
     back = whole_message(run(to_messages(), *[chunks[at : at + 50] for at in range(0, len(chunks), 50)]))
     assert back == answer
 
@@ -323,4 +322,4 @@ def test_a_held_event_can_be_forgotten() -> None:
 @given(usages)
 def test_usage_is_the_same_streamed_and_whole(usage: Json) -> None:
     answer = {**ANSWER, "usage": usage}
-    assert whole_completion(run(to_chat(), sent(answer)))["usage"] == CHAT_OVER_MESSAGES.reply(answer, {})["usage"]
+    assert whole_completion(run(to_chat(), sent(answer)))["usage"] == CHAT_TO_MESSAGES.reply(answer, {})["usage"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from gateway.cli.main import COMMANDS, main
+from gateway.cli.main import PLUGINS, main
 from gateway.config.schema import schema
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(arguments)
+    code = main(arguments, ())
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -58,7 +58,7 @@ def test_check_without_files_reads_the_environment(
     assert (code, out.splitlines()[0]) == (0, "ok: 1 pool, 1 endpoint, 0 routes")
 
 
-KNOWN = "up, serve, check, schema, import, explain, keys, replay, top, demo, simulate"
+KNOWN = "up, serve, check, explain, keys, top, import, schema"
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")])
@@ -85,16 +85,6 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
             "argument --workers: '0' is not a number of workers, 1 to 256 (see firsttoken serve --help)",
         ),
         (["serve", "--config"], "argument --config: expected at least one argument (see firsttoken serve --help)"),
-        (
-            ["simulate", "--port", "1"],
-            "the following arguments are required: --profile (see firsttoken simulate --help)",
-        ),
-        (
-            ["demo", "--port", "70000"],
-            "argument --port: '70000' is not a port, 0 to 65535 (see firsttoken demo --help)",
-        ),
-        (["demo", "--seconds", "-1"], "argument --seconds: '-1' is not a number above 0 (see firsttoken demo --help)"),
-        (["simulate", "--port", "0", "--profile", "8b-h1000"], "no profile '8b-h1000'; did you mean '8b-h100'?"),
     ],
 )
 def test_wrong_arguments_are_exit_code_2(
@@ -114,7 +104,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """And exits with 0."""
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert [command for command in COMMANDS if f"\n    {command} " not in out] == []
+    assert [command for command in KNOWN.split(", ") if f"\n    {command} " not in out] == []
 
 
 WITH_VALUE = re.compile(r"^  (-{1,2}[\w-]+) [A-Z[](.*?)(?=^  -|^\S|\Z)", re.MULTILINE | re.DOTALL)
@@ -123,7 +113,7 @@ WITH_VALUE = re.compile(r"^  (-{1,2}[\w-]+) [A-Z[](.*?)(?=^  -|^\S|\Z)", re.MULT
 @pytest.mark.parametrize(
     "command",
     [
-        *([name] for name in COMMANDS if name not in ("keys", "import")),
+        *([name] for name in KNOWN.split(", ") if name not in ("keys", "import")),
         *(["keys", action] for action in ("add", "revoke", "list")),
         *(["import", name] for name in ("litellm", "production-stack")),
     ],
@@ -181,31 +171,47 @@ def test_starting_up_imports_no_server() -> None:
     assert done.stdout == "none\n"
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_simulate_serves_until_a_stop_signal(stop: signal.Signals) -> None:
-    """The first line names the URL; exit code 0."""
-    command = [
-        sys.executable,
-        "-m",
-        "gateway.cli",
-        "simulate",
-        "--profile",
-        "8b-h100",
-        "--port",
-        "0",
-        "--model",
-        "m",
-    ]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        first_line = process.stderr.readline()
-        process.send_signal(stop)
-        assert (process.wait(10), process.stderr.read()) == (0, "")
-    assert first_line.startswith("firsttoken: 8b-h100 serves m at http://127.0.0.1:")
+PLUGIN = """
+from argparse import Namespace
+
+def add_commands(command):
+    command("wave", "greet", "waving:wave").add_argument("--to", default="everyone")
+
+def wave(args: Namespace) -> int:
+    print("hello", args.to)
+    return 3
+"""
 
 
-def test_simulate_names_the_port_it_cannot_bind(capsys: pytest.CaptureFixture[str]) -> None:
-    """192.0.2.1 (RFC 5737) is never assigned to a host."""
-    arguments = ("simulate", "--profile", "8b-h100", "--host", "192.0.2.1", "--port", "8000")
-    message = "firsttoken: cannot listen on 192.0.2.1:8000: Cannot assign requested address\n"
-    assert run(capsys, *arguments) == (2, "", message)
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A distribution with a command of its own."""
+    found = tmp_path / "waving-1.0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: waving\nVersion: 1.0\n")
+    (found / "entry_points.txt").write_text(f"[{PLUGINS}]\nwaving = waving:add_commands\n")
+    (tmp_path / "waving.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("waving", None)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_distribution_adds_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """To those of the gateway, in the help and among the names of an error."""
+    assert main(["wave", "--to", "you"]) == 3
+    assert capsys.readouterr().out == "hello you\n"
+    assert main(["--help"]) == 0
+    assert "\n    wave " in capsys.readouterr().out
+    assert main(["wavv"]) == 2
+    assert "did you mean 'wave'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_command_of_the_gateway_imports_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """A gateway that serves needs nothing that is installed beside it, broken or not."""
+    Path("waving.py").write_text("raise RuntimeError")
+    assert main(["schema"]) == 0
+    assert "waving" not in sys.modules
+    assert main(["--help"]) == 1
+    assert "internal error: RuntimeError" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -105,6 +105,33 @@ async def test_a_frozen_redis_costs_a_few_timeouts() -> None:
         server.thaw()
         await eventually(lambda: link.up, BACK)
         assert await link.call(ping)
+
+
+async def pinged_in_a_stall(redis: Redis) -> Any:
+    """Our own loop stalls when the request is on its way."""
+    asyncio.get_running_loop().call_soon(sleep, 0.06)
+    return await redis.ping()
+
+
+async def test_a_reply_that_came_in_during_a_stall_of_our_own_loop_counts() -> None:
+    """Read before the time-out, although the time has long passed."""
+    async with redis_server() as server, linked(server.url) as link:
+        link.timeout = 0.02
+        assert [await link.call(pinged_in_a_stall) for _ in range(5)] == [True] * 5
+        assert link.errors == 0
+
+
+async def test_time_outs_after_stalls_of_our_own_loop_open_no_breaker() -> None:
+    """How Redis is cannot be told from them."""
+    async with redis_server() as server, linked(server.url) as link:
+        link.timeout = 0.02
+        server.freeze()
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                await link.call(pinged_in_a_stall)
+        assert link.up
+        assert await failures_until_open(link) <= 3
+        server.thaw()
 
 
 async def test_a_late_reply_is_never_read_by_another_call() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import policies
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
 from gateway.config.models import Config
+from gateway.config.presets import FOLDER
 
 POOLS = """\
 pools:
@@ -23,7 +23,7 @@ pools:
 ROUTES = "routes:\n  chat: {tiers: [large, small]}\n"
 
 
-PRESETS = sorted(Path(policies.__path__[0]).glob("presets/*.yaml"))
+PRESETS = sorted(FOLDER.glob("*.yaml"))
 
 
 DIGEST = "0123456789abcdef" * 4

@@ -100,6 +100,10 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
             "routes.r.on_miss: expected best_effort, queue or shed, got 'shedd'; did you mean 'shed'?",
         ),
         (
+            route("scorer: dualmap"),
+            "routes.r.scorer: expected predicted, round_robin, least_request or prefix_hash, got 'dualmap'",
+        ),
+        (
             route("workload: chatt"),
             "routes.r.workload: expected autocomplete, chat, task, agent or batch, got 'chatt'; did you mean 'chat'?",
         ),
@@ -179,6 +183,7 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         ("server: {drain: {wait: 5}}", "server.drain.wait: 5 has no unit; write '5ms' or '5s'"),
         # pools
         (pool(backend="vlm"), "pools.p.backend: no backend 'vlm'; did you mean 'vllm'?"),
+        (pool(profile="8b-h1000"), "pools.p.profile: no profile '8b-h1000'; did you mean '8b-h100'?"),
         (
             pool(tokenizer="o200k"),
             "pools.p.tokenizer: 'o200k' is neither an encoding nor a file; did you mean 'o200k_base'?",

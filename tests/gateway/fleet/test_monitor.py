@@ -67,7 +67,7 @@ async def monitoring(
 async def poll(monitor: Monitor, connections: ConnectionPool, speaking: Backend) -> None:
     """One poll of the endpoint, after those before."""
     known = POLLS.setdefault(monitor, EndpointPoll(ENDPOINT, PollTarget(connections, speaking), 1.0))
-    known.target = PollTarget(connections, speaking)
+    known.target = PollTarget(connections, speaking, POOL.name)
     await monitor.poll(known)
 
 
@@ -102,7 +102,6 @@ class Answer:
         self.output_tokens = 1
 
 
-@pytest.mark.source  # replaces a compiled method
 async def test_progress_of_running_answers_is_reported_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first token of the first answer to the end of the last; never without answers."""
     monkeypatch.setattr(module, "PROGRESS", 0.005)
@@ -142,7 +141,6 @@ def test_on_news_is_called_at_first_tokens_and_ends() -> None:
 # --------------------------------------------------------------------------- one poll
 
 
-@pytest.mark.source  # replaces a compiled method
 async def test_publish_soon_publishes_without_another_event() -> None:
     """Nor a decision."""
     reports = asyncio.Event()

@@ -135,7 +135,6 @@ def test_a_file_that_splintr_cannot_read_stays_with_the_reference(
     assert "encoded by the reference" in caplog.text
 
 
-@pytest.mark.source  # compiled code imports a module once
 def test_without_the_extra_the_reference_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silently: nothing is missing."""
     monkeypatch.setitem(sys.modules, "splintr", None)  # marks a module which cannot be imported

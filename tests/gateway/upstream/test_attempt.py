@@ -29,7 +29,7 @@ from tests.gateway.builders import (
 from tests.gateway.upstream.staging import REFUSED, RESET, Stage
 from tests.support.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 EMPTY_DELTA = b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n'
 QUOTING = b'data: {"error":{"message":"wrong key sk-backend","type":"server_error","code":500}}\n\n'
@@ -252,7 +252,7 @@ def test_retry_after_blocks_the_endpoint() -> None:
     """For all requests, not only this one."""
     stage = Stage(status=429).ends()
     assert stage.fleet.reports[0].retry_after == 7.0
-    assert stage.fleet.loads()["small/a"].blocked_until == pytest.approx(monotonic() + 7.0, abs=1.0)
+    assert stage.fleet.loads()["small/a"].limits.blocked_until == pytest.approx(monotonic() + 7.0, abs=1.0)
 
 
 @pytest.mark.parametrize(

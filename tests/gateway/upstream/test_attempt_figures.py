@@ -11,7 +11,7 @@ from tests.gateway.builders import ANSWER, DONE, FINISH, TOKEN, USAGE, WHOLE
 from tests.gateway.upstream.staging import Stage
 from tests.support.upstream import STREAM_HEAD, Upstream, chunk, turn_until
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 COMMENT = b": keep-alive\n\n"
 

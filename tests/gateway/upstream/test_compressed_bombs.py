@@ -13,7 +13,7 @@ from gateway.upstream.attempt import MAX_ERROR, MAX_EXPANDED, Milestone
 from tests.gateway.builders import FINISH, TOKEN
 from tests.gateway.upstream.staging import Stage
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 GZIP = {"content-encoding": "gzip"}
 SPACES = b" " * (MAX_EXPANDED + 1)

@@ -16,7 +16,7 @@ from policies.attempts.budgets import RetryBudget
 from policies.types import AttemptKind
 from tests.gateway.builders import RecordingFleet, wire
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 
 class Later:

@@ -27,7 +27,7 @@ from tests.gateway.upstream.dispatching import FAILS, OK, Fleet, Stalling, dead_
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 # --------------------------------------------------------------------------- the first token
 

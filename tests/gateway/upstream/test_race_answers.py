@@ -18,7 +18,7 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import HANG, LAST_CHUNK, Upstream, chunk, reply
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_an_answer_complete_on_an_open_connection_is_ended_after_idle() -> None:

@@ -13,7 +13,7 @@ from tests.support import upstream as kit
 from tests.support.simulated import eventually
 from tests.support.upstream import HANG, STREAM_HEAD, Script, chunk
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])

@@ -25,7 +25,7 @@ from tests.gateway.builders import (
 from tests.gateway.upstream.relaying import RESET, Relaying, error_event
 from tests.support.upstream import LAST_CHUNK, chunk
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 # --------------------------------------------------------------------------- framing
 

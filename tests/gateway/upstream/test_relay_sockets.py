@@ -25,7 +25,7 @@ from tests.gateway.upstream.relaying import RESET, Relaying, error_event, stalle
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, chunk, reply
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 # --------------------------------------------------------------------------- the client
 

@@ -38,7 +38,6 @@ def test_usage_is_hidden_only_in_streams_without_include_usage(stream: bool, wan
     assert routed(stream=stream, stream_options={"include_usage": wants}).hides_usage is strip
 
 
-@pytest.mark.source  # RecordingFleet inherits from a compiled class
 @pytest.mark.parametrize(("parts", "tokens"), [([TOKEN, TOKEN, FINISH, USAGE], 7), ([TOKEN, TOKEN, FINISH], 100)])
 async def test_cost_and_tokens_use_reported_usage(parts: list[bytes], tokens: int) -> None:
     """Without a report, the estimate; an attempt still open is ended."""

@@ -13,7 +13,7 @@ from policies.types import AttemptOutcome
 from tests.gateway.builders import ANSWER, ERROR, FINISH, PREAMBLE, TOKEN, WHOLE, RecordingAnswer, RecordingExchange
 from tests.gateway.upstream.staging import REFUSED, RESET, Stage
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # RecordingFleet inherits from a compiled class
+pytestmark = pytest.mark.virtual_time
 
 CONNECTING, SENT, HELD, COMMITTED, OVER = WireState
 EVENTS, HTML = {"content-type": "text/event-stream"}, {"content-type": "text/html"}

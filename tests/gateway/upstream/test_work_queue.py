@@ -10,7 +10,7 @@ import pytest
 from gateway.upstream import work_queue
 from gateway.upstream.work_queue import TURN, WorkQueue
 
-pytestmark = [pytest.mark.source, pytest.mark.virtual_time]  # replaces the clock of a compiled module
+pytestmark = pytest.mark.virtual_time
 
 
 class Clock:

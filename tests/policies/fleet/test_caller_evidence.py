@@ -15,7 +15,8 @@ from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
-from policies.rate_limit import RateLimit
+from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.provider_refusal import ProviderRefusal
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
 
@@ -39,7 +40,7 @@ def seen(of: Fleet, caller: str, now: float = 0.0, endpoint: Endpoint = API) -> 
 
 def usable(of: Fleet, caller: str, now: float = 0.0, endpoint: Endpoint = API) -> bool:
     found = seen(of, caller, now, endpoint)
-    return found.health is Health.UP and found.send_wait(100, now) == 0
+    return found.health is Health.UP and found.limits.wait(100, now) == 0
 
 
 class Told:
@@ -67,7 +68,7 @@ def test_no_kind_of_failure_of_one_caller_takes_an_endpoint_from_another(kind: s
     before = replace(seen(of, "b", 100.0, endpoint), at=0.0)
     fail(of, kind, "a", 100.0, endpoint, FAILED)
     after = replace(seen(of, "b", 100.0, endpoint), at=0.0)
-    assert (after.health, after.send_wait(100, 100.0), after.failing) == (before.health, 0.0, False)
+    assert (after.health, after.limits.wait(100, 100.0), after.failing) == (before.health, 0.0, False)
     assert of.snapshot(100.0).loads[endpoint.id] == of.snapshot_for("b", 100.0).loads[endpoint.id]
     assert endpoint.id not in of.cache_lost
 
@@ -235,7 +236,7 @@ def test_peers_are_told_nothing_that_one_caller_alone_has_met_with(kind: str) ->
 
 def evidence(*callers: str, now: float = 0.0) -> CallerEvidence:
     """Of a 401 to each."""
-    found = CallerEvidence(CircuitBreaker())
+    found = CallerEvidence(CircuitBreaker(), ProviderRefusal())
     for number, caller in enumerate(callers):
         found.on_failed(number, caller, AttemptOutcome.MISCONFIGURED, Evidence.DENIED, now + 2 * RECENT * number)
     return found
@@ -279,14 +280,14 @@ def test_without_evidence_of_its_own_a_caller_gets_the_shared_snapshot() -> None
 
 def test_a_probe_is_asked_for_when_one_caller_alone_would_have_ejected_the_endpoint() -> None:
     """Not before the threshold, and not by a request that is at fault itself."""
-    of, asked = fleet(), list[str]()
+    of, asked = fleet(), list[Endpoint]()
     of.on_unconfirmed = asked.append
     fail(of, "content", "a", times=FAILED)
     fail(of, "server", "a", times=4)
     assert not asked
     fail(of, "server", "a")
     fail(of, "auth", "a", endpoint=ONE)
-    assert asked == [API.id, ONE.id]
+    assert asked == [API, ONE]
 
 
 def test_a_rate_limit_that_the_provider_reports_counts_for_all() -> None:

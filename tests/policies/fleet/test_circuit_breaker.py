@@ -14,6 +14,7 @@ from policies.fleet.circuit_breaker import (
     BreakerState,
     CircuitBreaker,
 )
+from policies.rate_limit.provider_refusal import ProviderRefusal
 from policies.types import NEVER, AttemptOutcome, Health
 
 
@@ -192,12 +193,12 @@ def test_a_rate_limit_blocks_without_opening_the_breaker() -> None:
     """For Retry-After, 1 s without Retry-After, between 0.1 and 60 s."""
     waits = []
     for retry_after in (None, 7.0, 0.0, 1e9):
-        breaker = CircuitBreaker()
+        breaker, refusal = CircuitBreaker(), ProviderRefusal()
         for _ in range(9):
-            breaker.on_rate_limited(10.0, retry_after)
+            refusal.on_refused(10.0, retry_after)
             breaker.on_ended("a", AttemptOutcome.RATE_LIMITED, 10.0)
         assert breaker.health(10.0) is Health.UP
-        waits.append(round(breaker.blocked_until - 10.0, 9))
+        waits.append(round(refusal.until - 10.0, 9))
     assert waits == [1.0, 7.0, 0.1, 60.0]
 
 

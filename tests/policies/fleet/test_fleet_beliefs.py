@@ -164,7 +164,7 @@ def test_a_rate_limit_blocks_an_api_until_retry_after() -> None:
     """Health is unchanged."""
     to = fleet()
     to.on_ended(send(to, endpoint=API), AttemptOutcome.RATE_LIMITED, 1.0, AttemptReport(retry_after=7.0))
-    assert (load(to, 1.0, API).blocked_until, load(to, 1.0, API).health) == (8.0, Health.UP)
+    assert (load(to, 1.0, API).limits.blocked_until, load(to, 1.0, API).health) == (8.0, Health.UP)
 
 
 # --------------------------------------------------------------------------- reload

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config.presets import with_preset
 from policies.fleet.fleet import AttemptReport
 from policies.fleet.lost_promises import HOLD, LostPromise, LostPromises
 from policies.latency.tpot import TpotPredictor
-from policies.routes.route import Route, with_preset
+from policies.routes.route import Route
 from tests.policies.fleets import ONE, TWO, answer, fleet
 
 CHAT = Route.model_validate(with_preset("chat", {"name": "chat", "tiers": ["a", "b"], "tpot": {"budget": "50ms"}}))

@@ -83,7 +83,7 @@ def test_on_found_dead_lists_attempts_without_a_token() -> None:
 def test_on_breaker_is_called_at_each_transition() -> None:
     """With the state and the reason."""
     of, transitions = fleet(), []
-    of.on_breaker = lambda endpoint, breaker: transitions.append((endpoint, breaker.state, breaker.cause.value))
+    of.on_breaker = lambda endpoint, breaker: transitions.append((endpoint.id, breaker.state, breaker.cause.value))
     end(of, AttemptOutcome.MISCONFIGURED, 3, ONE)
     of.reload([Pool("small", "m", (ONE, TWO))])
     of.on_ended(send(of, now=1.0), COMPLETED, 1.0)

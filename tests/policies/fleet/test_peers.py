@@ -168,7 +168,7 @@ def test_warming_and_rate_limits_of_a_peer_apply_to_all() -> None:
     key = send(theirs, endpoint=TWO)
     theirs.on_ended(key, AttemptOutcome.RATE_LIMITED, 1.0, AttemptReport(retry_after=20.0))
     assert load(ours).warming
-    assert load(ours, 1.0, TWO).blocked_until == pytest.approx(21.0)
+    assert load(ours, 1.0, TWO).limits.blocked_until == pytest.approx(21.0)
 
 
 def test_load_of_a_removed_endpoint_is_withdrawn_from_peers() -> None:

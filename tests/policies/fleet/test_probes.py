@@ -56,9 +56,10 @@ def test_a_pool_without_any_recent_token_is_not_probed() -> None:
 
 def test_a_baseline_scorer_does_not_probe() -> None:
     """A baseline must not profit from the probes of `predicted`."""
-    baseline = world(slow=Load(last_token_at=60.0))
-    baseline.route = {**budget(1.0), "scorer": "argmin_ttft"}
-    assert share(baseline, "slow") == 0
+    stale = world(slow=Load(last_token_at=60.0, in_flight=1))
+    assert share(stale, "slow") > 0
+    stale.route = {**budget(1.0), "scorer": "least_request"}
+    assert share(stale, "slow") == 0
 
 
 def test_fallbacks_of_a_probe_keep_the_usual_order() -> None:

@@ -15,6 +15,7 @@ from policies.prefix_cache.warm_up import (
     is_idle,
     warm_up_tokens,
 )
+from policies.rate_limit.send_limits import SendLimits
 from policies.types import Health, Load
 from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, fleet, load
 
@@ -110,7 +111,9 @@ def test_keep_warm_waits_for_the_idle_time() -> None:
     assert is_idle("p/a", Load(), used_at=0.0, idle=60.0, now=60.0)
 
 
-@pytest.mark.parametrize("busy", [Load(health=Health.DOWN), Load(in_flight=1), Load(blocked_until=61.0)])
+@pytest.mark.parametrize(
+    "busy", [Load(health=Health.DOWN), Load(in_flight=1), Load(limits=SendLimits(blocked_until=61.0))]
+)
 def test_keep_warm_skips_a_down_busy_or_rate_limited_endpoint(busy: Load) -> None:
     """Traffic keeps an endpoint warm; a down endpoint takes no request."""
     assert not is_idle("p/a", busy, used_at=0.0, idle=60.0, now=60.0)

@@ -148,7 +148,6 @@ def calls(act: Callable[[], object]) -> int:
     return counted
 
 
-@pytest.mark.source  # counts calls of Python functions
 @pytest.mark.parametrize("bound", [60, 2000])
 def test_no_event_looks_at_every_held_request(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrivals, departures, checks, and refusals at the bound of the queue."""
@@ -174,7 +173,6 @@ def late_of_each(tenants: int) -> QueueFixture:
     return queue
 
 
-@pytest.mark.source  # replaces a function
 def test_an_event_decides_as_few_requests_with_many_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions are most of what an event costs: with a thousand tenants they were 60 ms."""
     queue = late_of_each(200)

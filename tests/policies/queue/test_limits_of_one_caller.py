@@ -11,7 +11,7 @@ from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
-from policies.rate_limit import RateLimit
+from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
     AttemptOutcome,

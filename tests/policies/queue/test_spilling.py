@@ -106,7 +106,6 @@ def test_a_request_without_a_deadline_has_no_last_moment() -> None:
     assert queue.released["second"].chosen is None
 
 
-@pytest.mark.source  # replaces a function
 def test_an_event_compares_as_few_requests_with_an_api_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without another tier every request is at its last moment, again and again: each is looked at in its turn."""
     queue = QueueFixture((ONE, API))
@@ -315,7 +314,7 @@ asked = st.tuples(
     st.sampled_from([0.05, 0.3, 1.0, 3.0, None]),
     st.sampled_from([["small"], ["small", "api"], ["large", "small"], ["api"]]),
     st.sampled_from(["queue", "best_effort", "shed"]),
-    st.sampled_from(["predicted", "lmetric"]),
+    st.sampled_from(["predicted", "least_request"]),
 )
 
 

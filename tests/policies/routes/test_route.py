@@ -48,7 +48,8 @@ def test_on_and_off_may_arrive_as_booleans() -> None:
         ({"ttft": {"budget": "1s", "target": 1}}, "less than 1"),
         ({"hedge": {"max_extra": "300%"}}, "less than or equal to 1"),
         ({"ttft": {"bugdet": "1s"}}, "Extra inputs are not permitted"),
-        ({"scorer": "best"}, "'predicted', 'round_robin'"),
+        ({"scorer": "best"}, "'predicted', 'round_robin', 'least_request' or 'prefix_hash'"),
+        ({"scorer": "dualmap"}, "'predicted', 'round_robin', 'least_request' or 'prefix_hash'"),
         ({"max_attempts": 0}, "greater than or equal to 1"),
     ],
 )

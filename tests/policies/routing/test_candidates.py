@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from policies.latency.tpot import STALL_GRID
+from policies.rate_limit.send_limits import SendLimits
 from policies.types import Decision, Health, Load, Placement, RejectionKind, RequestView
 from tests.policies.deciding import DecisionScenario, budget, order
 
@@ -22,7 +23,7 @@ def rejections(decision: Decision) -> dict[str, str]:
     ("load", "reason"),
     [
         (Load(health=Health.DOWN), "down"),
-        (Load(blocked_until=12.5), "rate limited for 2.5 s more"),
+        (Load(limits=SendLimits(blocked_until=12.5)), "rate limited for 2.5 s more"),
     ],
 )
 def test_a_down_or_rate_limited_endpoint_is_rejected(load: Load, reason: str) -> None:
@@ -35,7 +36,9 @@ def test_a_down_or_rate_limited_endpoint_is_rejected(load: Load, reason: str) ->
 DOWN = Load(health=Health.DOWN)
 
 
-@pytest.mark.parametrize("load", [Load(health=Health.PROBING), Load(blocked_until=10.0), Load(in_flight=99)])
+@pytest.mark.parametrize(
+    "load", [Load(health=Health.PROBING), Load(limits=SendLimits(blocked_until=10.0)), Load(in_flight=99)]
+)
 def test_a_busy_or_probing_endpoint_is_a_candidate(load: Load) -> None:
     """A half-open breaker admits one request; an expired rate limit blocks nothing."""
     assert sorted(order(DecisionScenario(TWO, loads={"a": load}).decide(now=10.0))) == ["a", "b"]
@@ -52,7 +55,7 @@ def test_failing_endpoints_are_the_last_resort() -> None:
 
 def test_a_time_that_the_provider_has_named_to_this_caller_is_kept() -> None:
     """Like one that counts for all callers: where no other endpoint is left, the caller hears it."""
-    own, limited = Load(refused_until=40.0), Load(blocked_until=40.0)
+    own, limited = Load(limits=SendLimits(refused_until=40.0)), Load(limits=SendLimits(blocked_until=40.0))
     assert order(DecisionScenario(TWO, loads={"a": own}, route=budget(1.0)).decide()) == ["b"]
     decision = DecisionScenario(TWO, loads={"a": own, "b": limited}, route=budget(1.0)).decide()
     assert decision.outcome is not Placement.PLACE
@@ -60,15 +63,17 @@ def test_a_time_that_the_provider_has_named_to_this_caller_is_kept() -> None:
 
 def test_a_short_refusal_of_this_caller_is_waited_for() -> None:
     """Within the TTFT budget it is a wait like any limit's."""
-    decision = DecisionScenario(TWO, loads={"a": Load(refused_until=0.3), "b": DOWN}, route=budget(2.0)).decide()
-    assert (order(decision), decision.ranked[0].load.send_at) == (["a"], 0.3)
+    decision = DecisionScenario(
+        TWO, loads={"a": Load(limits=SendLimits(refused_until=0.3)), "b": DOWN}, route=budget(2.0)
+    ).decide()
+    assert (order(decision), decision.ranked[0].load.wait) == (["a"], 0.3)
 
 
 KINDS: list[tuple[Load, RejectionKind]] = [
     (Load(health=Health.DOWN), RejectionKind.DOWN),
     (Load(health=Health.DOWN, on_trial=True), RejectionKind.ON_TRIAL),
     (Load(full=True), RejectionKind.AT_CAP),
-    (Load(blocked_until=50.0), RejectionKind.RATE_LIMITED),
+    (Load(limits=SendLimits(blocked_until=50.0)), RejectionKind.RATE_LIMITED),
     (Load(unknown_adapters={"": 50.0}), RejectionKind.UNKNOWN_ADAPTER),
     (Load(warming=True), RejectionKind.WARMING),
 ]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.rate_limit.send_limits import SendLimits
 from policies.types import FOREVER, Health, Load, Placement, RequestView
 from tests.policies.deciding import P90, PRICES, RATE, DecisionScenario, budget, order
 
@@ -224,7 +225,11 @@ def test_a_fleet_that_is_down_is_unavailable() -> None:
 
 def test_a_rate_limited_fleet_is_unavailable_until_the_first_limit_ends() -> None:
     """Retry-After is the earliest end that a provider has announced, where all are later than the deadline."""
-    limited = {"L": Load(blocked_until=14.0), "s": Load(blocked_until=12.5), "A": Load(blocked_until=99.0)}
+    limited = {
+        "L": Load(limits=SendLimits(blocked_until=14.0)),
+        "s": Load(limits=SendLimits(blocked_until=12.5)),
+        "A": Load(limits=SendLimits(blocked_until=99.0)),
+    }
     request = RequestView(10.0, stream=True)
     decision = DecisionScenario(FLEET, loads=limited, route=budget(2.0)).decide(request, now=10.0)
     assert (decision.outcome, decision.retry_after) == (Placement.UNAVAILABLE, 2.5)
@@ -237,17 +242,19 @@ def test_a_rate_limit_that_ends_before_the_deadline_is_a_wait_of_its_tier() -> N
     """The most preferred tier that still makes the deadline, its wait included."""
     fleet = {"api": {"a": 0.1}, "other": {"b": 0.1}}
     for wait, chosen in ((0.5, "a"), (1.5, "b")):
-        scenario = DecisionScenario(fleet, loads={"a": Load(blocked_until=wait), "b": Load()}, route=budget(1.0))
+        scenario = DecisionScenario(
+            fleet, loads={"a": Load(limits=SendLimits(blocked_until=wait)), "b": Load()}, route=budget(1.0)
+        )
         assert scenario.decide().ranked[0].endpoint.id == chosen
 
 
 def test_without_a_deadline_a_rate_limit_is_waited_for_only_where_nothing_else_is_usable() -> None:
     fleet = {"api": {"a": 0.1}, "other": {"b": 0.1}}
-    limited = {"a": Load(blocked_until=4.0), "b": Load()}
+    limited = {"a": Load(limits=SendLimits(blocked_until=4.0)), "b": Load()}
     assert DecisionScenario(fleet, loads=limited).decide().ranked[0].endpoint.id == "b"
     chosen = DecisionScenario(fleet, loads={**limited, "b": Load(health=Health.DOWN)}).decide().chosen
     assert chosen is not None
-    assert (chosen.endpoint.id, chosen.load.send_at) == ("a", 4.0)
+    assert (chosen.endpoint.id, chosen.load.wait) == ("a", 4.0)
 
 
 def test_an_endpoint_at_its_cap_is_taken_only_where_nothing_else_is_usable() -> None:
@@ -317,13 +324,13 @@ LOADS = st.builds(
     health=st.sampled_from(Health),
     in_flight=st.integers(0, 3),
     queued_tokens=st.floats(0, 1e5),
-    blocked_until=st.sampled_from([0.0, 3.0]),
+    limits=st.builds(SendLimits, blocked_until=st.sampled_from([0.0, 3.0])),
 )
 
 
 @given(
     st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.floats(0.001, 10), LOADS), min_size=1),
-    st.sampled_from(["predicted", "lmetric", "prefix_hash", "token_load"]),
+    st.sampled_from(["predicted", "round_robin", "least_request", "prefix_hash"]),
     st.sampled_from(["best_effort", "queue", "shed"]),
     st.sampled_from(["quality", "cost", "latency"]),
     st.floats(0.01, 5),

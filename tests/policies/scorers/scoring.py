@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from policies.routes.route import Route, ScorerName
-from policies.scorers.baselines import SCORERS
+from collections.abc import Mapping
+
+from policies.routes.route import Route
+from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import Candidate, Endpoint, Forecast, Load, PrefixBlocks
 
 NAMES = "abcdefgh"
@@ -43,10 +45,14 @@ def candidates(
 ROUTE = Route.model_validate({"tiers": ["pool"], "ttft": {"budget": "1s"}, "tpot": {"budget": "50ms"}})
 
 
-def best(scorer: ScorerName, found: list[Candidate], sequence: int = 0) -> str:
+def best(scorer: str, found: list[Candidate], sequence: int = 0, scorers: Mapping[str, Scorer] = SCORERS) -> str:
     """The endpoints with the least score."""
-    scores = SCORERS[scorer](found, sequence, ROUTE)
+    scores = scorers[scorer](found, sequence, ROUTE)
     return "".join(p.endpoint.id for p, score in zip(found, scores, strict=True) if score == min(scores))
 
 
 IDLE = Load()
+
+
+def blocks(*hashes: int) -> PrefixBlocks:
+    return PrefixBlocks(hashes, 16)

@@ -542,7 +542,7 @@ def test_engine_loads_are_exposed_as_reported() -> None:
     """Beside the gateway's own counts; a missing value is absent, not 0."""
     registry = CollectorRegistry()
     told = {"small/a": EngineLoad(running=4, waiting=2, kv_usage=0.5), "small/b": EngineLoad(running=0)}
-    registry.register(EndpointCollector(lambda: {name: Load() for name in told}, lambda: told))
+    registry.register(EndpointCollector(lambda _: "small", lambda: {name: Load() for name in told}, lambda: told))
     found = {s.name.removeprefix("firsttoken_endpoint_"): [] for family in registry.collect() for s in family.samples}
     for family in registry.collect():
         for s in family.samples:
@@ -566,14 +566,14 @@ def test_version_and_requests_in_progress_are_exposed() -> None:
 @pytest.mark.parametrize(("health", "state"), [(Health.UP, 1.0), (Health.PROBING, 0.5), (Health.DOWN, 0.0)])
 def test_endpoints_are_read_when_prometheus_asks(health: Health, state: float) -> None:
     """No series is kept up per request; the ledger is the truth."""
-    loads = {"small/a": Load(in_flight=3, queued_tokens=1200.0, health=health), "large/b": Load()}
+    loads = {"a": Load(in_flight=3, queued_tokens=1200.0, health=health), "b": Load()}
     registry = CollectorRegistry()
-    registry.register(EndpointCollector(lambda: loads))
+    registry.register(EndpointCollector({"a": "small", "b": "large"}.__getitem__, lambda: loads))
     value = registry.get_sample_value
-    labels = {"pool": "small", "endpoint": "small/a"}
+    labels = {"pool": "small", "endpoint": "a"}
     assert value("firsttoken_endpoint_in_flight", labels) == 3
     assert value("firsttoken_endpoint_uncached_tokens_ahead", labels) == 1200
     assert value("firsttoken_endpoint_state", labels) == state
-    assert value("firsttoken_endpoint_state", {"pool": "large", "endpoint": "large/b"}) == 1
-    loads.pop("small/a")
+    assert value("firsttoken_endpoint_state", {"pool": "large", "endpoint": "b"}) == 1
+    loads.pop("a")
     assert value("firsttoken_endpoint_in_flight", labels) is None

@@ -1,0 +1,281 @@
+"""Turns requests of Anthropic's Messages into requests for chat completions.
+
+Anthropic's members: API reference, Messages (platform.claude.com/docs, November 2026). OpenAI's: API reference, chat
+completions (November 2026). Choices where the dialects differ:
+- Thinking of earlier turns becomes `reasoning_content`, as engines read it, and `reasoning_details` (OpenRouter), which
+  keeps signatures. A budget of thinking becomes an effort. Adaptive thinking without an effort is a chat's default.
+- Tool results of a turn become messages of the role `tool`; images within follow in the user's message. The sign of a
+  failed tool (`is_error`) becomes the word `Error:`.
+- Hints about caches have no effect on an answer and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from backends.translation.content_parts import PDF_NAME, data_url, reasoning_detail
+from backends.translation.request_members import ANY, present, refuse, refuse_others
+from backends.translation.tool_arguments import as_object
+from backends.translation.translation import Json
+
+USER_LIMIT = 64  # characters of OpenAI's `user`
+SCHEMA_NAME = "output"  # of a JSON schema, which has a name in chat alone
+
+_SAME = ("model", "temperature", "top_p", "stream")
+_KNOWN: Mapping[str, Any] = {
+    **dict.fromkeys(_SAME, ANY),
+    **dict.fromkeys(("messages", "system", "max_tokens", "stop_sequences", "metadata", "service_tier"), ANY),
+    **dict.fromkeys(("tools", "tool_choice", "thinking", "output_config", "context_management"), ANY),
+    **dict.fromkeys(("cache_control", "diagnostics"), ANY),  # without effect on the answer
+    "speed": "standard",
+}
+_TOOL = {
+    **dict.fromkeys(("type", "name", "description", "input_schema", "strict"), ANY),
+    **dict.fromkeys(("cache_control", "eager_input_streaming", "defer_loading"), ANY),
+    "allowed_callers": ["direct"],
+    "input_examples": [],
+}
+_BLOCK = dict.fromkeys(("type", "cache_control"), ANY)
+_TOOL_BLOCK = {**_BLOCK, **dict.fromkeys(("id", "tool_use_id", "name", "input", "content", "is_error"), ANY)}
+_BLOCKS: Mapping[str, Mapping[str, Any]] = {
+    "text": {**_BLOCK, "text": ANY, "citations": []},
+    "image": {**_BLOCK, "source": ANY, "transformations": {}},
+    "document": {**_BLOCK, **dict.fromkeys(("source", "title", "context"), ANY), "citations": {"enabled": False}},
+    "tool_use": {**_TOOL_BLOCK, "caller": {"type": "direct"}},
+    "tool_result": _TOOL_BLOCK,
+    "thinking": {**_BLOCK, "thinking": ANY, "signature": ANY},
+    "redacted_thinking": {**_BLOCK, "data": ANY},
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_TIERS = {"auto": "auto", "standard_only": "default"}
+_EFFORTS = ((2048, "low"), (8192, "medium"))  # by the budget of thinking tokens, at most; else high
+_KEPT_THINKING = {"keep": "all"}  # an edit of the context that edits nothing
+_encode = msgspec.json.Encoder().encode
+
+
+def messages_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+    members = present(body, dropped)
+    refuse_others(members, _KNOWN, "", dropped)
+    chat: Json = {name: members[name] for name in _SAME if name in members}
+    turns = members["messages"]
+    if turns and turns[-1]["role"] == "assistant":
+        refuse("messages", dropped, "an answer cannot continue a message of the assistant")
+    chat["messages"] = [*_system(members), *chain.from_iterable(_turn(turn, dropped) for turn in turns)]
+    if "max_tokens" in members:
+        chat["max_completion_tokens"] = members["max_tokens"]
+    if members.get("stop_sequences"):
+        chat["stop"] = members["stop_sequences"]
+    return chat | _tools(members, dropped) | _options(members, dropped)
+
+
+def _options(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+    """Members that say who asks, how hard to think, and in which form to answer."""
+    options: Json = {}
+    metadata = members.get("metadata", {})
+    refuse_others(metadata, {"user_id": ANY}, "metadata", dropped)
+    if metadata.get("user_id") is not None:
+        options["user"] = _user_name(metadata["user_id"])
+    config = members.get("output_config", {})
+    refuse_others(config, {"effort": ANY, "format": ANY}, "output_config", dropped)
+    if config.get("format") is not None:
+        schema = {"name": SCHEMA_NAME, "schema": config["format"]["schema"], "strict": True}
+        options["response_format"] = {"type": "json_schema", "json_schema": schema}
+    effort = _effort(members.get("thinking", {}), dropped) or config.get("effort")
+    if effort is not None:
+        options["reasoning_effort"] = effort
+    if "service_tier" in members:
+        options["service_tier"] = _TIERS[members["service_tier"]]
+    for edit in members.get("context_management", {}).get("edits", ()):
+        if {name: value for name, value in edit.items() if name != "type"} != _KEPT_THINKING:
+            refuse("context_management", dropped)
+    return options
+
+
+def _user_name(user_id: str) -> str:
+    """An opaque name in the length that OpenAI accepts: agents send whole JSON objects."""
+    return user_id if len(user_id) <= USER_LIMIT else sha256(user_id.encode()).hexdigest()
+
+
+def _effort(thinking: Mapping[str, Any], dropped: frozenset[str]) -> str | None:
+    kind = thinking.get("type", "adaptive")
+    if kind == "disabled":
+        return "none"
+    if kind == "enabled":
+        return next((effort for most, effort in _EFFORTS if thinking["budget_tokens"] <= most), "high")
+    if kind != "adaptive":
+        refuse("thinking", dropped)
+    return None
+
+
+# --------------------------------------------------------------------------- tools
+
+
+def _tools(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+    tools = [_tool(tool) for tool in members.get("tools", ()) if _is_translatable(tool, dropped)]
+    if not tools:
+        return {}
+    choice = members.get("tool_choice")
+    return {"tools": tools} if choice is None else {"tools": tools, **_tool_choice(choice)}
+
+
+def _is_translatable(tool: Mapping[str, Any], dropped: frozenset[str]) -> bool:
+    """False for a tool of the provider: refused or dropped by tool type."""
+    kind = tool.get("type", "custom")
+    if kind not in ("custom", None):
+        refuse(f"tools.{kind}", dropped)
+        return False
+    refuse_others(tool, _TOOL, "tools", dropped)
+    return True
+
+
+def _tool(tool: Mapping[str, Any]) -> Json:
+    function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> Json:
+    if choice["type"] == "tool":
+        chosen: Json = {"tool_choice": {"type": "function", "function": {"name": choice["name"]}}}
+    else:
+        chosen = {"tool_choice": _CHOICES[choice["type"]]}
+    if choice.get("disable_parallel_tool_use"):
+        chosen["parallel_tool_calls"] = False
+    return chosen
+
+
+# --------------------------------------------------------------------------- messages
+
+
+def _system(members: Mapping[str, Any]) -> list[Json]:
+    system = members.get("system")
+    return [{"role": "system", "content": _joined(_texts(system))}] if system else []
+
+
+def _texts(content: str | Sequence[Mapping[str, Any]]) -> list[Json]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [{"type": "text", "text": block["text"]} for block in content]
+
+
+def _joined(parts: list[Json]) -> str | list[Json]:
+    """Content as most servers know it: text alone where text is all there is."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _turn(turn: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+    role, content = turn["role"], turn.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    content = content or []
+    if role == "system":
+        return [{"role": role, "content": _joined(_texts(content))}]
+    return [_assistant(content, dropped)] if role == "assistant" else _user(content, dropped)
+
+
+def _user(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> list[Json]:
+    """Tool results first, as each call waits for a result; then all else."""
+    messages, parts = [], []
+    for block in blocks:
+        if block["type"] == "tool_result":
+            result, media = _tool_result(block, dropped)
+            messages.append(result)
+            parts += media
+        else:
+            parts += _parts(block, dropped)
+    if parts:
+        messages.append({"role": "user", "content": _joined(parts)})
+    return messages
+
+
+def _tool_result(block: Mapping[str, Any], dropped: frozenset[str]) -> tuple[Json, list[Json]]:
+    """The message with the result; parts that such a message cannot hold."""
+    _known(block, dropped)
+    content = block.get("content") or ""
+    blocks = _texts(content) if isinstance(content, str) else content
+    parts = list(chain.from_iterable(_parts(inner, dropped) for inner in blocks))
+    texts = [part for part in parts if part["type"] == "text"]
+    if block.get("is_error"):
+        first = texts.pop(0)["text"] if texts else ""
+        texts.insert(0, {"type": "text", "text": f"Error: {first}"})
+    result = {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _joined(texts) or ""}
+    return result, [part for part in parts if part["type"] != "text"]
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> Json:
+    texts: list[Json] = []
+    calls: list[Json] = []
+    details: list[Json] = []
+    for block in blocks:
+        kind = _known(block, dropped)
+        if kind == "text":
+            texts += _texts([block])
+        elif kind == "tool_use":
+            function = {"name": block["name"], "arguments": _encode(as_object(block.get("input"))).decode()}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        elif kind in ("thinking", "redacted_thinking"):
+            details.append(reasoning_detail(block, len(details)))
+        else:
+            refuse(f"messages.content.{kind}", dropped)
+    message: Json = {"role": "assistant", "content": _joined(texts) or (None if calls else "")}
+    thought = "".join(detail.get("text", "") for detail in details)
+    if thought:
+        message["reasoning_content"] = thought
+    if details:
+        message["reasoning_details"] = details
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _known(block: Mapping[str, Any], dropped: frozenset[str]) -> str:
+    """Type of a block, all of whose members can be translated."""
+    kind: str = block["type"]
+    refuse_others(block, _BLOCKS.get(kind, block), f"messages.content.{kind}", dropped)
+    return kind
+
+
+def _parts(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+    """Parts of a chat message for a block of a user's message or a tool's result."""
+    kind = _known(block, dropped)
+    if kind == "text":
+        return _texts([block])
+    if kind == "image":
+        return _image(block, dropped)
+    if kind == "document":
+        return _document(block, dropped)
+    refuse(f"messages.content.{kind}", dropped)
+    return []
+
+
+def _image(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+    source = block["source"]
+    if source["type"] == "base64":
+        url = data_url(source["media_type"], source["data"])
+    elif source["type"] == "url":
+        url = source["url"]
+    else:
+        refuse("messages.content.source", dropped, "the file is stored at another provider")
+        return []
+    return [{"type": "image_url", "image_url": {"url": url}}]
+
+
+def _document(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+    """A PDF is a file; a text is a text after its title and context."""
+    source, context = block["source"], block.get("context")
+    if source["type"] == "base64":
+        file = {"filename": block.get("title") or PDF_NAME, "file_data": data_url(source["media_type"], source["data"])}
+        return [*(_texts(context) if context else ()), {"type": "file", "file": file}]
+    heading = [text for text in (block.get("title"), context) if text]
+    if source["type"] == "text":
+        return _texts("\n".join([*heading, source["data"]]))
+    if source["type"] == "content":
+        inner = source["content"]
+        blocks = _texts(inner) if isinstance(inner, str) else inner
+        return [*_texts("\n".join(heading)) * bool(heading), *chain.from_iterable(_parts(b, dropped) for b in blocks)]
+    refuse("messages.content.source", dropped, "a chat holds documents by their bytes alone")
+    return []

@@ -1,0 +1,57 @@
+"""Parser and argument types of the commands: a wrong argument is an error of one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
+WORKERS_HELP = "processes that share the port (default: server.workers)"
+FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
+
+# Arguments: name, help, and "MODULE:FUNCTION" to run, which is imported when the command runs.
+AddCommand = Callable[[str, str, str], argparse.ArgumentParser]
+
+
+class CommandParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Errors are one line: `--help` prints the usage."""
+        print(f"firsttoken: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Shows the default in the help, unless the text names one."""
+        default, text = options.get("default"), options.get("help", "")
+        if default not in (None, [], argparse.SUPPRESS) and "default" not in text:
+            options["help"] = (
+                f"{text} (default: {default:g})" if isinstance(default, float) else f"{text} (default: {default})"
+            )
+            options["help"] = options["help"].strip()
+        return super().add_argument(*names, **options)
+
+
+def _integer(low: int, high: float, expected: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isdecimal() and low <= int(text) <= high):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
+        return int(text)
+
+    return parse
+
+
+COUNT = _integer(0, float("inf"), "a whole number")
+WORKERS = _integer(1, MAX_WORKERS, f"a number of workers, 1 to {MAX_WORKERS}")
+PORT = _integer(0, 65535, "a port, 0 to 65535")
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return number

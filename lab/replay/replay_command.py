@@ -1,0 +1,158 @@
+"""`firsttoken replay`: a policy on recorded traffic, compared with baselines and the clairvoyant reference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.config.config_errors import ConfigError, did_you_mean
+from gateway.config.loading import load
+from lab.replay.player import ReplayResult, ReplayTask, run
+from lab.replay.replay_report import OTHER, as_json, report, worst_decisions
+from lab.replay.sim_fleet import (
+    BASELINES,
+    OURS,
+    REFERENCE,
+    SCORERS,
+    Scenario,
+    ScheduledFault,
+    assumed_profiles,
+    scenario_from,
+)
+from lab.traffic.traces import TraceError
+from lab.traffic.traffic import Traffic, TrafficSource
+from policies.routes.route import seconds
+
+RANGE_LOADS = 5  # loads in `LOW..HIGH`
+FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<kind>slow|kill|restart)(:(?P<factor>\d+(\.\d+)?))?")
+
+
+def replay(args: argparse.Namespace) -> int:
+    """Returns exit code 0; raises ConfigError if the configuration, a trace or an argument is wrong."""
+    if args.seeds < 1:
+        raise _error("--seeds 0: must be at least 1")
+    sources = tuple(map(TrafficSource.parse, args.traces))
+    traffic = Traffic(sources, args.limit, args.seconds, args.sessions, args.closed)
+    policies = {OURS: _scenario(args.files, args)}
+    if args.files_b:
+        policies[OTHER] = _scenario(args.files_b, args)
+    tasks = list(_tasks(args, policies))
+    _check_traffic(traffic, policies, tasks[0])
+    results = list(_with_progress(run(tasks, traffic), len(tasks)))
+    if args.json:
+        print(json.dumps(as_json(results), indent=2))
+        return 0
+    print(report(results, policies[OURS].routes, policies[OTHER].routes if OTHER in policies else {}))
+    if args.worst:
+        print("\n" + (worst_decisions(results) or "no decision with regret"))
+    return 0
+
+
+def _tasks(args: argparse.Namespace, policies: Mapping[str, Scenario]) -> Iterator[ReplayTask]:
+    loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)
+    played = {**policies, **{scorer: policies[OURS].with_scorer(scorer) for scorer in scorers}}
+    for factor in loads:
+        for name, scenario in played.items():
+            for seed in range(args.seed, args.seed + args.seeds):
+                keep = args.worst if name in policies and seed == args.seed else 0
+                yield ReplayTask(name, scenario, factor, seed, keep)
+
+
+def _check_traffic(traffic: Traffic, policies: Mapping[str, Scenario], first: ReplayTask) -> None:
+    """Reports an error in a trace before the first replay."""
+    try:
+        if not all(traffic.arrivals(scenario.routes, first.load, first.seed) for scenario in policies.values()):
+            raise TraceError("no request left to replay; raise --seconds")
+    except TraceError as error:
+        raise _error(str(error)) from None
+
+
+def _with_progress(results: Iterable[ReplayResult], total: int) -> Iterator[ReplayResult]:
+    """Shows the progress on a terminal."""
+    for number, result in enumerate(results, 1):
+        if sys.stderr.isatty():
+            print(f"\rreplayed {number} of {total}", end="" if number < total else "\n", file=sys.stderr, flush=True)
+        yield result
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _scenario(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
+    config = load(files, os.environ)
+    if args.workers is not None:
+        config = config.with_workers(args.workers)
+    scenario = scenario_from(config)
+    if args.replicas is not None:
+        if args.workers is not None and args.workers > 1:
+            raise _error("--replicas: each replica has one process; leave --workers out")
+        scenario = replace(scenario, workers=1, replicas=args.replicas, peer_delay=_peer_delay(args.news))
+    if not scenario.routes:
+        raise _error("the configuration has no routes to replay on")
+    for pool, profile in assumed_profiles(config).items():
+        print(f"firsttoken: pool {pool} has no `profile`: assuming {profile}", file=sys.stderr)
+    faults = tuple(_fault(text, scenario) for text in args.fault)
+    return replace(scenario, faults=faults, score_per_1k=_score_per_1k(args.score_per_1k))
+
+
+def _score_per_1k(text: str | None) -> float | None:
+    try:
+        return None if text is None else seconds(text)
+    except ValueError as error:
+        raise _error(f"--score-per-1k {text}: {error}") from None
+
+
+def _peer_delay(text: str) -> float | None:
+    try:
+        return None if text == "off" else seconds(text)
+    except ValueError as error:
+        raise _error(f"--news {text}: {error}; or off") from None
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError([f"firsttoken: {message}"])
+
+
+def _fault(text: str, scenario: Scenario) -> ScheduledFault:
+    found = FAULT.fullmatch(text)
+    if found is None:
+        raise _error(f"--fault {text}: write ENDPOINT@TIME=WHAT, such as main/h1:8000@90s=slow:5, =kill or =restart")
+    endpoint = found["endpoint"]
+    if endpoint not in scenario.profiles:
+        raise _error(f"--fault {text}: no endpoint '{endpoint}'{did_you_mean(endpoint, scenario.profiles)}")
+    try:
+        at = seconds(found["at"])
+    except ValueError as error:
+        raise _error(f"--fault {text}: {error}") from None
+    return ScheduledFault(at, endpoint, found["kind"], float(found["factor"] or 1.0))
+
+
+def _loads(text: str) -> list[float]:
+    """`1`, `0.6,1,1.4`, or `0.6..1.4`: RANGE_LOADS equidistant loads."""
+    try:
+        low, is_range, high = text.partition("..")
+        if is_range:
+            step = (float(high) - float(low)) / (RANGE_LOADS - 1)
+            loads = [round(float(low) + step * i, 6) for i in range(RANGE_LOADS)]
+        else:
+            loads = [float(part) for part in text.split(",")]
+        if not all(0 < factor < float("inf") for factor in loads):
+            raise ValueError
+    except ValueError:
+        raise _error(f"--load {text}: write numbers above 0, such as 1, 0.6,1,1.4 or 0.6..1.4") from None
+    return sorted(set(loads))
+
+
+def _scorers(text: str, reference: bool) -> list[str]:
+    names = list(BASELINES) if text == "all" else [] if text == "none" else text.split(",")
+    for name in names:
+        if name not in SCORERS:
+            raise _error(f"--scorers: no scorer '{name}'{did_you_mean(name, SCORERS)}")
+    chosen = [name for name in names if name not in (OURS, REFERENCE)]
+    return [*chosen, *([REFERENCE] if reference else [])]

@@ -1,0 +1,391 @@
+"""One simulated gateway process: queue, decisions and attempts, with virtual time and simulated servers for sockets.
+
+The decision code is the gateway's own (`policies.queue`, `policies.attempts.attempt_machine`, the retry and hedge
+budgets), and the fleet is informed of the same events at the same times. With the clairvoyant reference, a request
+enters the queue again after a lost attempt, because the decision ranks a single candidate.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from zlib import crc32
+
+from lab.engines.engine_events import EngineFirstToken, EngineRequest, Event, Finished, Refused
+from lab.replay.clairvoyant import Clairvoyant
+from lab.replay.results import ReplayOutcome, RequestResult, Results
+from lab.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
+from lab.scorers.research_scorers import REPLAY_SCORERS
+from lab.traffic.traces import BLOCK, Arrival
+from policies.attempts import attempt_events as steps
+from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.blame.blame import BLAME, Elsewhere
+from policies.fleet.fleet import AttemptReport, Fleet
+from policies.fleet.peers import PeerLink
+from policies.queue.queue_scheduler import QueueScheduler
+from policies.queue.queued_request import QueuedRequest
+from policies.routes.route import Route
+from policies.routing.candidates import uncached_tokens
+from policies.routing.tiers import LONGEST_WAIT
+from policies.scorers.scorers import tie_break
+from policies.types import (
+    FOREVER,
+    Attempt,
+    AttemptKind,
+    AttemptOutcome,
+    Candidate,
+    Decision,
+    Placement,
+    PoolEstimate,
+    PrefixBlocks,
+    PromptEstimate,
+    RequestView,
+)
+
+ATTEMPTS = 16  # attempt keys per request
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAttempt:
+    candidate: Candidate
+    sent_at: float
+
+
+@dataclass(slots=True)
+class ActiveRequest:
+    """A request in progress."""
+
+    number: int
+    arrival: Arrival
+    route: Route
+    estimate: PromptEstimate
+    result: RequestResult
+    entered_at: float  # arrival, or the last return after a refusal
+    decision: Decision | None = None
+    machine: AttemptMachine | None = None
+    open: dict[int, OpenAttempt] = field(default_factory=dict)  # by attempt number
+    won: int = 0
+    wake_at: float = FOREVER
+
+    def key(self, attempt: int) -> int:
+        return self.number * ATTEMPTS + attempt
+
+
+class SimFacts:
+    """A hedge would take the place of a request in the queue. Nothing else is simulated."""
+
+    closes = False
+
+    def __init__(self, queue: QueueScheduler | Clairvoyant) -> None:
+        self._queue = queue
+        self.is_closed = steps.NO_FACTS.is_closed
+        self.is_overtaken = steps.NO_FACTS.is_overtaken
+        self.progress = steps.NO_FACTS.progress
+        self.without_larger_window = steps.NO_FACTS.without_larger_window
+
+    def is_saturated(self) -> bool:
+        return bool(self._queue.held)
+
+
+class DecisionOverride:
+    """Decisions in place of those of the gateway; the base class replaces none."""
+
+    def on_entry(self, request: ActiveRequest) -> Decision | None:
+        """Decision for a request before the queue; None: the request enters the queue."""
+        return None
+
+    def on_refusal(self, request: ActiveRequest, refusal: Decision) -> Decision:
+        return refusal
+
+
+class SimGateway:
+    """`on_ended` is called with the number of each request at its end, whatever the end.
+
+    `peers`: link to the other gateway processes, where there are several.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        clock: Clock,
+        servers: SimFleet,
+        results: Results,
+        arrivals: Sequence[Arrival],
+        on_ended: Callable[[int], None],
+        peers: PeerLink | None = None,
+    ) -> None:
+        self._on_ended = on_ended
+        self.scenario = scenario
+        self.clock = clock
+        self.servers = servers
+        self.results = results
+        self.fleet = Fleet(scenario.pools)
+        self.fleet.peers = peers
+        self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
+        self.queue = self.clairvoyant or QueueScheduler(REPLAY_SCORERS)
+        self.active: dict[int, ActiveRequest] = {}
+        self.override = DecisionOverride()
+        self.racing: set[int] = set()  # requests with several attempts, or with a cancellation in transit
+        self._retries = RetryBudget()
+        self._hedges = {name: HedgeBudget(route.hedge_share) for name, route in scenario.routes.items()}
+        self._pools = {pool.name: pool for pool in scenario.pools}
+
+    # ---------------------------------------------------------------- queue and decisions
+
+    def arrive(self, number: int, arrival: Arrival) -> None:
+        route, now = self.scenario.routes[arrival.route], self.clock.now
+        result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens, arrival.tenant)
+        result.new_tokens = self.results.new_tokens(arrival)
+        result.session = arrival.session
+        self.results.requests.append(result)
+        estimate = self._estimate(arrival, route, result)
+        request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result, now)
+        self._enter(request)
+
+    def _enter(self, request: ActiveRequest) -> None:
+        if (decision := self.override.on_entry(request)) is not None:
+            self.on_decision(request, decision)
+            return
+        self._enqueue(request)
+        limit = self.scenario.queue_limit
+        if request.decision is None and request.route.ttft and limit < FOREVER:
+            self.clock.at(request.entered_at + limit, self._on_queue_timeout, request.number, request.entered_at)
+
+    def _estimate(self, arrival: Arrival, route: Route, result: RequestResult) -> PromptEstimate:
+        estimate = estimate_of(arrival, route, self.fleet.answer_lengths.expected_output(route.name))
+        if not route.budget_grows:
+            return estimate
+        if self.clairvoyant is not None:
+            return replace(estimate, uncached_tokens=result.new_tokens)
+        view, fleet = RequestView(result.arrived, stream=True), self.fleet.snapshot(self.clock.now)
+        return replace(estimate, uncached_tokens=uncached_tokens(view, route, estimate, fleet, self.fleet.hit))
+
+    def _enqueue(self, request: ActiveRequest) -> None:
+        view = RequestView(request.entered_at, stream=True)
+        tenant = request.arrival.tenant
+        weight = self.scenario.weights.get(tenant, 1.0)
+        queued = QueuedRequest(request.number, view, request.estimate, request.route, request.number, tenant, weight)
+        self.queue.enter(queued)
+        self.dispatch_queued()
+
+    def dispatch_queued(self) -> None:
+        if self.queue.held:
+            for number, decision in self.queue.release(self.fleet, self.clock.now):
+                assert isinstance(number, int)
+                self.on_decision(self.active[number], decision)
+
+    def _on_queue_timeout(self, number: int, entered_at: float) -> None:
+        request = self.active.get(number)
+        if request is None or request.decision is not None or request.machine is not None:
+            return
+        if request.entered_at == entered_at:
+            self.queue.leave(number)
+            self._shed(request, LONGEST_WAIT)
+
+    def on_decision(self, request: ActiveRequest, decision: Decision) -> None:
+        if decision.outcome is not Placement.PLACE:
+            decision = self.override.on_refusal(request, decision)
+        request.decision = decision
+        if decision.outcome is not Placement.PLACE:
+            return self._shed(request, decision.retry_after)
+        if self.scenario.pooled:
+            decision = _without_tiers(decision, request.number)
+        if self.scenario.scorer != OURS:  # baselines do not abandon silent attempts: that is part of our policy
+            decision = replace(decision, deadline=FOREVER)
+        request.decision = decision
+        limits = steps.AttemptLimits(
+            max_attempts=request.route.max_attempts,
+            hedge=request.route.hedge != "off",
+            first_token_limit=self.scenario.first_token_limit,
+        )
+        hedges, now = self._hedges[request.route.name], self.clock.now
+        request.machine = AttemptMachine(decision, limits, self._retries, hedges, SimFacts(self.queue), now=now)
+        return self._step(request, steps.Begin())
+
+    def _shed(self, request: ActiveRequest, retry_after: float) -> None:
+        now, result = self.clock.now, request.result
+        self.queue.on_dispatched(request.number)
+        result.refusals.append(now - request.entered_at)
+        if retry_after and len(result.refusals) <= self.scenario.returns:
+            self.clock.at(now + retry_after, self._come_back, request)
+        else:
+            self._close(request, ReplayOutcome.SHED)
+
+    def _come_back(self, request: ActiveRequest) -> None:
+        """The caller sends the refused request again."""
+        request.entered_at = request.result.returned_at = self.clock.now
+        request.decision = None
+        request.estimate = self._estimate(request.arrival, request.route, request.result)
+        self._enter(request)
+
+    # ---------------------------------------------------------------- actions of the attempt machine
+
+    def _step(self, request: ActiveRequest, event: steps.Event) -> None:
+        assert request.machine is not None
+        step = request.machine.on(event, self.clock.now)
+        for action in step.actions:
+            match action:
+                case steps.Open(attempt):
+                    self._open(request, attempt)
+                case steps.Cancel(number, outcome):
+                    self._cancel(request, number, outcome)
+                case steps.Commit(number):
+                    request.won = number
+                case steps.GiveUp():
+                    self._close(request, ReplayOutcome.LOST)
+        if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
+            request.wake_at = step.wake_at
+            self.clock.at(step.wake_at, self._on_timer, request.number, step.wake_at)
+
+    def _open(self, request: ActiveRequest, attempt: Attempt) -> None:
+        candidate, now = attempt.candidate, self.clock.now
+        endpoint, key, arrival = candidate.endpoint, request.key(attempt.number), request.arrival
+        request.open[attempt.number] = OpenAttempt(candidate, now)
+        if request.result.dispatched_at is None:
+            request.result.dispatched_at = now
+        request.result.attempts += 1
+        request.result.hedges += attempt.kind is AttemptKind.HEDGE
+        if len(request.open) > 1:
+            self.racing.add(request.number)
+        prompt, route = request.estimate.pools[endpoint.pool], request.route
+        output = request.estimate.output_tokens
+        pace = route.tpot_budget(None)
+        self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=pace, output=output, route=route)
+        self.queue.on_dispatched(request.number)
+        try:
+            hashes, adapter = prompt.blocks.hashes, prompt.adapter
+            sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, hashes, adapter=adapter)
+            self.servers.submit(endpoint.id, sent, now)
+        except Refused as refused:
+            self.clock.at(now, self._on_refused, key, refused)
+        except ValueError:
+            self.clock.at(now, self._on_refused, key, Refused(400, "too long"))
+
+    def _cancel(self, request: ActiveRequest, number: int, outcome: AttemptOutcome) -> None:
+        """The cancellation reaches the engine after `overhead` seconds, as a request does."""
+        opened, key, now = request.open.pop(number), request.key(number), self.clock.now
+        endpoint = opened.candidate.endpoint.id
+        self.results.prefilled(endpoint, opened.sent_at, now)
+        self.racing.add(request.number)
+        self.clock.at(now + self.servers.overhead, self._abort, request.number, endpoint, key)
+        self.fleet.on_ended(key, outcome, now)
+
+    def _abort(self, number: int, endpoint: str, key: int) -> None:
+        self.servers.abort(endpoint, key)
+        request = self.active.get(number)
+        if request is None or len(request.open) < 2:
+            self.racing.discard(number)
+
+    def _on_timer(self, number: int, due: float) -> None:
+        request = self.active.get(number)
+        if request is None or request.wake_at != due or request.won:
+            return
+        request.wake_at = FOREVER
+        self._step(request, steps.TimerFired())
+
+    # ---------------------------------------------------------------- events of the servers
+
+    def _waiting(self, key: int) -> ActiveRequest | None:
+        """The request of an open attempt."""
+        request = self.active.get(key // ATTEMPTS)
+        return request if request is not None and key % ATTEMPTS in request.open else None
+
+    def on_event(self, event: Event) -> None:
+        attempt = int(event.id) % ATTEMPTS
+        if (request := self._waiting(int(event.id))) is None:
+            return
+        if isinstance(event, EngineFirstToken):
+            self._on_first_token(request, attempt, event)
+        else:
+            self._on_finished(request, attempt, event)
+
+    def _on_first_token(self, request: ActiveRequest, attempt: int, event: EngineFirstToken) -> None:
+        opened, now = request.open[attempt], self.clock.now
+        candidate, result, decision = opened.candidate, request.result, request.decision
+        assert decision is not None
+        self.fleet.on_first_token(request.key(attempt), now)
+        self.results.prefilled(candidate.endpoint.id, opened.sent_at, now)
+        result.first_at = now
+        result.sent_at = opened.sent_at
+        result.endpoint, result.pool = candidate.endpoint.id, candidate.endpoint.pool
+        result.tier = candidate.tier
+        result.external = not self._pools[candidate.endpoint.pool].local
+        result.cached = event.cached_tokens
+        if self.clairvoyant is not None:
+            self.clairvoyant.on_first_token(request.number, request.key(attempt), now)
+        else:
+            result.p50 = candidate.forecast.p50
+            result.p90 = candidate.forecast.p90
+            others = (other.forecast.p50 for other in decision.ranked if other.endpoint != candidate.endpoint)
+            result.alternative = min(others, default=None)
+        self.results.answered(result, decision, request.estimate)
+        self._step(request, steps.FirstToken(attempt))
+        request.decision = None
+
+    def _on_finished(self, request: ActiveRequest, attempt: int, event: Finished) -> None:
+        result, arrival = request.result, request.arrival
+        pool = self._pools[request.open.pop(attempt).candidate.endpoint.pool]
+        result.ended_at = self.clock.now  # for the TPOT of the report
+        cached = result.cached if pool.local else None
+        reported = AttemptReport(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
+        self.fleet.on_ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
+        self.fleet.answer_lengths.observe_output(result.route, event.output_tokens)
+        result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
+        self._close(request, ReplayOutcome.COMPLETED)
+
+    def on_engine_death(self, key: int) -> None:
+        """The engine of this attempt died."""
+        attempt = key % ATTEMPTS
+        if (request := self._waiting(key)) is None:
+            return
+        if request.won == attempt:
+            request.open.pop(attempt)
+            self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
+            self._close(request, ReplayOutcome.BROKEN)
+        else:
+            self._fail(request, steps.Failed(attempt, BLAME["reset"], accepted=True))
+
+    def _on_refused(self, key: int, refused: Refused) -> None:
+        blame = BLAME[{0: "connect", 400: "client", 429: "rate_limited"}.get(refused.status, "overloaded")]
+        if (request := self._waiting(key)) is not None:
+            self._fail(request, steps.Failed(key % ATTEMPTS, blame, refused.retry_after))
+
+    def _fail(self, request: ActiveRequest, failure: steps.Failed) -> None:
+        opened, blame = request.open.pop(failure.number), failure.blame
+        self.results.prefilled(opened.candidate.endpoint.id, opened.sent_at, self.clock.now)
+        connected = failure.accepted or blame.kind not in ("connect", "reset")
+        reported = AttemptReport(retry_after=failure.retry_after, connected=connected, blame=blame)
+        self.fleet.on_ended(request.key(failure.number), blame.outcome, self.clock.now, reported)
+        if self.clairvoyant is not None and blame.elsewhere is not Elsewhere.NOWHERE:
+            self.clairvoyant.on_ended(request.number)
+            request.decision = None
+            return self._enqueue(request)
+        return self._step(request, failure)
+
+    def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
+        request.result.end = end
+        request.result.ended_at = self.clock.now
+        del self.active[request.number]
+        if self.clairvoyant is not None:
+            self.clairvoyant.on_ended(request.number)
+        self._on_ended(request.number)
+
+
+def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEstimate:
+    """The gateway's estimate, given an exact token count."""
+    hashes = arrival.hashes if isinstance(arrival.hashes, array) else array("Q", arrival.hashes)
+    pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, BLOCK), arrival.prompt_tokens)
+    pools = {tier.pool: pool for tier in route.tiers}
+    for name, adapter in route.adapters.items():
+        seed = crc32(adapter.encode()) << 32  # adapters share no block
+        own = PrefixBlocks(array("Q", [block ^ seed for block in hashes]), BLOCK)
+        pools[name] = replace(pool, blocks=own, adapter=adapter)
+    return PromptEstimate(pools, output_tokens)
+
+
+def _without_tiers(decision: Decision, seed: int) -> Decision:
+    """All endpoints of all tiers in one order, for scores that are comparable between pools."""
+    ranked = sorted(decision.ranked, key=lambda candidate: (candidate.score, tie_break(seed, candidate.endpoint.id)))
+    return replace(decision, ranked=tuple(ranked))

@@ -1,0 +1,141 @@
+"""Traces in recorded formats, and synthetic traffic."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+
+from lab.traffic.traces import TraceError, agents, at_load, read_trace, spread
+from tests.gateway.builders import record
+from tests.lab.replay.builders import mooncake
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    return path
+
+
+def test_mooncake_lines_carry_lengths_and_prefixes(tmp_path: Path) -> None:
+    """Timestamps are milliseconds; one hash per 512 tokens, of which the hashes of full blocks are taken."""
+    found = read_trace(
+        written(
+            tmp_path,
+            '{"timestamp": 1000, "input_length": 1300, "output_length": 5, "hash_ids": [7, 8, 9]}\n'
+            '{"timestamp": 4500, "input_length": 512, "output_length": 0, "hash_ids": [7]}\n',
+        )
+    )
+    assert [(a.at, a.prompt_tokens, a.output_tokens, list(a.hashes)) for a in found] == [
+        (0.0, 1300, 5, [7, 8]),
+        (3.5, 512, 1, [7]),
+    ]
+
+
+def test_azure_lines_have_prompts_of_their_own(tmp_path: Path) -> None:
+    """The trace has no prefix information; fractions of a second have seven digits."""
+    first, second = read_trace(
+        written(tmp_path, AZURE + "2023-11-16 18:15:46.6805900,1100,44\n2023-11-16 18:15:50.9951690,600,109\n")
+    )
+    assert (first.at, second.at, second.prompt_tokens, second.output_tokens) == (0.0, pytest.approx(4.314579), 600, 109)
+    assert (len(first.hashes), len(set(first.hashes) & set(second.hashes))) == (2, 0)
+
+
+def test_the_gateways_access_log_has_route_and_prefix(tmp_path: Path) -> None:
+    """Unanswered requests have no output length and are skipped, as is the line that counts lost lines."""
+    told = [
+        record(wall=50.0, prompt_tokens_estimated=900, prompt_tokens_reported=1030, prefix=[11, 12]).as_json(),
+        record(wall=52.0, prompt_tokens_estimated=900, output_tokens=None).as_json(),
+        {"access_log_lines_lost": 3},
+        record(wall=53.0, prompt_tokens_estimated=900, route="agent").as_json(),
+    ]
+    found = read_trace(written(tmp_path, "".join(json.dumps(line) + "\n" for line in told)))
+    assert [(a.at, a.route, a.prompt_tokens, a.output_tokens) for a in found] == [
+        (0.0, "chat", 1030, 10),
+        (3.0, "agent", 900, 10),
+    ]
+    assert (list(found[0].hashes), len(found[1].hashes)) == ([11, 12], 1)
+
+
+def test_times_ascend_from_zero(tmp_path: Path) -> None:
+    """Arrivals are sorted by time, for any order of lines."""
+    found = read_trace(written(tmp_path, AZURE + "2023-11-16 18:15:50,5,5\n2023-11-16 18:15:46,6,6\n"))
+    assert [(a.at, a.prompt_tokens) for a in found] == [(0.0, 6), (4.0, 5)]
+
+
+def test_ticks_are_spread_within_themselves(tmp_path: Path) -> None:
+    """Ten requests with one rounded timestamp are spread within the tick, determined by the seed."""
+    rows = "".join(f"2023-11-16 18:15:{10 + tick},5,5\n" * 10 for tick in range(0, 9, 3))
+    trace = read_trace(written(tmp_path, AZURE + rows))
+    found = spread(trace, 1)
+    ticks = [sum(low <= arrival.at < low + 3 for arrival in found) for low in (0, 3, 6)]
+    assert (ticks, len({a.at for a in found})) == ([10, 10, 10], 30)
+    assert found == spread(trace, 1)
+    assert found != spread(trace, 2)
+
+
+def test_exact_times_are_left_alone(tmp_path: Path) -> None:
+    """Two requests with one timestamp are no tick: the trace stays unchanged."""
+    trace = read_trace(mooncake(tmp_path / "trace", 20))
+    assert spread(trace, 1) == trace
+
+
+def test_a_load_is_the_same_requests_in_less_time(tmp_path: Path) -> None:
+    """Twice the load halves all times."""
+    found = at_load(read_trace(mooncake(tmp_path / "trace", 3, gap=1000)), 2.0)
+    assert [a.at for a in found] == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no usable request; each line needs its prompt and output tokens"),
+        ("a,b\n1,2\n", "1: neither JSON lines nor a header TIMESTAMP,ContextTokens,GeneratedTokens"),
+        (AZURE + "yesterday,5,5\n", "2: Invalid isoformat string: 'yesterday'; fix or remove the line"),
+        (AZURE + "2023-11-16 18:15:46,5\n", "2: expected three fields; fix or remove the line"),
+        ('{"timestamp": 1, "input_length": 5}\n', "1: output_length is missing; fix or remove the line"),
+        ('{"timestamp": 1, "input_\n', "1: not valid JSON; fix or remove the line"),
+    ],
+)
+def test_an_unreadable_trace_line_is_named(tmp_path: Path, text: str, message: str) -> None:
+    """The error names file, line, cause and remedy."""
+    path = written(tmp_path, text)
+    with pytest.raises(TraceError) as error:
+        read_trace(path)
+    assert str(error.value) in (f"{path}:{message}", f"{path}: {message}")
+
+
+def test_a_missing_trace_file_is_an_error(tmp_path: Path) -> None:
+    """The error quotes the operating system's reason."""
+    with pytest.raises(TraceError, match="nowhere: cannot be read: No such file or directory"):
+        read_trace(tmp_path / "nowhere")
+
+
+def test_a_limit_takes_the_first_requests(tmp_path: Path) -> None:
+    """The limit applies to lines of the file: later lines are not read."""
+    path = mooncake(tmp_path / "trace", 5)
+    path.write_text(path.read_text() + "garbage\n")
+    assert len(read_trace(path, limit=5)) == 5
+
+
+# ---------------------------------------------------------------- synthetic
+
+
+def test_turns_of_a_session_share_their_beginning() -> None:
+    """Most blocks of a prompt occurred in an earlier prompt of the session or application."""
+    seen, hit, total = set[int](), 0, 0
+    for arrival in agents(seed=1):
+        hit += sum(block in seen for block in arrival.hashes)
+        total += len(arrival.hashes)
+        seen.update(arrival.hashes)
+    assert hit / total > 0.85
+
+
+def test_a_prefix_is_base64_of_64_bit_hashes() -> None:
+    """A Record shows block hashes, never text; null without a hash."""
+    assert record(prefix=[1]).as_json()["prefix"] == b64encode((1).to_bytes(8, "little")).decode()
+    assert record().as_json()["prefix"] is None
