@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backends import rate_limit_headers
+from backends.waiting_times import duration
 
 MESSAGE_LIMIT = 2000  # characters of a server's message
 _MOST_ENTRIES = 50  # of a list inside an error
@@ -104,7 +104,7 @@ def _wait(message: str) -> float | None:
     found = _WAIT.search(message)
     if found is None:
         return None
-    return float(found[1]) if found[1] else rate_limit_headers.seconds(found[2].rstrip("."))
+    return float(found[1]) if found[1] else duration(found[2].rstrip("."))
 
 
 def _joined(message: Any) -> str:

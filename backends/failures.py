@@ -28,8 +28,8 @@ from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
 from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
 from backends.error_words import is_known_name, known_words
 from backends.interface import RATE_LIMITS, Failure, FailureKind
-from backends.rate_limit_headers import retry_after
 from backends.scrubbing import scrub
+from backends.waiting_times import retry_after
 
 _SHORTEST_KEY = 16  # characters
 _CAUSE_LIMIT = 160  # characters of a cause

@@ -7,7 +7,7 @@ becomes a `Failure`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -136,16 +136,6 @@ class Usage:
     cache_write: int | None = None  # of the prompt, written into a cache
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimitReport:
-    """A provider's rate limit as of a reply: of requests, or of tokens."""
-
-    counts_tokens: bool
-    remaining: float
-    limit: float | None  # None: not reported
-    reset: float  # s until the limit is full
-
-
 @dataclass(slots=True)
 class EngineTimes:
     """Times of the request as reported by the engine (vLLM --enable-per-request-metrics), seconds."""
@@ -223,11 +213,6 @@ class Backend(Protocol):
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         """The meaning of a non-2xx reply. Header names are lower case."""
-
-    def rate_limits(self, headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
-        """Rate limits of the provider, as the headers of a reply report them, in lower case. Not asked where
-        `local`."""
-        return ()
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         """The reason for which no server can continue an answer that broke after `tokens`; empty: one can."""

@@ -7,13 +7,13 @@ not, passes through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from backends import failures, rate_limit_headers
+from backends import failures
 from backends.interface import (
     Assembler,
     Backend,
@@ -22,7 +22,6 @@ from backends.interface import (
     Failure,
     HttpCall,
     Operation,
-    RateLimitReport,
     Tap,
 )
 from backends.stream.assembled_choices import ChoicesAssembler
@@ -171,9 +170,6 @@ class OpenAI(Backend):
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret, self._models)
-
-    def rate_limits(self, headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
-        return rate_limit_headers.read(headers)
 
     def obstacle(self, forward: BackendRequest, tokens: int) -> str:
         return "the dialect"

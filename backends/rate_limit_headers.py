@@ -1,4 +1,4 @@
-"""Rate limits, and the time to wait, in the headers of a server's reply.
+"""Rate limits in the headers of a provider's reply.
 
 Spellings, each read in the provider's reference in 2026-11:
 - OpenAI, Azure OpenAI, Groq, xAI, Fireworks, Cerebras: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, some
@@ -17,15 +17,12 @@ Rules:
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 
-from backends.interface import RateLimitReport
+from backends.waiting_times import duration, sent_at
 
 _WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "month": 30 * 86400.0}  # s
 MINUTE = 60.0  # s: the window where a limit is reported
@@ -35,10 +32,16 @@ _MOST = 1e15  # of a limit, or of a time: anything larger is malformed
 _FIELDS = "limit|remaining|reset"
 _OPENAI = re.compile(rf"x-ratelimit-({_FIELDS})(?:-(requests|req|tokens))?(?:-({'|'.join(_WINDOWS)}))?")
 _ANTHROPIC = re.compile(rf"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-({_FIELDS})")
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+")
-_LONGEST_TEXT = 64  # characters of a duration
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitReport:
+    """A provider's rate limit as of a reply: of requests, or of tokens."""
+
+    counts_tokens: bool
+    remaining: float
+    limit: float | None  # None: not reported
+    reset: float  # s until the limit is full
 
 
 def read(headers: Mapping[str, str]) -> Sequence[RateLimitReport]:
@@ -96,46 +99,16 @@ def _number(text: str | None) -> float | None:
     return number if 0 <= number <= _MOST else None
 
 
-def seconds(text: str) -> float | None:
-    """Seconds of a duration such as `6m0s`, `7.66s` or `12ms`; None: malformed."""
-    if len(text) > _LONGEST_TEXT or not _DURATION.fullmatch(text):
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-
-
 def _reset(text: str, headers: Mapping[str, str]) -> float | None:
     """Seconds of a duration, or until a time; None: malformed, or absent."""
-    duration = seconds(text)
-    if duration is not None:
-        return duration
+    if (wait := duration(text)) is not None:
+        return wait
     number = _number(text)
     if number is not None:
         if number < 1e9:
             return number
-        return (number / 1e3 if number > 1e11 else number) - _now(headers)
+        return (number / 1e3 if number > 1e11 else number) - sent_at(headers)
     try:
-        return datetime.fromisoformat(text).timestamp() - _now(headers)
+        return datetime.fromisoformat(text).timestamp() - sent_at(headers)
     except ValueError:
         return None
-
-
-def _now(headers: Mapping[str, str]) -> float:
-    """Unix time at which the reply was sent, by the provider's own clock."""
-    try:
-        return parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return time.time()
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait as the server asks (RFC 9110, 10.2.3, and OpenAI's `retry-after-ms`); None if malformed."""
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with suppress(ValueError):
-            wait = float(headers.get(name) or "") * unit
-            if math.isfinite(wait) and wait >= 0:
-                return wait
-    try:
-        wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - _now(headers)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return wait if wait >= 0 else None

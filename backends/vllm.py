@@ -177,7 +177,7 @@ def _limits(body: Mapping[str, Any]) -> dict[str, int]:
 
 
 class SimulatedVllm(Vllm):
-    """The gateway's simulated engine."""
+    """The simulated engine that `firsttoken simulate` serves."""
 
     native = frozenset({Operation.CHAT, Operation.COMPLETION})
     whole_forms = {Operation.CHAT: SIMULATED_CHAT, Operation.COMPLETION: SIMULATED_COMPLETION}

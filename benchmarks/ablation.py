@@ -42,7 +42,7 @@ from policies.queue.placement_round import PlacementRound, with_first
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing import tiers
-from policies.scorers import scorers
+from policies.scorers import predicted
 from policies.types import FOREVER, Decision
 
 LOADS = (0.9, 1.25)
@@ -135,9 +135,9 @@ IDEAS = (
     ),
     Idea("holding", "a prefill never waits for answers to bear it", ((HoldRules, "_has_slack", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
-    Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((scorers, "TPOT_MISS", 0.0),)),
-    Idea("price of engine time", "only this request's own delay counts", ((scorers, "ENGINE_TIME", 0.0),)),
-    Idea("near ties", "costs within 5% are not equal", ((scorers, "NEAR", 0.0),)),
+    Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((predicted, "TPOT_MISS", 0.0),)),
+    Idea("price of engine time", "only this request's own delay counts", ((predicted, "ENGINE_TIME", 0.0),)),
+    Idea("near ties", "costs within 5% are not equal", ((predicted, "NEAR", 0.0),)),
     Idea(
         "spilling",
         "a queued request never moves to another tier",

@@ -84,7 +84,8 @@ def reserve_port(address: ListenAddress) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A listening Unix socket for connections between our own processes."""
+    """A listening Unix socket for connections between our own processes, in place of one of an exited process."""
+    path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX)
     made.bind(str(path))
     made.listen(BACKLOG)

@@ -52,16 +52,15 @@ class ConfigSource:
 
 
 class ReloadCounts(Collector):
-    """Counts and logs reloads. `cells`: memory of three numbers: applied, refused, time of the last applied reload."""
+    """Counts and logs reloads."""
 
-    def __init__(self, cells: memoryview[float] | None = None) -> None:
-        self._cells = memoryview(bytearray(24)).cast("d") if cells is None else cells
-        if not self._cells[2]:
-            self._cells[2] = time()
+    def __init__(self) -> None:
+        self._applied = self._refused = 0
+        self._loaded_at = time()  # the configuration in force
 
     def applied(self, found: Change, reason: str) -> None:
-        self._cells[0] += 1
-        self._cells[2] = time()
+        self._applied += 1
+        self._loaded_at = time()
         if found.changed:
             log.info("configuration reloaded (%s): %s", reason, ", ".join(found.changed))
         if found.restart:
@@ -70,15 +69,15 @@ class ReloadCounts(Collector):
             log.info("configuration reloaded (%s): no changes", reason)
 
     def refused(self, error: ConfigError, reason: str) -> None:
-        self._cells[1] += 1
+        self._refused += 1
         log.error("configuration reload refused (%s), keeping the previous configuration:\n%s", reason, error)
 
     def collect(self) -> Iterable[Metric]:
         counts = counter("firsttoken_config_reloads_total")
-        counts.of[("applied",)].value = self._cells[0]
-        counts.of[("refused",)].value = self._cells[1]
+        counts.of[("applied",)].value = self._applied
+        counts.of[("refused",)].value = self._refused
         yield from counts.collect()
-        yield gauge("firsttoken_config_loaded_timestamp_seconds", [((), self._cells[2])])
+        yield gauge("firsttoken_config_loaded_timestamp_seconds", [((), self._loaded_at)])
 
 
 class Reloader:
@@ -122,9 +121,11 @@ class Reloader:
     async def on_post(self) -> web.Response:
         """POST /reload. Raises ApiError."""
         try:
-            return json_response(200, encode(reload_result(await self.reload("POST /reload"))))
+            found = await self.reload("POST /reload")
         except ConfigError as error:
-            raise invalid_config(str(error)) from None
+            raise ApiError(400, str(error), code="invalid_config") from None
+        result = "applied" if found.changed else "unchanged"
+        return json_response(200, encode({"result": result, "changed": found.changed, "restart": found.restart}))
 
     async def _reload_logged(self, reason: str) -> None:
         try:
@@ -144,12 +145,3 @@ class Reloader:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def reload_result(found: Change) -> dict[str, object]:
-    """Body of the answer to POST /reload."""
-    return {"result": "applied" if found.changed else "unchanged", "changed": found.changed, "restart": found.restart}
-
-
-def invalid_config(lines: str) -> ApiError:
-    return ApiError(400, lines, code="invalid_config")

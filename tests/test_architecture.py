@@ -6,10 +6,13 @@ Import cycles and imports between packages are contracts of import-linter (pypro
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,13 @@ MODULES = {str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removes
 VAGUE_OPENING = re.compile(r"(What|Who|Whom|Whose|Whether|How|Where)\b")
 PICTURE = re.compile(r"<!-- rooms -->\s*```mermaid\n(.*?)```", re.DOTALL)
 ARROW = re.compile(r"^\s*(\w+) --> (\w+(?: & \w+)*)\s*$", re.MULTILINE)
+STANDARD_NAMES = {"_exit", "_replace"}  # documented by Python
+PRIVATE_NAMES = {  # of libraries, with the reason to use each
+    "gateway/downstream/http_server.py: _messages": "a parser error behind a body that never ends: decision 0025",
+    "gateway/tokenize/estimator.py: _imp": "a keyed hash without an allocation",
+    "gateway/tokenize/tokenizers.py: _core_bpe": "ids as bytes, without the GIL: tiktoken has no public name for it",
+    "gateway/tokenize/tokenizers.py: _resize_cache": "no cache whose time would tell a tenant another's words",
+}
 TOUR_ROW = re.compile(r"^\| \[(?:gateway|policies|backends|lab)/[^|]*\|", re.MULTILINE)
 
 
@@ -77,6 +87,65 @@ def test_no_file_name_is_used_twice() -> None:
 
 def test_package_files_are_empty() -> None:
     assert [path for path in FILES if path.name == "__init__.py" and path.read_text("utf-8")] == []
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("_")
+
+
+def name_of(node: ast.AST) -> str:
+    """Of a definition, a variable or an attribute."""
+    return getattr(node, "attr", None) or getattr(node, "name", None) or getattr(node, "id", "")
+
+
+def names_of(library_class: type) -> set[str]:
+    """Attributes of a class, those that its methods set included."""
+    names = set(dir(library_class))
+    for each in library_class.__mro__:
+        with suppress(OSError, TypeError):  # written in C
+            names.update(re.findall(r"\bself\.(\w+)", inspect.getsource(each)))
+    return names
+
+
+def inherited_private_names(path: Path) -> Iterator[str]:
+    """Private names of a library's class in the body of a class that inherits from it, redefined ones too."""
+    imports = [node for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom)]
+    origins = {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ClassDef):
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in origins]
+            for base in [base for base in bases if not origins[base].startswith(PACKAGES)]:
+                names = set(map(name_of, ast.walk(node)))
+                yield from filter(is_private, names & names_of(getattr(import_module(origins[base]), base)))
+
+
+@cache
+def defined_names() -> frozenset[str]:
+    """Functions, variables and attributes of the product."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    nodes = [node for path in FILES for node in ast.walk(tree(path))]
+    stored = [node for node in nodes if isinstance(node, kinds) or isinstance(getattr(node, "ctx", None), ast.Store)]
+    return frozenset(map(name_of, stored))
+
+
+def foreign_private_names(path: Path) -> Iterator[str]:
+    """Private names that this file imports, or reads although no file of the product defines them."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            yield from (part for module in modules for part in module.split(".") if is_private(part))
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            yield from {node.attr} - defined_names() - STANDARD_NAMES
+
+
+def test_private_names_of_libraries_are_few_and_known() -> None:
+    """A release may rename them. Each has a reason."""
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in FILES
+        for name in (*inherited_private_names(path), *foreign_private_names(path))
+    }
+    assert found == PRIVATE_NAMES.keys()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -36,7 +36,7 @@ from policies.attempts import attempt_machine
 from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler
-from policies.rate_limit import provider_refusal
+from policies.rate_limit import endpoint_limits
 from policies.routes.route import Route, Workload
 from policies.routing import tiers
 from scripts import metrics_page
@@ -250,8 +250,8 @@ LIMITS = [  # start of the line on the page, and the text of the limit
     ("| endpoint taken out", f"(APIs: {MAX_API_EJECTION:g} s)"),
     (
         "| endpoint that limits us",
-        f"{provider_refusal.MIN_RETRY_AFTER:g} to {provider_refusal.MAX_RETRY_AFTER:g} s;"
-        f" {provider_refusal.DEFAULT_RETRY_AFTER:g} s",
+        f"{endpoint_limits.MIN_RETRY_AFTER:g} to {endpoint_limits.MAX_RETRY_AFTER:g} s;"
+        f" {endpoint_limits.DEFAULT_RETRY_AFTER:g} s",
     ),
     ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
     ("Access log: ", f"{logs.QUEUE:,} lines"),

@@ -131,3 +131,14 @@ class Members:
         """Refuse what was not taken. Raises UntranslatableError."""
         for name in self._left:
             self.refuse(name)
+
+
+# Parts of content that chat completions and Responses write alike.
+
+
+def read_refusal(part: Members) -> Json:
+    return {"type": "refusal", "refusal": part.text("refusal")}
+
+
+def read_audio(part: Members) -> Json:
+    return {"type": "input_audio", "input_audio": part.take("input_audio")}

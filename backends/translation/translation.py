@@ -111,6 +111,12 @@ def sse(event: Mapping[str, Any], name: str = "") -> bytes:
     return bytes(ServerSentEvent(name.encode(), _encode(event)))
 
 
+def chat_error(failure: Failure) -> bytes:
+    """The event that ends a stream of a chat completion by an error."""
+    error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
+    return sse({"error": error})
+
+
 def decode_event(data: bytes) -> Any:
     """Decode the data of an event; None: no JSON. Additions of Python servers, and bytes in no UTF-8, become what JSON
     can say."""

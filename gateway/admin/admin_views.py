@@ -8,9 +8,10 @@ Rules for the query of GET /requests:
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
@@ -187,6 +188,36 @@ def _seconds_until(moment: float, now: float) -> float | None:
 
 def _seconds_since(moment: float, now: float) -> float | None:
     return None if moment == NEVER else round(now - moment, 3)
+
+
+# -- endpoints of several workers ----------------------------------------------------------
+
+
+def merge_endpoints(by_worker: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    views = defaultdict[str, dict[int, Mapping[str, Any]]](dict)
+    for worker, entries in by_worker.items():
+        for entry in entries:
+            views[entry["endpoint"]["id"]][worker] = entry
+    return [_merged_view(found) for found in views.values()]
+
+
+def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """An endpoint as seen by the worker with the most samples, its health in each, and what all believe and hold."""
+    worker = max(by_worker, key=lambda number: by_worker[number]["samples"])
+    views = by_worker.values()
+    believed = {(each["what"], each["why"]): each for each in chain(*(view["believed"] for view in views))}
+    held: dict[str, dict[str, Any]] = {}
+    for each in chain(*(view["held"] for view in views)):
+        before = held.get(each["rule"], {"requests": 0, "longest_s": 0.0})
+        longest = max(before["longest_s"], each["longest_s"])
+        held[each["rule"]] = {**each, "requests": before["requests"] + each["requests"], "longest_s": longest}
+    return {
+        **by_worker[worker],
+        "worker": worker,
+        "health_by_worker": {str(number): view["load"]["health"] for number, view in by_worker.items()},
+        "believed": [*believed.values()],
+        "held": [*held.values()],
+    }
 
 
 # -- query of GET /requests ----------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from backends.interface import Failure, Operation
+from backends.translation.messages_to_chat.answer import error_event as messages_error_event
 from gateway.api import messages_dialect, pooling_dialect, responses_dialect
 from gateway.api.api_error import ApiError, envelope
 from gateway.api.parsed_body import ParsedBody
@@ -31,7 +32,7 @@ def error_reply(error: ApiError, path: str, headers: Mapping[str, str], request_
 def error_event(failure: Failure, path: str) -> bytes:
     """The event that ends a stream by an error, in the caller's dialect."""
     if path == Operation.MESSAGES.value:
-        return messages_dialect.error_event(failure)
+        return messages_error_event(failure)
     if path == Operation.RESPONSES.value:
         return responses_dialect.error_event(failure)
     return b"data: " + encode(envelope(failure.message, failure.type, failure.code, None)) + b"\n\n"

@@ -10,24 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from backends.interface import Failure, Operation
+from backends.interface import Operation
+from backends.translation.messages_to_chat.answer import ERROR_TYPES
 from gateway.api.api_error import ApiError
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit, translated_prompt
 from gateway.strict_json import encode
 
 OVERLOADED = 529  # Anthropic's status for a server without capacity
 
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    OVERLOADED: "overloaded_error",
-}
 _IMAGE = "image"
 
 
@@ -92,16 +82,6 @@ def status_of(error: ApiError) -> int:
 
 
 def error_body(error: ApiError, request_id: str = "") -> bytes:
-    kind = _ERROR_TYPES.get(status_of(error), "invalid_request_error" if error.status < 500 else "api_error")
+    kind = ERROR_TYPES.get(status_of(error), "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
     return encode(body | {"request_id": request_id or None})
-
-
-def error_event(failure: Failure) -> bytes:
-    """The event that ends a stream by an error."""
-    kind = _ERROR_TYPES.get(OVERLOADED if failure.status == 503 else failure.status, "api_error")
-    return (
-        b"event: error\ndata: "
-        + encode({"type": "error", "error": {"type": kind, "message": failure.message}})
-        + b"\n\n"
-    )

@@ -227,10 +227,6 @@ class PendingUpdates:
             self._loads = {name: load for name, load in loads.items() if load != NO_LOAD}
         return message
 
-    def introduction(self, prompts: Prompts, now: float) -> bytes:
-        """The first message to a new peer: every load, and earlier prompts."""
-        return PeerUpdate(self._group, self._sender, now, self._loads, prompts, full=True).encode()
-
     def farewell(self, now: float) -> bytes:
         return PeerUpdate(self._group, self._sender, now, full=True, last=True).encode()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from socket import SO_ERROR, SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import cast
@@ -68,20 +69,23 @@ ABORTS, ABORT_PAUSE = 16, 0.01  # connections aborted at a time (30 us each), an
 class _Written(StreamResponse):
     """Tells aiohttp to send nothing: the answer is written already. `linger`: s before the connection is closed."""
 
-    def __init__(self, *, keep_alive: bool = False, linger: float = 0.0) -> None:
+    def __init__(self, *, kept: bool = False, linger: float = 0.0) -> None:
         super().__init__()
-        self._keep_alive = keep_alive
-        self._linger = linger
+        self.kept, self.linger = kept, linger
+
+    @property
+    def keep_alive(self) -> bool:
+        return self.kept
 
     async def prepare(self, request: BaseRequest) -> None:
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
-        if self._linger:
-            await asyncio.sleep(self._linger)
+        if self.linger:
+            await asyncio.sleep(self.linger)
 
 
-KEEP_ALIVE, CLOSE = _Written(keep_alive=True), _Written()
+KEEP_ALIVE, CLOSE = _Written(kept=True), _Written()
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
 Precheck = Callable[[HttpRequest], ApiError | None]
@@ -107,11 +111,12 @@ class HttpServer(Server):
         self.timeouts = timeouts
         self.intake = Intake() if intake is None else intake
         self.coalescer = WriteCoalescer()
+        self.loop = asyncio.get_running_loop()
         self._unchecked: list[DownstreamConnection] = []  # of the sweep in progress
         self._sweep()
 
     def __call__(self) -> DownstreamConnection:
-        return DownstreamConnection(self, self._loop)
+        return DownstreamConnection(self)
 
     def _sweep(self) -> None:
         """Check all connections. Of thousands opened together, and so timed out together, a few are aborted per turn of
@@ -120,7 +125,7 @@ class HttpServer(Server):
         unchecked = self._unchecked = self._unchecked or cast("list[DownstreamConnection]", list(self.connections))
         while unchecked and aborted < ABORTS:
             aborted += unchecked.pop().check_timeouts(now)
-        self._sweep_timer = self._loop.call_later(ABORT_PAUSE if unchecked else SWEEP, self._sweep)
+        self._sweep_timer = self.loop.call_later(ABORT_PAUSE if unchecked else SWEEP, self._sweep)
 
     async def shutdown(self, timeout: float | None = 0.0) -> None:
         """End streams with an error event. Other requests, and unread answers, get `timeout` seconds each."""
@@ -128,7 +133,7 @@ class HttpServer(Server):
         connections = cast("list[DownstreamConnection]", self.connections)
         for connection in connections:
             connection.stop()
-        tasks = [connection._task_handler for connection in connections if connection._task_handler is not None]
+        tasks = [connection.task for connection in connections if connection.task is not None]
         late = (await asyncio.wait(tasks, timeout=timeout))[1] if tasks else set()
         for task in late:
             task.cancel()
@@ -146,10 +151,10 @@ class DownstreamConnection(RequestHandler):
 
     writer: ResponseWriter
 
-    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: HttpServer) -> None:
         super().__init__(
             server,
-            loop=loop,
+            loop=server.loop,
             keepalive_timeout=server.timeouts.idle,
             lingering_time=server.timeouts.linger,
             max_line_size=MAX_LINE,
@@ -160,8 +165,9 @@ class DownstreamConnection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]
             logger=log,
         )
-        self.server = server
+        self.server, self.loop = server, server.loop
         self.request: HttpRequest | None = None  # being served
+        self.task: asyncio.Task[None] | None = None  # which serves it
         self._arrival: float | None = None  # first byte of the current or the next request
         self._received = 0  # bytes since then
         self._body: StreamReader | None = None  # being read
@@ -170,6 +176,8 @@ class DownstreamConnection(RequestHandler):
         self._held = 0  # bytes of the body, counted in `Intake.body_bytes`
         self._pipelined = 0  # bytes of the bodies behind the request in hand, counted there too
         self._refused = False  # all further input is dropped
+        self._reads = True  # reading is not paused
+        self._expects_request = True  # none is in hand, or about to be
         self._closing_since: float | None = None
         self._fin_check: asyncio.TimerHandle | None = None  # set once the caller sends no more
         self._told_to_continue = False
@@ -207,12 +215,13 @@ class DownstreamConnection(RequestHandler):
         self._received += len(data)
         super().data_received(data)
         if self._messages:
+            self._expects_request = False
             self._latest = self._messages[-1][1]
             if self.request is not None or len(self._messages) > 1:
                 self._count_pipelined()
         if self._body is not None:
             self._check_body(self._body)
-        elif self._received > MAX_HEAD and self._waits_for_request():
+        elif self._received > MAX_HEAD and self._expects_request:
             self._turn_away(head_too_long())
 
     def _count_pipelined(self) -> None:
@@ -227,17 +236,13 @@ class DownstreamConnection(RequestHandler):
             self._messages.clear()
             self._count_pipelined()
 
-    def _waits_for_request(self) -> bool:
-        """No request is in hand or about to be."""
-        return self._waiter is not None and not self._waiter.done()
-
     def _check_body(self, body: StreamReader) -> None:
         """End a body with a parser error, or with too much framing. While reading is paused the parser holds bytes."""
         if body.is_eof():  # complete: whatever follows belongs to the next request
             return
         if self._messages:  # no request can follow an incomplete body, only a parser error
             self._body_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
-        elif not self._reading_paused and self._received - body.total_bytes > MAX_FRAMING + body.total_bytes:
+        elif self._reads and self._received - body.total_bytes > MAX_FRAMING + body.total_bytes:
             self._body_error = too_much_framing()
             self._refused = True
         else:
@@ -253,14 +258,14 @@ class DownstreamConnection(RequestHandler):
         begun = self.request is not None and self.request.begun
         if not self.writer.transport.can_write_eof():  # TLS has no half-closed connection
             return False
-        if begun or self._waits_for_request() or self._refused or self._latest is None or not self._latest.is_eof():
+        if begun or self._expects_request or self._refused or self._latest is None or not self._latest.is_eof():
             return False
-        self._fin_check = self._loop.call_later(FIN_CHECKS[0], self._check_peer, FIN_CHECKS[0] / 2)
+        self._fin_check = self.loop.call_later(FIN_CHECKS[0], self._check_peer, FIN_CHECKS[0] / 2)
         return True
 
     def _check_peer(self, again: float) -> None:
         transport = self.writer.transport
-        if self._waits_for_request():  # the end of input came between two requests
+        if self._expects_request:  # the end of input came between two requests
             transport.close()
             return
         if transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
@@ -273,11 +278,16 @@ class DownstreamConnection(RequestHandler):
                 return
             self._told_to_continue = True
             self.writer.write_through(CONTINUE)
-        self._fin_check = self._loop.call_later(again, self._check_peer, min(2 * again, FIN_CHECKS[1]))
+        self._fin_check = self.loop.call_later(again, self._check_peer, min(2 * again, FIN_CHECKS[1]))
+
+    def pause_reading(self) -> None:
+        self._reads = False
+        super().pause_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """aiohttp calls this for each piece of a body, 15 us each, though reading is paused for few."""
-        if self._reading_paused:
+        if not self._reads:
+            self._reads = True
             super().resume_reading(resume_parser)
 
     def pause_writing(self) -> None:
@@ -309,13 +319,16 @@ class DownstreamConnection(RequestHandler):
         )
         if self._pipelined:
             self._count_pipelined()
+        self.task = raw.task
         try:
             await self._receive(request, raw)
             await self.server.handler(request)
         finally:
             self._hold(0)
+            self.task = None
         self.request = self._arrival = None
         self._received = 0
+        self._expects_request = not self._messages
         if request.keep_alive and (self._fin_check is None or self._messages):
             return KEEP_ALIVE
         if self._refused:
@@ -387,13 +400,13 @@ class DownstreamConnection(RequestHandler):
         self._body = content
         try:
             async with asyncio.timeout(timeout) as timer:
-                began = self._loop.time()
+                began = self.loop.time()
                 while part := await content.readany():
                     body += part
                     if len(body) > max_body:
                         raise too_large(max_body)
                     self._hold(len(body))
-                    timer.reschedule(body_deadline(timeout, began, self._loop.time(), len(body)))
+                    timer.reschedule(body_deadline(timeout, began, self.loop.time(), len(body)))
         except TimeoutError:
             raise body_too_slow(timeout) from None
         finally:
@@ -424,7 +437,7 @@ class DownstreamConnection(RequestHandler):
     def _turn_away(self, refusal: ApiError) -> None:
         """Refuse outside of a request. The caller has `linger` seconds to read the reply."""
         self._write_last(refusal)
-        self._loop.call_later(self.server.timeouts.linger, self.writer.transport.abort)
+        self.loop.call_later(self.server.timeouts.linger, self.writer.transport.abort)
 
     def _write_last(self, refusal: ApiError) -> None:
         self._drop_input()
@@ -435,10 +448,8 @@ class DownstreamConnection(RequestHandler):
     def _drop_input(self) -> None:
         """Neither parse nor keep what the caller sends from now on."""
         self._refused = True
-        self._parser = None
-        self.resume_reading()
-        if self._buffer_paused:
-            self._resume_reading_for_buffer()
+        with suppress(RuntimeError):  # of uvloop, where the transport is closed
+            self.writer.transport.resume_reading()
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class SharedPolls(Protocol):
     def put_poll(self, endpoint_id: str, result: PollResult) -> None: ...
 
     def latest_poll(self, endpoint_id: str) -> PollResult | None:
-        """Of the worker in charge, or of one that stands in."""
+        """Of the worker in charge."""
 
 
 class EndpointPoll:

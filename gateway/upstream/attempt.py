@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
 
+from backends import rate_limit_headers
 from backends.failures import EMPTY, NOT_EVENTS, NOT_JSON, NOT_SERVED, TOO_LARGE, TRUNCATED, UNKNOWN_MODEL, of_body
 from backends.http.connection import Exchange
 from backends.interface import BackendRequest, Failure, FailureKind, Usage
@@ -146,7 +147,7 @@ class WireAttempt:
         return decompressor(coding, ENDLESS, MAX_EXPANDED) if self.stream else decompressor(coding, MAX_REWRITTEN)
 
     def _report_rate_limits(self) -> None:
-        if reports := self.upstream.backend.rate_limits(self.headers):
+        if reports := rate_limit_headers.read(self.headers):
             now = monotonic()
             self.fleet.on_rate_limits(
                 self, [RateLimit.reported(r.counts_tokens, r.remaining, r.limit, r.reset, now) for r in reports]

@@ -15,8 +15,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
@@ -31,29 +31,23 @@ from gateway.config.models import Config
 from gateway.observe.logs import to_stderr, unhandled
 from gateway.process import loop_factory, tune_gc
 from gateway.worker_context import WorkerContext
-from gateway.workers.shared_state import SharedValue
+from gateway.workers.shared_state import SharedState
 
 log = logging.getLogger("firsttoken")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 MIN_UPTIME = 10.0  # s: after two earlier exits in a row, the restart waits
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
 
-COUNTS = "/counts"  # path on a worker's private port: all metrics
+SERVING = b"s"  # report of a worker to the supervisor
+COUNTS, APPLY = "/counts", "/apply"  # paths on a worker's private port
 
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
 
 
 class Order(Enum):
-    """Bytes from the supervisor. REPLY: the answer to ASK_RELOAD is ready for the aggregator; REOPEN: log files."""
+    """Bytes from the supervisor; SUPERVISOR_GONE: the end of the channel."""
 
-    GO, DRAIN, FORCE_STOP, RELOAD, REPLY, REOPEN = b"g", b"d", b"h", b"r", b"t", b"o"
-
-
-class Report(Enum):
-    """Bytes from a child. ASK_RELOAD: the aggregator has got a POST /reload."""
-
-    PREPARED, SERVING, RELOADED, ASK_RELOAD = b"p", b"s", b"r", b"a"
+    SUPERVISOR_GONE, DRAIN, FORCE_STOP, HANGUP = range(4)
 
 
 # -- the parent's side ---------------------------------------------------------------------
@@ -69,31 +63,26 @@ class Child:
 
 
 def fork(work: Work) -> Child:
-    """Runs `work` in a new process."""
+    """Runs `work` in a new process. Signals that a child must not take are to be blocked."""
     sys.stdout.flush()
     sys.stderr.flush()  # or the child would write the same bytes
     ours, theirs = socket.socketpair()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    pid = os.fork()
-    if pid == 0:
-        _run_child(work, ours, theirs)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    if (pid := os.fork()) == 0:
+        ours.close()
+        _run_child(work, theirs)
     theirs.close()
     ours.setblocking(False)
     return Child(pid, ours)
 
 
-def _run_child(work: Work, ours: socket.socket, theirs: socket.socket) -> None:
+def _run_child(work: Work, channel: socket.socket) -> None:
     """Never returns: the frames below on the stack are the parent's."""
     code = 1
     try:
-        ours.close()
-        signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        code = work(theirs)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        code = work(channel)
     except BaseException:
         log.exception("internal error")
     finally:
@@ -107,46 +96,35 @@ def exit_reason(status: int) -> str:
     return f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with code {code}"
 
 
-@contextmanager
-def signal_socket() -> Iterator[socket.socket]:
-    """A socket with one byte, the number, per signal: handlers do nothing and interrupt nothing, the selector does."""
-    read, write = socket.socketpair()
-    with read, write:
-        read.setblocking(False)
-        write.setblocking(False)
-        before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-        fd = signal.set_wakeup_fd(write.fileno())
-        try:
-            yield read
-        finally:
-            signal.set_wakeup_fd(fd)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """A process to keep running, and the time of the next start. `listening`: a worker's socket on the shared port."""
+    """A process to keep running, and the time of the next start."""
 
     name: str
     work: Work
     child: Child | None = None
-    listening: socket.socket | None = None
-    prepared: bool = False
     serving: bool = False
     starts: int = 0  # processes so far
     restart_at: float | None = None
     early_exits: int = 0  # in a row
 
-    def on_started(self, child: Child) -> None:
-        self.child = child
+    def start(self) -> None:
         self.restart_at = None
         self.starts += 1
+        self.child = fork(self.work)
+
+    def read_report(self) -> bool:
+        """True for the report of the process that it serves."""
+        if self.child is not None and not self.serving:
+            with suppress(OSError):  # no report yet, or exited
+                self.serving = self.child.channel.recv(1) == SERVING
+                return self.serving
+        return False
 
     def send(self, order: Order) -> None:
         if self.child is not None:
             with suppress(OSError):  # exited; SIGCHLD reports the exit
-                self.child.channel.send(order.value)
+                self.child.channel.send(bytes([order.value]))
 
     def on_exit(self, now: float) -> float:
         """Seconds until the next process should start."""
@@ -154,54 +132,26 @@ class WorkerSlot:
         self.early_exits = self.early_exits + 1 if now - self.child.started_at < MIN_UPTIME else 0
         self.child.channel.close()
         self.child = None
-        self.prepared = self.serving = False
+        self.serving = False
         return 0.0 if self.early_exits < 2 else min(FIRST_WAIT * 2.0 ** (self.early_exits - 2), LONGEST_WAIT)
-
-    def close_listening(self) -> None:
-        if self.listening is not None:
-            self.listening.close()
-        self.listening = None
 
 
 # -- the child's side ----------------------------------------------------------------------
 
 
-class ControlChannel(asyncio.Protocol):
-    """One event per order of the supervisor."""
+def follow_orders(channel: socket.socket, handlers: Mapping[Order, Callable[[], object]]) -> None:
+    """Calls the handler of each order from now on."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(self) -> None:
-        self.orders = {order: asyncio.Event() for order in Order}
-        self._transport: asyncio.WriteTransport | None = None
+    def read() -> None:
+        orders = channel.recv(64)
+        if not orders:
+            loop.remove_reader(channel)
+        for order in orders or [Order.SUPERVISOR_GONE.value]:
+            handlers[Order(order)]()
 
-    @classmethod
-    async def open(cls, channel: socket.socket) -> ControlChannel:
-        transport, protocol = await asyncio.get_running_loop().create_connection(cls, sock=channel)
-        protocol._transport = transport
-        return protocol
-
-    async def next(self, order: Order) -> None:
-        """Waits for the order, and forgets the order."""
-        await self.orders[order].wait()
-        self.orders[order].clear()
-
-    async def first_of(self, *orders: Order) -> None:
-        """Returns when any of the orders has come."""
-        waiting = [asyncio.create_task(self.orders[order].wait()) for order in orders]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-
-    def report(self, report: Report) -> None:
-        assert self._transport is not None
-        self._transport.write(report.value)
-
-    def data_received(self, data: bytes) -> None:
-        for order, event in self.orders.items():
-            if order.value in data:
-                event.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.orders[Order.DRAIN].set()
+    channel.setblocking(False)
+    loop.add_reader(channel, read)
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> int:
@@ -212,70 +162,42 @@ def run_loop(work: Coroutine[Any, Any, None]) -> int:
     return 0
 
 
-async def serve_worker(config: Config, context: WorkerContext, configs: SharedValue, channel: socket.socket) -> None:
-    """`configs`: where the supervisor puts a reloaded configuration."""
+async def serve_worker(
+    config: Config, context: WorkerContext, starts: int, shared: SharedState, channel: socket.socket
+) -> None:
+    """`starts`: number of this process among those of its slot."""
     to_stderr(f"worker {context.number + 1}: ")
-    control = await ControlChannel.open(channel)
-    gateway = Gateway(config, context)
-    gateway.admin_app.router.add_get(COUNTS, _counts_handler(gateway))
+    gateway, ended = Gateway(config, context), asyncio.Event()
+
+    def force_stop() -> None:
+        gateway.force_stop = True
+        ended.set()
+
+    async def counts(http: web.Request) -> web.Response:
+        metrics = list(gateway.registry.collect())  # on the counting loop; encoded in a thread
+        return web.Response(body=await asyncio.to_thread(encode_counts, starts, metrics))
+
+    async def apply(http: web.Request) -> web.Response:
+        """Bring into force the configuration that the aggregator has read and checked."""
+        await gateway.apply_config(shared.config.get())
+        return web.Response(status=204)
+
+    handlers = {Order.SUPERVISOR_GONE: ended.set, Order.DRAIN: ended.set, Order.FORCE_STOP: force_stop}
+    follow_orders(channel, {**handlers, Order.HANGUP: gateway.reopen_logs})
+    gateway.admin_app.add_routes([web.get(COUNTS, counts), web.post(APPLY, apply)])
     await gateway.prepare(context.admin)
+    if (latest := shared.config.get() or config) != config:  # reloaded since the fork, before this process was asked
+        await gateway.apply_config(latest)
     tune_gc()
-    control.report(Report.PREPARED)
-    following = [
-        asyncio.create_task(_reload_forever(gateway, control, configs)),
-        asyncio.create_task(_reopen_forever(gateway, control)),
-    ]
-    stopping = asyncio.create_task(_follow_force_stop(gateway, control))
-    await control.first_of(Order.GO, Order.DRAIN, Order.FORCE_STOP)
-    if control.orders[Order.GO].is_set():
+    if not ended.is_set():
         await gateway.open(context.data)
-        control.report(Report.SERVING)
-        await control.first_of(Order.DRAIN, Order.FORCE_STOP)
-    for task in following:
-        task.cancel()
+        channel.send(SERVING)
+        await ended.wait()
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
-    stopping.cancel()
 
 
-async def _reload_forever(gateway: Gateway, control: ControlChannel, configs: SharedValue) -> None:
-    """Applies configurations checked by the supervisor.
-
-    After a failure the worker drains, and the successor starts with the new configuration: after a reload no two
-    workers run different configurations.
-    """
-    while True:
-        await control.next(Order.RELOAD)
-        try:
-            await gateway.apply_config(configs.get())
-        except Exception:
-            log.exception("could not apply the reloaded configuration; restarting this worker")
-            control.orders[Order.DRAIN].set()
-        control.report(Report.RELOADED)
-
-
-async def _reopen_forever(gateway: Gateway, control: ControlChannel) -> None:
-    while True:
-        await control.next(Order.REOPEN)
-        gateway.reopen_logs()
-
-
-async def _follow_force_stop(gateway: Gateway, control: ControlChannel) -> None:
-    await control.first_of(Order.FORCE_STOP)
-    gateway.force_stop = True
-
-
-def encode_counts(process: bytes, metrics: Iterable[Metric]) -> bytes:
-    """Body of the answer to COUNTS. `process`: an id, because the successor of a process counts from 0."""
+def encode_counts(starts: int, metrics: Iterable[Metric]) -> bytes:
+    """Body of the answer to COUNTS. `starts` tells a process, which counts from 0, from its predecessor."""
     fields = [(metric.name, metric.documentation, metric.type, metric.samples) for metric in metrics]
-    return msgspec.msgpack.encode((process, fields))
-
-
-def _counts_handler(gateway: Gateway) -> Callable[[web.Request], Awaitable[web.Response]]:
-    process = os.urandom(8)
-
-    async def answer(http: web.Request) -> web.Response:
-        metrics = list(gateway.registry.collect())  # on the counting loop; encoded in a thread
-        return web.Response(body=await asyncio.to_thread(encode_counts, process, metrics))
-
-    return answer
+    return msgspec.msgpack.encode((starts, fields))

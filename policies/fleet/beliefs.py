@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, starmap
 
 from policies.fleet.caller_evidence import CallerState
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
-from policies.rate_limit.endpoint_limits import EndpointLimits
-from policies.rate_limit.provider_refusal import ProviderRefusal
 from policies.types import Load
 
 ALL = 0  # callers: every caller
-LIMITED = "limited by its provider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +31,15 @@ def beliefs(
     load: Load,
     shared: CircuitBreaker,
     callers: Iterable[CallerState],
-    limits: EndpointLimits,
+    limited: Iterable[tuple[str, str, float]],
     now: float,
 ) -> Iterator[Belief]:
-    """`load`: for all callers."""
+    """`load`: for all callers; `limited`: beliefs about rate limits."""
     yield from _of_breaker(shared, now)
-    yield from _of_refusal(limits.refusal, now)
+    yield from starmap(Belief, limited)
     yield from _of_adapters(load.unknown_adapters or {}, now)
     if load.warming:
         yield Belief("warming up", "its cache is being refilled: the last choice of its pool", now)
-    learned = None if limits.learned is None else limits.learned.limit(now)
-    if limits.learned is not None and learned is not None:
-        what = f"limit of {learned} requests a minute"
-        yield Belief(what, "more than one caller was refused after so many", limits.learned.forgotten_at)
-    elif (until := load.limits.blocked_until) > max(now, limits.refusal.until, shared.unpaid_until):
-        yield Belief(LIMITED, "a peer process reports it", until)
     yield from _of_callers(callers, now)
 
 
@@ -57,11 +48,6 @@ def _of_breaker(breaker: CircuitBreaker, now: float) -> Iterator[Belief]:
         yield Belief("down", breaker.why, breaker.until)
     elif breaker.state is not BreakerState.CLOSED:
         yield Belief("on trial", breaker.why, now)
-
-
-def _of_refusal(refusal: ProviderRefusal, now: float) -> Iterator[Belief]:
-    if refusal.until > now:
-        yield Belief(LIMITED, refusal.why, refusal.until)
 
 
 def _of_adapters(unknown: Mapping[str, float], now: float) -> Iterator[Belief]:
@@ -77,7 +63,9 @@ def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
         if state.is_over(now):
             continue
         for belief in chain(
-            _of_breaker(state.breaker, now), _of_refusal(state.refusal, now), _of_adapters(state.unknown_adapters, now)
+            _of_breaker(state.breaker, now),
+            starmap(Belief, state.refusal.reasons(now)),
+            _of_adapters(state.unknown_adapters, now),
         ):
             same = found.get((belief.what, belief.why), replace(belief, callers=0))
             until = max(same.until, belief.until)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from policies.blame.blame import Evidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
-from policies.rate_limit.provider_refusal import ProviderRefusal
+from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.types import NEVER, AttemptOutcome
 
 RECENT = 60.0  # s between the same evidence of two callers

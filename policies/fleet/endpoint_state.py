@@ -313,7 +313,8 @@ class EndpointState:
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
-        return tuple(beliefs(load, self.breaker, self.callers, self.limits, now))
+        limited = self.limits.reasons(load.limits, self.breaker.unpaid_until, now)
+        return tuple(beliefs(load, self.breaker, self.callers, limited, now))
 
     def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
         """Assumes that the endpoint will have cached this prompt; None: nothing is known of its cache."""

@@ -196,13 +196,8 @@ class EnginePredictor(TtftPredictor):
             + self._pair_s * pairs
             + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         )
-        return Forecast(
-            load.wait + adapter_wait + estimate,
-            self.quantiles(queued, now),
-            load.tpot,
-            self.samples,
-            prefill_s + load_s,
-        )
+        wait = load.wait + adapter_wait
+        return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s + load_s)
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)

@@ -115,7 +115,7 @@ class PlacementRound:
         if queued.route.prefer == "quality" and self._skipped_rate_limited(decision, chosen.tier):
             rule = HoldRule.RATE_LIMIT
         queued.hold_by(rule, chosen.endpoint.id, self.now)
-        self.queues.assign(queued, chosen.endpoint, spill_at, chosen.load.limits.is_callers_own(self.now))
+        self.queues.assign(queued, chosen.endpoint, spill_at, chosen.load.limits.refused_until > self.now)
 
     def revalidate(self, queued: QueuedRequest, endpoint: str) -> Decision | None:
         """Decides again at the head of the queue: the assigned endpoint if still in time, or still the best."""

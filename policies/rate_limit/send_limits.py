@@ -31,10 +31,6 @@ class SendLimits:
         """Some request may have to wait."""
         return bool(self.buckets) or self.blocked_until > now or self.refused_until > now
 
-    def is_callers_own(self, now: float) -> bool:
-        """The deciding caller has met with a refusal."""
-        return self.refused_until > now
-
     def refused_lately(self, now: float) -> bool:
         """The provider refuses, or did within RATE_LIMIT_WINDOW seconds."""
         return now - self.blocked_until <= RATE_LIMIT_WINDOW

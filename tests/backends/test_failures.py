@@ -14,8 +14,8 @@ import pytest
 from backends import failures
 from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
-from backends.rate_limit_headers import retry_after
 from backends.scrubbing import scrub
+from backends.waiting_times import retry_after
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.interface import RateLimitReport
-from backends.rate_limit_headers import read
+from backends.rate_limit_headers import RateLimitReport, read
 
 DATE = "Sat, 22 Nov 2026 10:00:00 GMT"
 REQUESTS, TOKENS = False, True

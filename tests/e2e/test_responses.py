@@ -45,6 +45,11 @@ def native(*servers: ResponsesServer, **more: Any) -> dict[str, Any]:
     return pool(*(server.url for server in servers), backend="vllm", **more)
 
 
+def unsalted(server: ResponsesServer) -> dict[str, Any]:
+    """A provider, in whose cache all keys of the gateway meet."""
+    return pool(server.url, backend="openai")
+
+
 @asynccontextmanager
 async def servers(count: int = 1) -> AsyncIterator[list[ResponsesServer]]:
     async with AsyncExitStack() as stack:
@@ -346,6 +351,18 @@ async def test_a_stored_response_is_not_for_strangers() -> None:
         with pytest.raises(openai.AuthenticationError):
             await sdk(gateway, "eve").responses.retrieve(given)
         assert [each.method for each in server.requests if each.target.startswith("/v1/responses/")] == []
+
+
+async def test_a_stored_response_tells_no_cached_tokens_where_two_groups_share_a_cache() -> None:
+    """As the answer told none."""
+    keys = list(KEYS.values())
+    async with servers() as (server,), running({"only": unsalted(server)}, keys=keys) as gateway:
+        ann = sdk(gateway, "ann")
+        given = await ann.responses.create(model="chat", input="hello")
+        again = await ann.responses.retrieve(given.id)
+        for found in (given, again):
+            assert found.usage is not None
+            assert (found.usage.input_tokens > 4, found.usage.input_tokens_details.cached_tokens) == (True, 0)
 
 
 async def test_state_that_its_server_has_forgotten_is_not_found_and_harms_no_endpoint() -> None:

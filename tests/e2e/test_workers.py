@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 
 from gateway.cli.main import main
 from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, Caller, calling, get, post
-from tests.support.served import Served, serving, write_config
+from tests.support.served import ROOT, Served, serving, write_config
 from tests.support.simulated import engines
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
@@ -125,14 +128,13 @@ async def test_a_crash_looping_worker_backs_off_while_the_others_serve(tmp_path:
 
 
 async def test_a_drain_under_load_loses_no_stream(tmp_path: Path) -> None:
-    """Streams on all workers complete, new connections are refused, the admin port reports `draining`; exit code 0."""
+    """Streams on all workers complete, new connections are refused, the admin port answers; exit code 0."""
     async with (
         Upstream(SLOW) as upstream,
         serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS) as callers,
         calling(served.url) as idle,
     ):
-        assert (await admin_json(served, "/ready"))["status"] == "ready"
         assert (await idle.whole(READY))[0] == 200
         served.process.send_signal(signal.SIGTERM)
         assert (await served.line()).startswith("firsttoken: draining")
@@ -141,7 +143,7 @@ async def test_a_drain_under_load_loses_no_stream(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
             while await accepts_connections(served):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert (await admin_json(served, "/ready"))["status"] == "draining"
+        assert (await get(served.admin, "/metrics"))[0] == 200
         for _ in callers:
             upstream.proceed()
         assert all([await completes(caller) for caller in callers])
@@ -234,7 +236,7 @@ async def test_the_admin_port_merges_all_workers(tmp_path: Path) -> None:
         assert (
             f"the admin port (pid {admin_process}) was killed by signal 9 (Killed); restarting" in await served.line()
         )
-        assert (await admin_json(served, "/ready"))["status"] == "ready"
+        assert (await get(served.admin, "/metrics"))[0] == 200
 
 
 async def test_the_live_views_merge_all_workers(tmp_path: Path) -> None:
@@ -276,3 +278,18 @@ async def test_the_live_views_merge_all_workers(tmp_path: Path) -> None:
         assert all(entry["health_by_worker"] == {"1": "up", "2": "up"} for entry in await admin_json(served, "/fleet"))
         assert (await get(served.admin, "/dashboard"))[0] == 200
         assert await asyncio.to_thread(main, ["top", "--once", "--interval", "0.2", "--admin", served.admin]) == 0
+
+
+async def test_a_worker_that_cannot_start_ends_the_start(tmp_path: Path) -> None:
+    """Exit code 1: whoever runs the service tries again. The log has the cause, and the worker."""
+    config = write_config(tmp_path / "f.yaml", "http://127.0.0.1:9")
+    config.write_text(config.read_text().replace("access_log: stdout", f"access_log: {tmp_path}/none/access.jsonl"))
+    command = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--workers", "2")
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=PIPE)
+    async with asyncio.timeout(20):
+        _, err = await process.communicate()
+    assert process.returncode == 1
+    text = err.decode()
+    assert re.match(r".*worker \d: internal error\n", text)
+    assert len(re.findall(r"worker \d \(pid \d+\) exited with code 1 before it was serving\n", text)) == 1
+    assert "please report" not in text  # the supervisor has not failed

@@ -1,4 +1,4 @@
-"""Commands of the lab: their arguments, and how `firsttoken` finds them."""
+"""Commands of the lab: arguments, and the entry point by which `firsttoken` finds the commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_the_package_declares_the_commands_as_an_entry_point() -> None:
-    """An installed wheel gives them to `firsttoken`."""
+    """`firsttoken` has them wherever the wheel is installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     [(name, value)] = project["entry-points"][PLUGINS].items()
     assert EntryPoint(name, value, PLUGINS).load() is add_commands
@@ -83,7 +83,7 @@ IMPORTED = re.compile(r"import time:.*\| +(\S+)$", re.MULTILINE)
 
 
 async def test_a_gateway_that_serves_imports_no_lab(tmp_path: Path) -> None:
-    """From its start to its end, an answer in between."""
+    """From the start of the process to its end, with an answer in between."""
     async with engines() as [engine]:
         config = write_config(tmp_path / "f.yaml", engine.url, "simulated")
         command = (sys.executable, "-X", "importtime", "-m", "gateway.cli", "serve", "--config", str(config))

@@ -19,7 +19,7 @@ from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.content_parts import reasoning_detail
 from backends.translation.tool_arguments import as_object
-from backends.translation.translation import EventTranslator, Json, decode_event, sse
+from backends.translation.translation import EventTranslator, Json, chat_error, decode_event, sse
 
 _FINISH_REASONS = {
     "end_turn": "stop",
@@ -129,8 +129,7 @@ class ChatFromMessagesStream(EventTranslator):
         if self._over:
             return b""
         self._over = True
-        error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
-        return sse({"error": error})
+        return chat_error(failure)
 
     def _start(self, event: Json) -> bytes:
         message = event["message"]

@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-import msgspec
-
 from backends import failures
 from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.reply_members import as_count, as_object, as_objects, decoded
-from backends.translation.translation import EventTranslator, Json
-
-_encode = msgspec.json.Encoder().encode
+from backends.translation.translation import EventTranslator, Json, chat_error, sse
 
 _CALLS = {"function_call": "function", "custom_tool_call": "custom"}  # kinds of calls, by type of the item
 _TEXT_OF_CALL = {"function": "arguments", "custom": "input"}
@@ -53,8 +49,7 @@ class ChatFromResponsesStream(EventTranslator):
         if self._ended:
             return b""
         self._ended = True
-        error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
-        return b"data: %b\n\n" % _encode({"error": error})
+        return chat_error(failure)
 
     # -- events --------------------------------------------------------------------------
 
@@ -112,7 +107,7 @@ class ChatFromResponsesStream(EventTranslator):
         tier = {"service_tier": response["service_tier"]} if response.get("service_tier") else {}
         end = self._chunk({}, _finish_reason(response, bool(self._kinds)), **tier)
         if self._wants_usage:
-            end += _event({**self._head, "choices": [], "usage": _usage(response.get("usage"))})
+            end += sse({**self._head, "choices": [], "usage": _usage(response.get("usage"))})
         self._ended = True
         return end + b"data: [DONE]\n\n"
 
@@ -122,7 +117,7 @@ class ChatFromResponsesStream(EventTranslator):
 
     def _chunk(self, delta: Json, finish_reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return _event({**self._head, **more, "choices": [choice]})
+        return sse({**self._head, **more, "choices": [choice]})
 
 
 _DELTAS = {
@@ -228,7 +223,3 @@ def _usage(usage: Any) -> Json | None:
         "prompt_tokens_details": cached,
         "completion_tokens_details": {"reasoning_tokens": as_count(as_object(output_details).get("reasoning_tokens"))},
     }
-
-
-def _event(chunk: Json) -> bytes:
-    return b"data: %b\n\n" % _encode(chunk)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.translation.request_members import SAME_MEMBERS, Members
+from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
 from backends.translation.translation import Json
 
 
@@ -143,10 +143,6 @@ def _read_output_text(part: Members) -> Json:
     return _output_text(part.text("text"))
 
 
-def _read_refusal(part: Members) -> Json:
-    return {"type": "refusal", "refusal": part.text("refusal")}
-
-
 def _read_image(part: Members) -> Json:
     image = part.object("image_url")
     found = {"type": "input_image", "image_url": image.text("url"), "detail": image.take("detail") or "auto"}
@@ -161,17 +157,13 @@ def _read_file(part: Members) -> Json:
     return found
 
 
-def _read_audio(part: Members) -> Json:
-    return {"type": "input_audio", "input_audio": part.take("input_audio")}
-
-
 def _output_text(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
 _TEXTS: Mapping[str, _PartReader] = {"text": _read_text}
-_OUTPUT_PARTS: Mapping[str, _PartReader] = {"text": _read_output_text, "refusal": _read_refusal}
-_INPUT_PARTS = {**_TEXTS, "image_url": _read_image, "file": _read_file, "input_audio": _read_audio}
+_OUTPUT_PARTS: Mapping[str, _PartReader] = {"text": _read_output_text, "refusal": read_refusal}
+_INPUT_PARTS = {**_TEXTS, "image_url": _read_image, "file": _read_file, "input_audio": read_audio}
 
 
 # -- tools, text -------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _STOP_REASONS = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-_ERROR_TYPES = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     402: "billing_error",
@@ -146,7 +146,8 @@ def _usage(usage: Mapping[str, Any]) -> Json:
 
 
 def error_event(failure: Failure) -> bytes:
-    kind = _ERROR_TYPES.get(failure.status, "api_error")
+    """The event that ends a stream by an error."""
+    kind = ERROR_TYPES.get(failure.status, "api_error")
     return sse({"type": "error", "error": {"type": kind, "message": failure.message}}, "error")
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.translation.request_members import SAME_MEMBERS, Members
+from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
 from backends.translation.translation import Json, UntranslatableError
 
 # vLLM's extensions, common to both dialects.
@@ -187,10 +187,6 @@ def _read_text(part: Members) -> Json:
     return {"type": "text", "text": part.text("text")}
 
 
-def _read_refusal(part: Members) -> Json:
-    return {"type": "refusal", "refusal": part.text("refusal")}
-
-
 def _read_image(part: Members) -> Json | None:
     if "image_url" not in part:
         part.refuse("file_id")
@@ -209,14 +205,10 @@ def _read_file(part: Members) -> Json | None:
     return {"type": "file", "file": part.take_all(("file_data", "file_id", "filename"))}
 
 
-def _read_audio(part: Members) -> Json:
-    return {"type": "input_audio", "input_audio": part.take("input_audio")}
-
-
 _TEXTS: Mapping[str, _PartReader] = {"input_text": _read_text, "output_text": _read_text, "text": _read_text}
-_ASSISTANT_PARTS = {**_TEXTS, "refusal": _read_refusal}
+_ASSISTANT_PARTS = {**_TEXTS, "refusal": read_refusal}
 _OUTPUT_PARTS = {**_TEXTS, "input_image": _read_image, "input_file": _read_file}
-_INPUT_PARTS = {**_OUTPUT_PARTS, "input_audio": _read_audio}
+_INPUT_PARTS = {**_OUTPUT_PARTS, "input_audio": read_audio}
 
 
 def _joined(parts: list[Json]) -> str | list[Json]:

@@ -15,14 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from backends.interface import Failure
 from backends.translation.reply_members import as_count, as_object, as_objects
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta
-from backends.translation.translation import Json, KeptTexts
-
-_encode = msgspec.json.Encoder().encode
+from backends.translation.translation import Json, KeptTexts, sse
 
 _ECHOED: Mapping[str, Any] = {  # members of the request repeated in a response, with defaults
     "instructions": None,
@@ -306,8 +302,7 @@ class ResponseBuilder:
             self._emit("response.output_item.done", output_index=call.output_index, item=call.item)
 
     def _emit(self, kind: str, **members: Any) -> None:
-        data = _encode({"type": kind, "sequence_number": self._sequence, **members})
-        self.events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+        self.events.append(sse({"type": kind, "sequence_number": self._sequence, **members}, kind))
         self._sequence += 1
 
 

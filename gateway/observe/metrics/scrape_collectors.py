@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from math import inf
@@ -91,18 +92,13 @@ def running_version() -> str:
         return "unknown"
 
 
+@dataclass(eq=False)
 class EndpointCollector(Collector):
     """firsttoken_endpoint_*. `loads`: by the gateway's own counts; `reported`: by recent scrapes of engines."""
 
-    def __init__(
-        self,
-        pool_of: Callable[[str], str],
-        loads: Callable[[], Mapping[str, Load]],
-        reported: Callable[[], Mapping[str, EngineLoad]] = dict,
-    ) -> None:
-        self.pool_of = pool_of
-        self.loads = loads
-        self.reported = reported
+    pool_of: Callable[[str], str]
+    loads: Callable[[], Mapping[str, Load]]
+    reported: Callable[[], Mapping[str, EngineLoad]] = dict
 
     def collect(self) -> Iterable[Metric]:
         loads, reported = self.loads(), self.reported()

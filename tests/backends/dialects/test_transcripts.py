@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from backends import rate_limit_headers
 from backends.catalog import KINDS
 from backends.interface import HttpCall
 from tests.backends.dialects.transcript import Transcript, exchanged, refused, request, streamed, transcripts
@@ -44,7 +45,9 @@ async def test_a_stream_is_read_to_its_end(transcript: Transcript) -> None:
     tap.close()
     assert (tap.tokens, tap.usage, tap.ended, tap.failure) == (transcript.tokens, transcript.usage, True, None)
     assert not tap.spoiled
-    found = [(one.counts_tokens, one.remaining, one.limit, one.reset) for one in backend.rate_limits(listener.headers)]
+    found = [
+        (one.counts_tokens, one.remaining, one.limit, one.reset) for one in rate_limit_headers.read(listener.headers)
+    ]
     assert found == [pytest.approx(wait) for wait in transcript.waits]
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gateway.config.presets import FOLDER, preset, with_preset
-from policies.routes.route import Route, Workload
+from policies.routes.route import Limits, Route, Workload
 
 WORKLOADS = get_args(Workload)
 
@@ -85,6 +85,7 @@ def test_a_route_of_a_workload_is_the_ready_made_one_but_for_tiers_limits_and_gr
     if growth := raw.get("ttft", {}).get("per_1k_tokens"):
         own["ttft"] = {"per_1k_tokens": growth}
     assert Route.model_validate(raw) == completed(workload, own)
+    assert completed(workload, {"tiers": ["small"]}).limits == Limits()
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

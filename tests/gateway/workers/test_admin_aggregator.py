@@ -11,21 +11,25 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetricFamily, Metric
 
+from gateway.admin.admin_server import AdminServer
 from gateway.config.models import Config
+from gateway.reload import ConfigSource
 from gateway.workers import admin_aggregator
-from gateway.workers.admin_aggregator import AdminAggregator, readiness
-from gateway.workers.shared_state import SharedState, WorkerState, WorkerStatus
-from gateway.workers.worker import COUNTS, ControlChannel, encode_counts
+from gateway.workers.admin_aggregator import AdminAggregator
+from gateway.workers.shared_state import SharedState
+from gateway.workers.worker import APPLY, COUNTS, encode_counts
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
+SOURCE = ConfigSource(lambda: CONFIG)
 
 
 class Worker:
-    """The counters of a worker process: `life` names the process, `requests` is the count."""
+    """The counters of a worker process: `starts` tells it from its predecessor, `requests` is the count."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.life, self.requests = path, b"first", 0
+        self.path, self.starts, self.requests = path, 1, 0
+        self.applied = 0  # configurations
         self.silent = False
         self.explained: list[bytes] = []
         self.trace = ""  # trace id of an exemplar; the first letter is the exemplar's time
@@ -34,11 +38,15 @@ class Worker:
         self.explained.append(await http.read())
         return web.json_response({"worker": self.path.stem})
 
+    async def apply(self, http: web.Request) -> web.Response:
+        self.applied += 1
+        return web.Response(status=204)
+
     async def counts(self, http: web.Request) -> web.Response:
         if self.silent:
             raise web.HTTPServiceUnavailable
         family = CounterMetricFamily("firsttoken_requests", "Requests", value=self.requests)
-        return web.Response(body=encode_counts(self.life, [family, *self.timed()]))
+        return web.Response(body=encode_counts(self.starts, [family, *self.timed()]))
 
     def timed(self) -> Iterator[Metric]:
         if self.trace:
@@ -50,19 +58,19 @@ class Worker:
 
 @asynccontextmanager
 async def aggregating(
-    tmp_path: Path, shared: SharedState | None = None
+    tmp_path: Path, shared: SharedState | None = None, source: ConfigSource = SOURCE
 ) -> AsyncIterator[tuple[AdminAggregator, list[Worker]]]:
     workers, runners = [Worker(tmp_path / f"{number}.sock") for number in range(2)], []
     for worker in workers:
         app = web.Application()
         app.router.add_get(COUNTS, worker.counts)
         app.router.add_post("/explain", worker.explain)
+        app.router.add_post(APPLY, worker.apply)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
         runners.append(runner)
-    paths = [str(worker.path) for worker in workers]
-    aggregator = AdminAggregator(CONFIG, paths, shared or SharedState(2), ControlChannel())
+    aggregator = AdminAggregator(CONFIG, source, [worker.path for worker in workers], shared or SharedState())
     try:
         yield aggregator, workers
     finally:
@@ -86,22 +94,22 @@ async def test_a_counter_total_never_decreases(tmp_path: Path) -> None:
         one.silent = True
         other.requests = 5
         assert await total(aggregator) == 8
-        for life in (b"second", b"third"):
-            one.silent, one.life, one.requests = False, life, 0
-            assert await total(aggregator) == {b"second": 8, b"third": 10}[life]
+        for starts, before in ((2, 8), (3, 10)):
+            one.silent, one.starts, one.requests = False, starts, 0
+            assert await total(aggregator) == before
             one.requests = 2
-            assert await total(aggregator) == {b"second": 10, b"third": 12}[life]
+            assert await total(aggregator) == before + 2
 
 
 async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
     """Counters of exited workers are shared, not in one process."""
-    shared = SharedState(2)
+    shared = SharedState()
     async with aggregating(tmp_path, shared) as (aggregator, (one, _)):
         one.requests = 3
         await aggregator.collect_counters()
-        one.life, one.requests = b"second", 1
+        one.starts, one.requests = 2, 1
         assert await total(aggregator) == 4
-        successor = AdminAggregator(CONFIG, [str(one.path)], shared, ControlChannel())
+        successor = AdminAggregator(CONFIG, SOURCE, [one.path], shared)
         assert await total(successor) == 4
         await successor.close()
 
@@ -111,7 +119,7 @@ async def test_the_aggregator_serves_exemplars_in_openmetrics(tmp_path: Path) ->
     async with aggregating(tmp_path) as (aggregator, workers):
         for worker, trace in zip(workers, ("a" * 32, "b" * 32), strict=True):
             worker.trace = trace
-        async with TestClient(TestServer(aggregator.app())) as client:
+        async with TestClient(TestServer(AdminServer(aggregator).app())) as client:
             plain = await (await client.get("/metrics")).text()
             accept = {"accept": "application/openmetrics-text; version=1.0.0"}
             page = await (await client.get("/metrics", headers=accept)).text()
@@ -130,14 +138,11 @@ async def test_an_unreachable_worker_is_left_out(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("gone", "answers"), [(0, "0"), (1, "1"), (2, None)])
 async def test_explain_is_answered_while_a_worker_is_left(gone: int, answers: str | None, tmp_path: Path) -> None:
-    """A killed worker counts as serving until the supervisor notices: the next one is asked, else 503."""
-    shared = SharedState(2)
-    for number in range(2):
-        shared.set_worker(number, WorkerStatus(WorkerState.SERVING, 1))
-    async with aggregating(tmp_path, shared) as (aggregator, workers):
+    """The next one is asked, else 503."""
+    async with aggregating(tmp_path) as (aggregator, workers):
         for worker in workers[:gone]:
             worker.path.unlink()
-        async with TestClient(TestServer(aggregator.app())) as client:
+        async with TestClient(TestServer(AdminServer(aggregator).app())) as client:
             reply = await client.post("/explain", data=b"{}")
             said = await reply.json()
     if answers is None:
@@ -147,20 +152,19 @@ async def test_explain_is_answered_while_a_worker_is_left(gone: int, answers: st
     assert {w.path.stem for w in workers if w.explained == [b"{}"]} == ({answers} if answers else set())
 
 
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [
-        ((WorkerState.SERVING, WorkerState.SERVING), "ready"),
-        ((WorkerState.STARTING, WorkerState.SERVING), "starting"),
-        ((WorkerState.ENDED, WorkerState.SERVING), "starting"),
-        ((WorkerState.DRAINING, WorkerState.SERVING), "draining"),
-        ((WorkerState.DRAINING, WorkerState.ENDED), "draining"),
-    ],
-)
-def test_the_gateway_is_ready_when_all_workers_serve(states: tuple[WorkerState, ...], expected: str) -> None:
-    """A missing worker needs an operator."""
-    shared = SharedState(2)
-    for place, state in enumerate(states):
-        shared.set_worker(place, WorkerStatus(state, place + 1))
-    assert readiness([worker.state for worker in shared.workers()]) == expected
-    assert [worker.starts for worker in shared.workers()] == [1, 2]
+async def test_a_configuration_is_applied_by_every_worker_and_kept_for_later_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that is gone is named in the log: it will start with the configuration."""
+    shared, other = SharedState(), Config.model_validate(document({"other": pool("http://127.0.0.1:9")}))
+    async with aggregating(tmp_path, shared, ConfigSource(lambda: other)) as (aggregator, (one, gone)):
+        gone.path.unlink()
+        async with TestClient(TestServer(AdminServer(aggregator).app())) as client:
+            reply = await client.post("/reload")
+            answer = await reply.json()
+            shown = await (await client.get("/config")).json()
+        assert (reply.status, answer["result"]) == (200, "applied")
+        assert (one.applied, gone.applied) == (1, 0)
+    assert [*shown["pools"]] == [*shared.config.get().pools] == ["other"]
+    assert "worker 2 has not applied the configuration" in caplog.text
+    assert "worker 1 has not" not in caplog.text

@@ -10,13 +10,9 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFam
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from gateway.workers.admin_aggregator import (
-    add_retired,
-    decode_counts,
-    keep_maxima,
-    merge_endpoints,
-    merge_metrics,
-)
+from gateway.admin.admin_views import merge_endpoints
+from gateway.observe.metrics.merged_metrics import add_retired, keep_maxima, merge_metrics
+from gateway.workers.admin_aggregator import decode_counts
 from gateway.workers.shared_state import SharedValue
 from gateway.workers.worker import encode_counts
 
@@ -76,7 +72,7 @@ def test_the_latest_exemplar_of_a_bucket_is_kept() -> None:
         exemplified(2, ("0.1", "a" * 32, 100.0), ("+Inf", "c" * 32, 50.0)),
         add_retired(exemplified(3), exemplified(4, ("+Inf", "d" * 32, 60.5))),
     ]
-    reports = [decode_counts(encode_counts(b"a process", metrics))[1] for metrics in reports]
+    reports = [decode_counts(encode_counts(1, metrics))[1] for metrics in reports]
     registry = CollectorRegistry()
     registry.register(Fixed(merge_metrics({1: reports[0], 2: reports[1], None: reports[2]})))
     page = openmetrics.generate_latest(registry).decode()

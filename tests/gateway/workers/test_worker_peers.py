@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,8 +13,7 @@ import pytest
 
 from gateway.cluster.gossip import PEER_TIMEOUT, PeerUpdate, ages_to_times
 from gateway.fleet.monitor import PollResult
-from gateway.process import listen_unix
-from gateway.workers.worker_peers import POLL, RECENT_BLOCKS, SIZE, UNREAD, WorkerPeers
+from gateway.workers.worker_peers import POLL, SIZE, UNREAD, WorkerPeers
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLoad
 from tests.support.simulated import eventually
@@ -50,15 +48,13 @@ class Worker:
 
 
 class Gateway:
-    """Workers in one process, with real sockets. `running`: numbers; the supervisor's part is played by the test."""
+    """Workers in one process, with real sockets."""
 
     def __init__(self, home: Path, count: int) -> None:
         self.paths = [home / f"{number}.sock" for number in range(count)]
-        self.sockets = [listen_unix(path) for path in self.paths]
-        self.running = set(range(count))
 
     def worker(self, number: int) -> Worker:
-        return Worker(WorkerPeers(number, self.paths, self.sockets[number].dup(), self.running.__contains__))
+        return Worker(WorkerPeers(number, self.paths))
 
     async def start(self, number: int, endpoints: Sequence[str] = NAMES) -> Worker:
         made = self.worker(number)
@@ -74,13 +70,11 @@ async def started(
     gateway = Gateway(home, count)
     workers = [await gateway.start(number, endpoints) for number in range(count)]
     try:
-        await eventually(lambda: all(len(each.peers._connections) == count - 1 for each in workers))
+        await eventually(lambda: all(len(each.peers._outgoing) == count - 1 for each in workers))
         yield gateway, workers
     finally:
         for each in workers:
             await each.peers.close()
-        for sock in gateway.sockets:
-            sock.close()
 
 
 async def test_a_load_arrives_at_all_other_workers(tmp_path: Path) -> None:
@@ -130,29 +124,19 @@ async def test_a_worker_that_has_exited_has_no_load_at_once(tmp_path: Path) -> N
         assert monotonic() - ended < PEER_TIMEOUT / 2
 
 
-async def test_a_successor_gets_loads_and_recent_prompts_of_the_others(tmp_path: Path) -> None:
-    """The engines still hold the prefixes of prompts that were sent before its start."""
+async def test_a_successor_gets_the_loads_of_the_others(tmp_path: Path) -> None:
+    """With their next full messages; and the others get its loads."""
     async with started(tmp_path, 2) as (gateway, (stays, exits)):
         stays.peers.publish(NAMES[0], BUSY)
-        stays.peers.publish_prompt(NAMES[1], [1, 2])
         await eventually(lambda: exits.in_flight(NAMES[0]) == 3)
         await exits.peers.close()
         successor = await gateway.start(1)
         try:
             await eventually(lambda: successor.in_flight(NAMES[0]) == 3)
-            assert successor.prompts == [(NAMES[1], [1, 2])]
             successor.peers.publish(NAMES[1], BUSY)
             await eventually(lambda: stays.in_flight(NAMES[1]) == 3)
         finally:
             await successor.peers.close()
-
-
-async def test_recent_prompts_are_bounded() -> None:
-    peers = WorkerPeers(0, [], None, bool)  # type: ignore[arg-type]
-    for number in range(RECENT_BLOCKS // 100 + 50):
-        peers._remember(NAMES[0], array("Q", [number] * 100))
-    assert peers._recent_blocks == sum(len(hashes) for _, hashes in peers._recent) <= RECENT_BLOCKS
-    assert peers._recent[-1][1][0] == RECENT_BLOCKS // 100 + 49
 
 
 async def test_thousands_of_endpoints_are_shared(tmp_path: Path) -> None:
@@ -168,14 +152,15 @@ async def test_thousands_of_endpoints_are_shared(tmp_path: Path) -> None:
 async def test_messages_for_a_worker_that_hangs_are_bounded_and_made_up_for(tmp_path: Path) -> None:
     """The latest load arrives once the worker reads again."""
     gateway, connected = Gateway(tmp_path, 2), asyncio.get_running_loop().create_future()
-    hung = await asyncio.start_unix_server(lambda *both: connected.set_result(both), sock=gateway.sockets[1])
+    hung = await asyncio.start_unix_server(lambda *both: connected.set_result(both), gateway.paths[1])
     sender = await gateway.start(0)
     reader, writer = await connected  # without `writer` the connection ends
-    [connection] = sender.peers._connections
+    [connection] = sender.peers._outgoing
+    own = next(name for name in map(str, range(99)) if sender.peers.in_charge(name))
     for _ in range(200):
-        sender.peers.put_poll(NAMES[0], replace(POLLED, model="x" * 50_000))
+        sender.peers.put_poll(own, replace(POLLED, model="x" * 50_000))
         await asyncio.sleep(0)
-    assert UNREAD <= connection.get_write_buffer_size() < UNREAD + 60_000
+    assert UNREAD <= connection.transport.get_write_buffer_size() < UNREAD + 60_000
     sender.peers.publish(NAMES[0], BUSY)
     async with asyncio.timeout(10):
         while (await next_update(reader)).get(NAMES[0]) != BUSY:
@@ -183,7 +168,6 @@ async def test_messages_for_a_worker_that_hangs_are_bounded_and_made_up_for(tmp_
     await sender.peers.close()
     writer.close()
     hung.close()
-    gateway.sockets[0].close()
 
 
 async def next_update(reader: asyncio.StreamReader) -> dict[str, PeerLoad]:
@@ -194,53 +178,22 @@ async def next_update(reader: asyncio.StreamReader) -> dict[str, PeerLoad]:
     return {name: ages_to_times(load, 0.0) for name, load in PeerUpdate.decode(message).loads.items()}
 
 
-async def test_a_poll_arrives_unchanged_and_never_after_a_later_one(tmp_path: Path) -> None:
-    """Of a known endpoint."""
-    async with started(tmp_path, 2) as (_, workers):
-        sender, reader = sorted(workers, key=lambda each: not each.peers.in_charge(NAMES[0]))
-        assert reader.peers.latest_poll(NAMES[0]) is None
-        sender.peers.put_poll("unknown/a", POLLED)
-        sender.peers.put_poll(NAMES[0], POLLED)
-        sender.peers.put_poll(NAMES[0], replace(POLLED, at=11.0, answered=False))
-        sender.peers.publish(NAMES[1], BUSY)
-        await eventually(lambda: reader.in_flight(NAMES[1]) == 3)
-        assert reader.peers.latest_poll(NAMES[0]) == POLLED
-        assert reader.peers.latest_poll("unknown/a") is None
+async def test_a_poll_arrives_unchanged(tmp_path: Path) -> None:
+    """From the worker in charge of the endpoint alone: one that stands in for it polls for itself."""
+    async with started(tmp_path, 3) as (_, workers):
+        in_charge, *others = sorted(workers, key=lambda each: not each.peers.in_charge(NAMES[0]))
+        assert others[0].peers.latest_poll(NAMES[0]) is None
+        in_charge.peers.put_poll(NAMES[0], POLLED)
+        await eventually(lambda: others[0].peers.latest_poll(NAMES[0]) is not None)
+        others[1].peers.put_poll(NAMES[0], replace(POLLED, answered=False))
+        others[1].peers.publish(NAMES[1], BUSY)
+        await eventually(lambda: others[0].in_flight(NAMES[1]) == 3)
+        assert others[0].peers.latest_poll(NAMES[0]) == POLLED
 
 
-async def test_of_several_workers_that_stand_in_for_a_hung_one_a_single_one_goes_on(tmp_path: Path) -> None:
-    """Each polls after the same silence. If each heard the other, both would stop."""
-    async with started(tmp_path, 3) as (gateway, workers):
-        in_order = []
-        while gateway.running:
-            [first] = [number for number in gateway.running if workers[number].peers.in_charge(NAMES[0])]
-            in_order.append(workers[first])
-            gateway.running.remove(first)
-        _, second, third = in_order
-        for each in (second, third):
-            each.peers.put_poll(NAMES[0], POLLED)
-            each.peers.publish(NAMES[1], BUSY)
-        await eventually(lambda: second.in_flight(NAMES[1]) == third.in_flight(NAMES[1]) == 3)
-        assert third.peers.latest_poll(NAMES[0]) == POLLED
-        assert second.peers.latest_poll(NAMES[0]) is None
-
-
-async def test_one_running_worker_is_in_charge_of_an_endpoint(tmp_path: Path) -> None:
-    """After its death the next one, until its successor runs. Every worker is in charge of some."""
-    gateway = Gateway(tmp_path, 3)
-    workers = [gateway.worker(number).peers for number in range(3)]
-    endpoints = [f"small/{number}" for number in range(60)]
-
-    def in_charge(endpoint: str) -> list[int]:
-        return [number for number in sorted(gateway.running) if workers[number].in_charge(endpoint)]
-
-    before = {endpoint: in_charge(endpoint) for endpoint in endpoints}
-    assert sorted({number for [number] in before.values()}) == [0, 1, 2]
-    gateway.running.remove(1)
-    moved = {endpoint: in_charge(endpoint) for endpoint in endpoints}
-    assert all(len(found) == 1 for found in moved.values())
-    assert {endpoint for endpoint in endpoints if moved[endpoint] != before[endpoint]} == {
-        endpoint for endpoint in endpoints if before[endpoint] == [1]
-    }
-    gateway.running.add(1)
-    assert {endpoint: in_charge(endpoint) for endpoint in endpoints} == before
+async def test_one_worker_is_in_charge_of_an_endpoint(tmp_path: Path) -> None:
+    """Every worker of some, by the endpoint's id alone."""
+    workers = [Gateway(tmp_path, 3).worker(number).peers for number in range(3)]
+    in_charge = [[each.in_charge(f"small/{number}") for each in workers] for number in range(60)]
+    assert {sum(found) for found in in_charge} == {1}
+    assert {found.index(True) for found in in_charge} == {0, 1, 2}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
-from gateway.workers.worker import LONGEST_WAIT, MIN_UPTIME, Child, WorkerSlot
+from gateway.workers.worker import LONGEST_WAIT, MIN_UPTIME, SERVING, Child, WorkerSlot
 
 
 def exited(slot: WorkerSlot, after: float) -> float:
     """Seconds until the next start, after a process has lived `after` seconds."""
     one, other = socket.socketpair()
     other.close()
-    slot.on_started(Child(0, one, started_at=100.0))
+    slot.child = Child(0, one, started_at=100.0)
     return slot.on_exit(100.0 + after)
 
 
@@ -32,7 +33,11 @@ def test_repeated_early_exits_back_off() -> None:
 
 def test_a_slot_counts_starts_and_resets_its_state() -> None:
     """Reports of an exited process say nothing of the next."""
-    slot = WorkerSlot("w", lambda line: 0)
-    slot.prepared = slot.serving = True
-    exited(slot, 1.0)
-    assert (slot.starts, slot.child, slot.prepared, slot.serving) == (1, None, False, False)
+    slot = WorkerSlot("w", lambda channel: channel.send(SERVING) - 1)
+    for starts in (1, 2):
+        slot.start()
+        assert slot.child is not None
+        _, status = os.waitpid(slot.child.pid, 0)
+        assert (slot.read_report(), slot.serving, slot.read_report()) == (True, True, False)
+        slot.on_exit(slot.child.started_at + 1.0)
+        assert (slot.starts, status, slot.child, slot.serving) == (starts, 0, None, False)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from lab.scorers.research_scorers import PATIENCE, REPLAY_SCORERS, RESEARCH_SCORERS
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
-from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 from policies.routing.tiers import decide
 from policies.scorers.scorers import SCORERS
-from policies.types import Candidate, Health, Load, Placement, PoolEstimate, PromptEstimate, RequestView
+from policies.types import Candidate, Load, Placement, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.deciding import DecisionScenario, order
 from tests.policies.queue.queue_fixture import ONE, PROMPT, QueueFixture, route
+from tests.policies.routing.test_tiers import LOADS
 from tests.policies.scorers import scoring
 from tests.policies.scorers.scoring import IDLE, NAMES, ROUTE, blocks, candidates
 
@@ -56,15 +56,6 @@ def test_a_research_scorer_is_never_queued(scorer: str) -> None:
         view, prompt = RequestView(queue.now, stream=True), PromptEstimate({"small": PoolEstimate(PROMPT)})
         scheduler.enter(QueuedRequest("r", view, prompt, asked, 1))
         assert [key for key, _ in scheduler.release(queue.fleet, queue.now)] == ["r"] * sent
-
-
-LOADS = st.builds(
-    Load,
-    health=st.sampled_from(Health),
-    in_flight=st.integers(0, 3),
-    queued_tokens=st.floats(0, 1e5),
-    limits=st.sampled_from([UNLIMITED, SendLimits(blocked_until=3.0)]),
-)
 
 
 @given(

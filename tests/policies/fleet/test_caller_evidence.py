@@ -16,7 +16,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.peers import PeerLoad, PeerReader
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.provider_refusal import ProviderRefusal
+from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
 from tests.policies.fleets import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
 
@@ -297,6 +297,24 @@ def test_a_rate_limit_that_the_provider_reports_counts_for_all() -> None:
     of.on_rate_limits(key, [RateLimit.reported(counts_tokens=False, limit=100, remaining=0, reset=30.0, now=0.0)])
     of.on_ended(key, AttemptOutcome.RATE_LIMITED, 0.0, AttemptReport(blame=BLAME["rate_limited"], retry_after=30.0))
     assert not usable(of, "b", 1.0)
+
+
+def test_a_reload_lifts_a_refusal_that_one_caller_has_met_with() -> None:
+    """The configuration may have been mended."""
+    of = fleet()
+    fail(of, "request_rate", "a")
+    assert not usable(of, "a", 0.5)
+    of.reload([SMALL, HOSTED])
+    assert usable(of, "a", 0.5)
+
+
+def test_a_provider_that_is_not_paid_for_one_caller_refuses_that_caller() -> None:
+    """Until the next try: the caller is told the time."""
+    of = fleet()
+    fail(of, "quota", "a")
+    own, shared = (found.loads[API.id].limits for found in (of.snapshot_for("a", 1.0), of.snapshot(1.0)))
+    assert own.wait(100, 1.0) > 60.0
+    assert shared.wait(100, 1.0) == 0.0
 
 
 def test_beliefs_name_the_reason_and_count_the_callers() -> None:

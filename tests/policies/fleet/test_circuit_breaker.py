@@ -14,7 +14,7 @@ from policies.fleet.circuit_breaker import (
     BreakerState,
     CircuitBreaker,
 )
-from policies.rate_limit.provider_refusal import ProviderRefusal
+from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.types import NEVER, AttemptOutcome, Health
 
 

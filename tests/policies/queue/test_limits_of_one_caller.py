@@ -10,7 +10,7 @@ import pytest
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import QueuedRequest
+from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
@@ -131,6 +131,19 @@ def test_nothing_is_learned_of_an_api_that_reports_its_limits() -> None:
     for caller in "ab":
         provider.refused("request_rate", caller, 1010.5, retry_after=0.1)
     assert provider.share("c", 1011.0, 40.0) == 1.0
+
+
+def test_requests_on_their_way_take_from_what_remains() -> None:
+    """One remains by the provider's word: of two that come at once the second is held, before the first is sent."""
+    provider = Provider(ttft="9s")
+    provider.decide("a", 1000.0)
+    limit = RateLimit.reported(counts_tokens=False, limit=60, remaining=1, reset=59.0, now=1000.1)
+    provider.fleet.on_rate_limits(provider.key, [limit])
+    for key in ("one", "two"):
+        request, estimate = RequestView(1000.1, stream=True, caller=key), PromptEstimate({"api": PROMPT})
+        provider.scheduler.enter(QueuedRequest(key, request, estimate, provider.route, 0, key))
+    assert [key for key, _ in provider.scheduler.release(provider.fleet, 1000.1)] == ["one"]
+    assert [held.hold.rule for held in provider.scheduler.holds() if held.hold] == [HoldRule.RATE_LIMIT]
 
 
 def test_a_reload_forgets_a_learned_limit() -> None:

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.rate_limit.bucket import RateLimit
-from policies.rate_limit.endpoint_limits import ConfiguredLimits, ReportedLimits
+from policies.rate_limit.endpoint_limits import LIMITED, EndpointLimits
+from policies.rate_limit.send_limits import UNLIMITED
+from policies.types import NEVER
 
 
 def requests(remaining: float, limit: float | None = 60, reset: float = 60.0, now: float = 0.0) -> RateLimit:
@@ -16,6 +18,14 @@ def requests(remaining: float, limit: float | None = 60, reset: float = 60.0, no
 
 def tokens(remaining: float, limit: float | None = 1000, reset: float = 60.0) -> RateLimit:
     return RateLimit.reported(True, remaining, limit, reset, 0.0)
+
+
+def provider(requests_per_minute: float | None = None, tokens_per_minute: float | None = None) -> EndpointLimits:
+    return EndpointLimits(requests_per_minute, tokens_per_minute, learns=True)
+
+
+def buckets(limits: EndpointLimits) -> tuple[RateLimit, ...]:
+    return limits.send_limits(NEVER).buckets
 
 
 def test_an_exhausted_limit_is_waited_for_until_it_lets_one_request_pass() -> None:
@@ -68,19 +78,19 @@ def test_a_wait_that_is_respected_never_exceeds_the_bucket(pauses: list[float], 
 
 def test_requests_sent_after_the_reported_one_are_deducted() -> None:
     """A report is as of the sending of its request, and an older one changes nothing."""
-    limits = ReportedLimits()
+    limits = provider()
     for at in (1.0, 2.0, 3.0):
         limits.on_sent(10, at)
     limits.on_reported([requests(5, limit=None, now=3.1)], sent_at=2.0)
-    assert limits.current[0].remaining == 4
+    assert buckets(limits)[0].remaining == 4
     limits.on_reported([requests(50, limit=None, now=3.2)], sent_at=1.0)
-    assert limits.current[0].remaining == 4
+    assert buckets(limits)[0].remaining == 4
     limits.on_sent(10, 4.0)
-    assert limits.current[0].remaining == 3
+    assert buckets(limits)[0].remaining == 3
 
 
 def test_a_rejection_without_a_time_waits_for_the_exhausted_limit() -> None:
-    limits = ReportedLimits()
+    limits = provider()
     limits.on_reported([requests(0, limit=None, reset=7.0), tokens(900)], sent_at=0.0)
     assert limits.exhausted_for(1.0) == pytest.approx(6.0)
     limits.on_reported([requests(0, reset=60.0), tokens(900)], sent_at=0.5)
@@ -106,20 +116,20 @@ def test_no_report_of_a_hostile_server_makes_a_wait_that_no_clock_has(
 
 def test_a_configured_limit_lets_a_burst_pass_and_then_so_many_a_minute() -> None:
     """A bucket of the size of a minute."""
-    limits = ConfiguredLimits(60, None)
+    limits = provider(60, None)
     for _ in range(60):
-        assert limits.current[0].wait(1, 0.0) == 0.0
+        assert buckets(limits)[0].wait(1, 0.0) == 0.0
         limits.on_sent(10, 0.0)
-    assert limits.current[0].wait(1, 0.0) == pytest.approx(1.0)
-    assert limits.current[0].wait(1, 1.0) == 0.0
+    assert buckets(limits)[0].wait(1, 0.0) == pytest.approx(1.0)
+    assert buckets(limits)[0].wait(1, 1.0) == 0.0
 
 
 def test_a_configured_limit_of_tokens_counts_prompts_and_answers() -> None:
     """1,000 tokens a minute are 100 in 6 s. A request is one request, however long its answer."""
-    limits = ConfiguredLimits(1000, 1000)
+    limits = provider(1000, 1000)
     limits.on_sent(600, 0.0)
     limits.on_output(400, 0.0)
-    requests_left, tokens_left = limits.current
+    requests_left, tokens_left = buckets(limits)
     assert (requests_left.wait(1, 0.0), tokens_left.wait(100, 0.0)) == (0.0, pytest.approx(6.0))
     assert tokens_left.wait(100, 3600.0) == 0.0
 
@@ -127,14 +137,45 @@ def test_a_configured_limit_of_tokens_counts_prompts_and_answers() -> None:
 def test_no_prompt_and_no_count_of_tokens_closes_an_endpoint_for_long() -> None:
     """One caller's prompt of 25 times the limit, which its provider refuses, costs the others a minute, not 25; so do
     reports of tokens that no answer has: two minutes for a full bucket."""
-    limits = ConfiguredLimits(None, 100_000)
+    limits = provider(None, 100_000)
     limits.on_sent(2_500_000, 0.0)
-    assert limits.current[0].wait(100_000, 0.0) == pytest.approx(60.0)
+    assert buckets(limits)[0].wait(100_000, 0.0) == pytest.approx(60.0)
     for _ in range(100):
         limits.on_output(10**9, 0.0)
-    assert limits.current[0].wait(1, 0.0) == pytest.approx(60.0, rel=1e-3)
-    assert limits.current[0].wait(100_000, 0.0) == pytest.approx(120.0)
+    assert buckets(limits)[0].wait(1, 0.0) == pytest.approx(60.0, rel=1e-3)
+    assert buckets(limits)[0].wait(100_000, 0.0) == pytest.approx(120.0)
 
 
 def test_without_a_configured_limit_there_is_none() -> None:
-    assert ConfiguredLimits(None, None).current == ()
+    assert buckets(provider(None, None)) == ()
+
+
+def test_a_reload_keeps_what_was_sent_under_the_same_limit() -> None:
+    """Another limit begins full."""
+    limits = provider(60)
+    for _ in range(60):
+        limits.on_sent(10, 0.0)
+    limits.reload(60, None)
+    assert buckets(limits)[0].wait(1, 0.0) == pytest.approx(1.0)
+    limits.reload(30, None)
+    assert buckets(limits)[0].wait(1, 0.0) == 0.0
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def test_a_refusal_known_from_elsewhere_counts_until_its_end() -> None:
+    limits = provider()
+    limits.refusal.on_refused(0.0, 5.0)
+    assert [limits.send_limits(until).blocked_until for until in (NEVER, 3.0, 7.0)] == [5.0, 5.0, 7.0]
+    assert provider().send_limits(NEVER) is UNLIMITED
+
+
+def test_a_refusal_is_told_by_who_has_met_with_it() -> None:
+    """By this process, or else by a peer; for lack of money it is told as such."""
+    limits = provider()
+    limits.refusal.on_refused(0.0, 5.0, "rate limit reached")
+    assert [*limits.reasons(limits.send_limits(NEVER), NEVER, 1.0)] == [(LIMITED, "rate limit reached", 5.0)]
+    (told,) = limits.reasons(limits.send_limits(9.0), NEVER, 6.0)
+    assert told == (LIMITED, "a peer process reports it", 9.0)
+    assert [*limits.reasons(limits.send_limits(9.0), 9.0, 6.0)] == []

@@ -33,6 +33,15 @@ def test_a_rejection_after_a_few_requests_sets_no_limit() -> None:
     assert refused_after(3).full_until == NEVER
 
 
+def test_an_api_that_refuses_a_request_at_the_least_limit_is_not_full() -> None:
+    """The refused request was not accepted, and 19 are too few to learn from."""
+    limit = refused_after(20)
+    limit.on_sent(60.05)
+    assert limit.full_until > 60.05
+    limit.on_rejected(60.05)
+    assert limit.full_until <= 60.05
+
+
 def test_without_a_rejection_there_is_no_limit() -> None:
     """At any number of requests."""
     limit = LearnedRateLimit()
