@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gateway.builders import ANSWER, CHAT, calling, post
+from tests.support.builders import ANSWER, CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from tests.gateway.builders import CHAT, DONE, FINISH, calling, post
+from tests.support.builders import CHAT, DONE, FINISH, calling, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.gateway.builders import CHAT, calling, last, post
+from tests.support.builders import CHAT, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 

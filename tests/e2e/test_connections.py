@@ -9,7 +9,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.downstream.http_limits import Timeouts
-from tests.gateway.builders import CHAT, WHOLE, calling, conversing, post
+from tests.support.builders import CHAT, WHOLE, calling, conversing, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import reply

@@ -14,7 +14,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool
 from tests.support.served import serving, write_config
 from tests.support.simulated import eventually

@@ -12,7 +12,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptKind
-from tests.gateway.builders import CHAT, Caller, calling, last, post
+from tests.support.builders import CHAT, Caller, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
 

@@ -15,7 +15,7 @@ from gateway.config.loading import problems
 from gateway.config.models import Config
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
-from tests.gateway.builders import CHAT, calling, get, last, post
+from tests.support.builders import CHAT, calling, get, last, post
 from tests.support.gateways import document, running
 from tests.support.simulated import engine_pool, engines, eventually
 

@@ -18,7 +18,7 @@ import pytest
 from gateway.app import Gateway
 from policies.types import Health
 from tests.backends.replies.reply import openai_error, replies
-from tests.gateway.builders import calling, get
+from tests.support.builders import calling, get
 from tests.support.gateways import running
 from tests.support.simulated import eventually
 from tests.support.two_callers import (

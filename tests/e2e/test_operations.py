@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api import operation_fit
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, calling, conversing, get, last, post
+from tests.support.builders import CHAT, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.builders import calling, post
+from tests.support.builders import calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream, reply

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, RateLimitError
 
 from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, TcpProxy, redis_server
 from tests.support.served import serving

@@ -16,7 +16,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
+from tests.support.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import Served, serving, write_config
 from tests.support.simulated import eventually

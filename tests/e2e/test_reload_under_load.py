@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from lab.servers.simulated_server import SimulatedServer
-from tests.gateway.builders import CHAT, Caller, calling, post
+from tests.support.builders import CHAT, Caller, calling, post
 from tests.support.served import Served, serving
 from tests.support.simulated import engines
 

@@ -20,7 +20,7 @@ from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.responses import stored_responses
 from policies.types import Health
-from tests.gateway.builders import Caller, get
+from tests.support.builders import Caller, get
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ENCRYPTED, ResponsesServer
 from tests.support.simulated import engine_pool, engines, eventually

@@ -21,7 +21,7 @@ import uvloop
 from gateway.app import Gateway
 from gateway.cli.main import main
 from tests.e2e.test_workers import workers_of
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, post
 from tests.support.certificates import Certificates, made
 from tests.support.gateways import pool, running
 from tests.support.served import serving

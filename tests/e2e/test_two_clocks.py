@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.observe.record import Record
-from tests.gateway.builders import DONE, FINISH, TOKEN, calling, get, last, post
+from tests.support.builders import DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.main import main
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, Caller, calling, get, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, Caller, calling, get, post
 from tests.support.served import ROOT, Served, serving, write_config
 from tests.support.simulated import engines
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk

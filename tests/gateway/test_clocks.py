@@ -11,7 +11,7 @@ import pytest
 
 from gateway.observe import timeline
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk

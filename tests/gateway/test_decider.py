@@ -18,7 +18,7 @@ from gateway.tokenize.estimator import Estimator, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
-from tests.gateway.builders import candidate, record, request, route
+from tests.support.builders import candidate, record, request, route
 
 pytestmark = pytest.mark.virtual_time
 

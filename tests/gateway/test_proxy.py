@@ -17,7 +17,7 @@ from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.proxy import outcome_of, reject_unplaced
 from policies.types import FOREVER, AttemptOutcome, Decision, Placement, RejectionKind
-from tests.gateway.builders import (
+from tests.support.builders import (
     ANSWER,
     CHAT,
     DONE,

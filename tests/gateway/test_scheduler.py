@@ -23,8 +23,8 @@ from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route, Ttft
 from policies.types import FOREVER, NEVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
-from tests.gateway.builders import POOL, backend, candidate, decided, request, route
-from tests.gateway.upstream.dispatching import dead_url
+from tests.support.builders import POOL, backend, candidate, decided, request, route
+from tests.support.scripted_fleet import dead_url
 from tests.support.upstream import turn_until
 
 pytestmark = pytest.mark.virtual_time

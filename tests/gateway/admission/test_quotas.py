@@ -15,7 +15,7 @@ from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome, Stage
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
-from tests.gateway.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.support.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Step, Upstream, chunk, reply

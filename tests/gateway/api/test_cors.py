@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.builders import CHAT, STREAMED, WHOLE, Caller, calling, conversing, get, post
+from tests.support.builders import CHAT, STREAMED, WHOLE, Caller, calling, conversing, get, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import RESET, Upstream, reply
 

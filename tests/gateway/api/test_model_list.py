@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from gateway.app import Gateway
-from tests.gateway.builders import get
+from tests.support.builders import get
 from tests.support.gateways import pool, running
 
 pytestmark = pytest.mark.virtual_time

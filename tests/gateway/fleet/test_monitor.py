@@ -18,7 +18,7 @@ from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget, engine_load
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Health, Load, PoolEstimate
-from tests.gateway.builders import POOL, backend, candidate
+from tests.support.builders import POOL, backend, candidate
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, Script, Upstream, reply
 

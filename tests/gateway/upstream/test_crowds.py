@@ -14,7 +14,7 @@ from gateway.upstream.sending import Sending
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import RetryBudget
 from policies.types import AttemptKind
-from tests.gateway.builders import RecordingFleet, wire
+from tests.support.builders import RecordingFleet, wire
 
 pytestmark = pytest.mark.virtual_time
 

@@ -16,14 +16,14 @@ import uvloop
 from gateway.observe.record import Stage
 from policies.attempts.budgets import RetryBudget
 from policies.types import AttemptKind
-from tests.gateway.builders import (
+from tests.support.builders import (
     ANSWER,
     PREAMBLE,
     STREAMED,
     WHOLE,
     route,
 )
-from tests.gateway.upstream.dispatching import FAILS, OK, Fleet, Stalling, dead_url, opened
+from tests.support.scripted_fleet import FAILS, OK, Fleet, Stalling, dead_url, opened
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, RESET, STREAM_HEAD, Pause, Script, chunk, reply
 

@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from lab.servers.simulated_server import SimulatedServer
-from tests.lab.engines.builders import encode
-from tests.lab.servers.serving import HELLO, chat, events, eventually, post, serving
+from tests.support.engine_builders import encode
+from tests.support.engine_callers import HELLO, chat, events, eventually, post, serving
 
 pytestmark = pytest.mark.virtual_time
 

@@ -11,7 +11,7 @@ import pytest
 
 from policies.queue import queue_scheduler
 from policies.types import Placement
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture, count_decisions
+from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture, count_decisions
 
 pytestmark = pytest.mark.virtual_time
 

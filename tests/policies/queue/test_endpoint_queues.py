@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.queued_request import QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint, Forecast, PromptEstimate, RequestView
-from tests.policies.queue.queue_fixture import ONE, TWO, route
+from tests.support.queue_fixture import ONE, TWO, route
 
 ROUTE = route()
 

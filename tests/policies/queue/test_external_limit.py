@@ -9,7 +9,7 @@ import pytest
 from policies.fleet.fleet import AttemptReport
 from policies.routing.candidates import EXTERNAL_LIMIT
 from policies.types import AttemptOutcome, Placement
-from tests.policies.queue.queue_fixture import API, ONE, QueueFixture
+from tests.support.queue_fixture import API, ONE, QueueFixture
 
 pytestmark = pytest.mark.virtual_time
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.queue import placement_round, queue_scheduler
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, Placement
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
+from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
 
 # --------------------------------------------------------------------------- capacity of endpoints
 

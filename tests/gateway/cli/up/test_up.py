@@ -22,7 +22,7 @@ import pytest
 from gateway.cli.up.up import greeting_of
 from gateway.config.loading import load
 from gateway.config.models import Config
-from tests.gateway.cli.up.local_servers import http_server, ollama
+from tests.support.local_servers import http_server, ollama
 from tests.support.served import ROOT, Served, read_line
 from tests.support.simulated import engines
 
