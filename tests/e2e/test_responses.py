@@ -171,6 +171,7 @@ async def test_encrypted_reasoning_goes_back_to_the_endpoint_that_can_read_it() 
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.real_time  # the client keeps connections by the real clock
 async def test_a_hundred_chains_over_three_endpoints_and_two_gateways_are_whole() -> None:
     """One gateway is restarted half-way. The endpoints know nothing of each other's responses."""
     async with servers(3) as three, AsyncExitStack() as stack:
