@@ -20,9 +20,10 @@ setup: $(DEV) ## install firsttoken and its development tools into .venv
 demo: $(CORE) ## run simulated engines, the gateway, traffic and a live table: no GPU, no key (ARGS="--port 8181")
 	@$(BIN)/firsttoken demo $(ARGS)
 
-test: $(DEV) ## run the tests (PYTEST_ARGS="-k relay" selects)
+test: export PYTHONDONTWRITEBYTECODE := # hundreds of tests start a process
+test: $(DEV) ## run the tests, side by side (PYTEST_ARGS="-k relay" selects, "-n0 -x --pdb" debugs)
 	@$(BIN)/python scripts/prometheus_setup.py
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 lint: $(DEV) ## run ruff, mypy --strict and the layer contracts
 	@$(BIN)/ruff check .
@@ -37,29 +38,29 @@ bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last
 	@$(BIN)/python -m benchmarks.cold_start
 
 chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")
-	@$(BIN)/python -m tests.chaos --page docs/reliability.md $(ARGS)
+	@$(BIN)/python -m tests.programs.chaos --page docs/reliability.md $(ARGS)
 
 fuzz: $(DEV) ## random bytes, bodies and chunk boundaries against a gateway (CASES=100000)
-	@$(BIN)/python -m tests.chaos.fuzz $(or $(CASES),100000)
+	@$(BIN)/python -m tests.programs.chaos.fuzz $(or $(CASES),100000)
 
 soak: $(DEV) ## mixed callers and random faults: memory, descriptors, gauges (MINUTES=60 SEED=1)
-	@$(BIN)/python -m tests.chaos.soak $(or $(MINUTES),60) $(or $(SEED),1)
+	@$(BIN)/python -m tests.programs.chaos.soak $(or $(MINUTES),60) $(or $(SEED),1)
 
 dashboards: $(DEV) ## generate deploy/grafana/dashboards from deploy/grafana/*.py
 	@$(BIN)/python -m deploy.grafana.generate
 
 clients: $(DEV) ## test released clients against a gateway, write docs/clients.md (2 GB once; ARGS="--only codex")
 	-@$(BIN)/python -m scripts.clients_setup
-	@$(BIN)/python -m tests.clients --page docs/clients.md $(ARGS)
+	@$(BIN)/python -m tests.programs.clients --page docs/clients.md $(ARGS)
 
 browser: $(DEV) ## test the dashboard in a real browser (needs chromium: apt install chromium)
-	@$(BIN)/python -m pytest tests/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/programs/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)
 
 vllm: $(DEV) ## run the tests with real vLLM servers, on CPU, and released clients (installs 5.5 GB once)
 	@$(BIN)/python scripts/vllm_setup.py
 	-@$(BIN)/python -m scripts.clients_setup
 	@$(VLLM)/bin/python scripts/vllm_models.py
-	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/vllm -s $(PYTEST_ARGS)
+	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/programs/vllm -s $(PYTEST_ARGS)
 
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \

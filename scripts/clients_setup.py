@@ -1,4 +1,4 @@
-"""Install the clients of tests/clients/versions.toml, each into an environment of its own, once.
+"""Install the clients of tests/programs/clients/versions.toml, each into an environment of its own, once.
 
     python -m scripts.clients_setup [NAME...]
 
@@ -16,7 +16,7 @@ import sys
 import venv
 from pathlib import Path
 
-from tests.clients.manifest import ENVIRONMENTS, Client, clients, node, node_package, stamped
+from tests.programs.clients.manifest import ENVIRONMENTS, Client, clients, node, node_package, stamped
 
 TIMEOUT = 900.0  # s for an installation
 

@@ -4,8 +4,8 @@
 
 Runs inside vLLM's environment, which has `tokenizers` and `transformers`. Writes `.cache/vllm-models/small` and
 `.../large` (or under FIRSTTOKEN_VLLM_MODELS), of different size and so time to first token, and `.../rehearsed`, which
-can think and call tools (tests/clients). vLLM loads them with `--load-format dummy`, seeded random weights: the text is
-noise, while tokens, cache, queue and times are real.
+can think and call tools (tests/programs/clients). vLLM loads them with `--load-format dummy`, seeded random weights:
+the text is noise, while tokens, cache, queue and times are real.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run a command beside real vLLM servers on this machine's CPU, and stop the servers afterwards.
 
-    python scripts/vllm_servers.py -- python -m pytest tests/vllm
+    python scripts/vllm_servers.py -- python -m pytest tests/programs/vllm
     python scripts/vllm_servers.py --fleet small,small          # until Ctrl-C
 
 Run scripts/vllm_setup.py and scripts/vllm_models.py first. Every server gets one core (the cores are dealt in turn) and

@@ -133,6 +133,16 @@ def test_every_decision_has_a_number_of_its_own() -> None:
     assert all(page.read_text().startswith(f"# {page.name[:4]}. ") for page in pages[1:])  # the template is the first
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")), ids=lambda page: page.stem)
+def test_every_decision_begins_with_two_lines_in_short(page: Path) -> None:
+    """What was decided and what it costs, below title, status and date, for a reader who reads no further."""
+    title, status, decision, context, *_ = page.read_text("utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert status.startswith("Status: ")
+    assert (decision.startswith("In short: "), len(decision.splitlines())) == (True, 2)
+    assert context.startswith("## Context")
+
+
 def test_every_key_of_the_configuration_is_explained() -> None:
     """docs/policies.md names each key of the configuration schema."""
     page = (ROOT / "docs/policies.md").read_text("utf-8")

@@ -32,7 +32,7 @@ class SameOrigin:
         self.loopback = loopback
         self.cors = cors
         self.names = frozenset(name.lower() for name in names)
-        self._latest = ""  # the latest host found to be known: callers repeat themselves
+        self._latest: str | None = None  # the latest host found to be known: callers repeat themselves
 
     def check(self, headers: Mapping[str, str], transport: asyncio.BaseTransport) -> None:
         """Raises ApiError (403). `headers`: names in lower case. HTTP/1.0, which no browser speaks, has no `Host`."""

@@ -90,6 +90,7 @@ class VllmMetrics:
         yield f"{_TTFT}_sum{{{self._labels}}} {self._ttft_sum}"
 
 
+BACKLOG = 2048  # connections, as uvicorn's
 KEEPALIVE = 5.0  # s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 MAX_BODY = 64 * 2**20  # bytes
 RECORDED_REQUESTS = 1000
@@ -158,7 +159,7 @@ class SimulatedServer:
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self.host, self.port).start()
+            await web.TCPSite(self._runner, self.host, self.port, backlog=BACKLOG).start()
         except OSError:  # the port is in use: leave no task behind
             await self.stop()
             raise

@@ -17,7 +17,7 @@ from lab.replay.player import play
 from lab.replay.sim_fleet import Scenario
 from lab.traffic.traces import Agents, Arrival, agents
 from policies.queue.placement_round import PlacementRound
-from tests.lab.replay.builders import arrivals as chats
+from tests.support.replay_builders import arrivals as chats
 
 # The overload of (d) makes late requests, of (c) requests for another tier; hedges need engines that hang. Late
 # prefills of seconds need long prompts and engines that are idle at times; a learned TPOT needs answers before it.

@@ -22,7 +22,7 @@ from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler, Released
 from policies.types import FOREVER, Placement
-from tests.lab.replay.builders import agent_sessions
+from tests.support.replay_builders import agent_sessions
 
 COLD = [name for name, scenario in SCENARIOS.items() if scenario.cold]
 

@@ -15,6 +15,8 @@ from benchmarks.processes import ROOT
 from benchmarks.profile_request import LOOP, THREADS, Samples
 from benchmarks.sampled import Sampler, entry
 
+pytestmark = pytest.mark.virtual_time
+
 RELAY, RUN = (
     (f"{ROOT}/gateway/upstream/relay.py", "Relay.begin"),
     (f"{ROOT}/gateway/upstream/upstream_request.py", "Run.on_body"),

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from gateway.config.loading import load
 from gateway.config.models import Config
-from tests.deploy.dashboards import of_panels, of_rules, of_variables
+from tests.support.dashboards import of_panels, of_rules, of_variables
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

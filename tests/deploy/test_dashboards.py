@@ -10,7 +10,7 @@ import promql_parser
 import pytest
 
 from deploy.grafana import generate
-from tests.deploy.dashboards import (
+from tests.support.dashboards import (
     DASHBOARDS,
     DEPLOY,
     RULES,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.dashboards import DEPLOY, RULES, LocatedQuery, of_panels, of_rules, of_variables
-from tests.deploy.live_gateway import ROUTES, live_gateway
+from tests.support.dashboards import DEPLOY, RULES, LocatedQuery, of_panels, of_rules, of_variables
+from tests.support.live_gateway import ROUTES, live_gateway
 from tests.support.prometheus import Prometheus, program, scraping
 
 TIMEOUT = 30.0  # s, until every query has returned data

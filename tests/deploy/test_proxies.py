@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, WHOLE
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, WHOLE
 from tests.support.certificates import Certificates, made
 from tests.support.gateways import pool, running
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply

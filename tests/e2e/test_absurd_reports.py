@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import openai
+import pytest
 
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'

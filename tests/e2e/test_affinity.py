@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from tests.gateway.builders import ANSWER, CHAT, calling, post
+import pytest
+
+from tests.support.builders import ANSWER, CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 ANSWERED = [STREAM_HEAD + chunk(ANSWER) + LAST_CHUNK]
 SESSIONS = 12

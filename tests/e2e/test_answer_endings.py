@@ -9,10 +9,12 @@ import pytest
 
 from gateway.observe.record import Record, RequestOutcome
 from gateway.upstream import answer, race
-from tests.gateway.builders import CHAT, WHOLE, calling, last, post
+from tests.support.builders import CHAT, WHOLE, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'

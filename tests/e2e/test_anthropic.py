@@ -16,11 +16,13 @@ from openai import AsyncOpenAI
 
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
-from tests.backends.translation.dialects import Json, message_events, named_sse
-from tests.gateway.builders import last
+from tests.support.builders import last
+from tests.support.dialect_strategies import Json, message_events, named_sse
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 JSON = "content-type: application/json"
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]

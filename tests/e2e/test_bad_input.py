@@ -11,6 +11,8 @@ import pytest
 from gateway.app import Gateway
 from tests.support.gateways import pool, running
 
+pytestmark = pytest.mark.virtual_time
+
 GOOD = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
 
 

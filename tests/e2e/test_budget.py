@@ -15,6 +15,8 @@ from policies.types import TRAINED_SAMPLES
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines
 
+pytestmark = pytest.mark.virtual_time
+
 LARGE_PROMPT = "word " * 9000  # 8b-l4 needs over two seconds for it, 8b-h100 a quarter of one
 
 

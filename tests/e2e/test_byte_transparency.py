@@ -10,9 +10,11 @@ from unittest.mock import ANY
 
 import pytest
 
-from tests.gateway.builders import CHAT, DONE, FINISH, calling, post
+from tests.support.builders import CHAT, DONE, FINISH, calling, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 STREAMS = 1000
 PATIENT = {"connect": "60s", "stream_idle": "60s"}  # callers, gateway and upstream share one busy loop here

@@ -22,6 +22,8 @@ from policies.types import Load
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 SYSTEM = " ".join(f"rule{i}" for i in range(400))
 QUICK = {"scrape": "50ms"}
 

@@ -8,9 +8,11 @@ import json
 import pytest
 
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, STREAMED, WHOLE, calling, get, post
+from tests.support.builders import CHAT, STREAMED, WHOLE, calling, get, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 JSON = "content-type: application/json"
 

@@ -20,6 +20,8 @@ from tests.support import gateways
 from tests.support.simulated import eventually
 from tests.support.upstream import STREAM_HEAD, Upstream, chunk
 
+pytestmark = pytest.mark.virtual_time
+
 PROMPT = "the prompt that nobody waits for"
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 ANSWER = STREAM_HEAD + chunk(TOKEN) + b"0\r\n\r\n"

@@ -12,6 +12,8 @@ from gateway.observe.record import RequestOutcome
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def disconnect_when(gateway: Gateway, body: dict[str, object], ready: object) -> None:
     """Sends a request over a raw socket and aborts the connection when `ready()` holds, or after a token if None."""

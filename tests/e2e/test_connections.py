@@ -9,10 +9,12 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.downstream.http_limits import Timeouts
-from tests.gateway.builders import CHAT, WHOLE, calling, conversing, post
+from tests.support.builders import CHAT, WHOLE, calling, conversing, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import reply
+
+pytestmark = pytest.mark.virtual_time
 
 BODY = json.dumps({"model": "chat", "max_tokens": 200, "stream": True, "messages": [{"role": "user", "content": "x"}]})
 REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(BODY)}\r\n\r\n{BODY}".encode()

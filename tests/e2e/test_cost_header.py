@@ -7,9 +7,11 @@ from hashlib import sha256
 
 import pytest
 
-from tests.gateway.builders import CHAT, calling, last, post
+from tests.support.builders import CHAT, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 PRICE = {"input": 2.0, "cached_input": 0.5, "output": 8.0}
 JSON = "content-type: application/json"

@@ -9,14 +9,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool
 from tests.support.served import serving, write_config
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 STREAM = post({**CHAT, "stream": True})
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
@@ -128,6 +132,7 @@ async def test_a_reload_keeps_resolved_addresses() -> None:
             assert await ask(gateway) == 200
 
 
+@pytest.mark.real_time
 async def test_workers_resolve_names_independently_and_share_load_by_address(tmp_path: Path) -> None:
     """Workers resolve `localhost` in real processes; requests in flight at its address are visible to all workers."""
     slow: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, post
 from tests.support.served import Served, serving, write_config
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 

@@ -20,6 +20,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
 
+pytestmark = pytest.mark.virtual_time
+
 BUDGET = 1.5  # s
 ROUTE = {"chat": {"tiers": ["both"], "ttft": {"budget": "1500ms"}}}
 

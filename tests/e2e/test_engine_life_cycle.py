@@ -21,6 +21,8 @@ from policies.types import Health
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 PROMPT = [{"role": "user", "content": "word " * 400}]
 OFTEN = {"scrape": "20ms"}
 

@@ -12,9 +12,11 @@ import pytest
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptKind
-from tests.gateway.builders import CHAT, Caller, calling, last, post
+from tests.support.builders import CHAT, Caller, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 JSON_WANTED = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}

@@ -22,6 +22,8 @@ from policies.types import AttemptOutcome
 from tests.support.gateways import pool, running
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
 
+pytestmark = pytest.mark.virtual_time
+
 JSON = "content-type: application/json"
 CALLERS = 200
 ANSWER = json.dumps(

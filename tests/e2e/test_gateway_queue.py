@@ -17,6 +17,8 @@ from lab.servers.simulated_server import SimulatedServer
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 LARGE = "word " * 2500  # 0.35 s of prefill
 SMALL = "word " * 100
 ROUTES: Mapping[str, Any] = {

@@ -6,10 +6,13 @@ import hashlib
 import json
 
 import aiohttp
+import pytest
 
 from gateway.app import Gateway
 from tests.support.gateways import pool, running
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 SECRETS = {
     "authorization": "Bearer sk-caller",

@@ -20,9 +20,11 @@ from backends.stream.sse import ServerSentEvent, SseDecoder
 from backends.translation import translation
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, calling, last, post
+from tests.support.builders import CHAT, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Act, Pause, Received, Upstream, chunk, chunked, reply
+
+pytestmark = pytest.mark.virtual_time
 
 CHATS = "/v1/chat/completions"
 _CHAT = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'

@@ -11,6 +11,8 @@ import pytest
 from gateway.app import Gateway
 from tests.e2e.test_bad_input import BODIES, FRAMING, PATHS, POST, CountingUpstream, chat, gateway, http, send
 
+pytestmark = pytest.mark.virtual_time
+
 __all__ = ["gateway"]  # a fixture
 
 LIMIT = 0.1  # s

@@ -1,7 +1,7 @@
 """Tenants with equal prefixes learn nothing of each other, neither from engines nor from the gateway.
 
 Runs over simulated engines, which include the salt in a prompt's first block hash, like vLLM.
-tests/vllm/test_isolation.py is the same for real vLLM.
+tests/programs/vllm/test_isolation.py is the same for real vLLM.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from gateway.config.models import Config
 from gateway.observe.record import Record
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
-from tests.gateway.builders import Caller, calling, last, post
+from tests.support.builders import Caller, calling, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 A, B, MATE, OTHER_MATE = "sk-a", "sk-b", "sk-mate", "sk-other-mate"
 KEYS = [

@@ -13,6 +13,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Step, Upstream, chunk
 
+pytestmark = pytest.mark.virtual_time
+
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n'
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"

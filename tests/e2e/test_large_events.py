@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import DONE, FINISH, TOKEN, calling, conversing, last, post
+from tests.support.builders import DONE, FINISH, TOKEN, calling, conversing, last, post
 from tests.support.served import serving, write_config
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk

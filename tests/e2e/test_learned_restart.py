@@ -14,7 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from policies.types import Forecast, Load, PoolEstimate
-from tests.gateway.builders import CHAT, calling, get, post
+from tests.support.builders import CHAT, calling, get, post
 from tests.support.gateways import running
 from tests.support.redis import redis_server
 from tests.support.served import serving, write_config

@@ -15,9 +15,11 @@ from gateway.config.loading import problems
 from gateway.config.models import Config
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import Health
-from tests.gateway.builders import CHAT, calling, get, last, post
+from tests.support.builders import CHAT, calling, get, last, post
 from tests.support.gateways import document, running
 from tests.support.simulated import engine_pool, engines, eventually
+
+pytestmark = pytest.mark.virtual_time
 
 NAMES = [f"adapter-{letter}" for letter in "abcdefgh"]
 SLOTS, LOAD = 2, 0.1

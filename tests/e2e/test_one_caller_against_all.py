@@ -18,7 +18,7 @@ import pytest
 from gateway.app import Gateway
 from policies.types import Health
 from tests.backends.replies.reply import openai_error, replies
-from tests.gateway.builders import calling, get
+from tests.support.builders import calling, get
 from tests.support.gateways import running
 from tests.support.simulated import eventually
 from tests.support.two_callers import (
@@ -38,6 +38,8 @@ from tests.support.two_callers import (
     request,
 )
 from tests.support.upstream import HANG, Script, reply
+
+pytestmark = pytest.mark.virtual_time
 
 BEFORE = 25  # requests of key b, more than a rate is learned from
 WAVES = (1, 9, 10)  # requests of key a at once

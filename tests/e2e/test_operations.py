@@ -9,9 +9,11 @@ import pytest
 
 from gateway.api import operation_fit
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, calling, conversing, get, last, post
+from tests.support.builders import CHAT, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 EMBEDDED = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5]}],"usage":{"prompt_tokens":2}}'
 ANSWER = b'{"choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'

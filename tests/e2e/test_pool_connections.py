@@ -14,7 +14,7 @@ from gateway.app import Gateway
 from gateway.config.loading import change
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, STREAMED, calling, last, post
+from tests.support.builders import CHAT, STREAMED, calling, last, post
 from tests.support.certificates import Certificates, made
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.gateways import document, pool, running

@@ -15,10 +15,12 @@ from pydantic import ValidationError
 from gateway.app import Gateway
 from gateway.config.models import Config
 from policies.types import NEVER, Health
-from tests.gateway.builders import CHAT, STREAMED, calling, last, post
+from tests.support.builders import CHAT, STREAMED, calling, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import Received, Script, Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 KEYS = ["sk-one", "sk-two", "sk-three"]
 BUSY: Script = [reply(b"{}", "429 Too Many Requests", "content-type: application/json", "retry-after: 30")]

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.builders import calling, post
+from tests.support.builders import calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 SYSTEM = " ".join(f"rule{number}" for number in range(1500))
 TURNS = 8

@@ -14,10 +14,12 @@ import pytest
 from gateway.app import Gateway
 from gateway.observe.record import Stage
 from policies.types import Load
-from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, calling, last, post
+from tests.support.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Received, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 JSON = "content-type: application/json"
 

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, RateLimitError
 
 from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, TcpProxy, redis_server
 from tests.support.served import serving
@@ -27,7 +27,7 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chun
 
 WEB = "authorization: Bearer sk-web"
 ASK: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
-BACK = 5.0  # s
+BACK = 30.0  # s
 
 
 def key(**limits: Any) -> list[dict[str, Any]]:
@@ -112,9 +112,9 @@ async def test_two_gateways_with_one_redis_have_one_quota() -> None:
         ]
         for gateway in gateways:
             await connected(gateway)
+            gateway.redis.timeout = 30.0  # a busy machine is no Redis that is down
         seen = sum(await asyncio.gather(*(count_statuses(gateway.url, 150) for gateway in gateways)), Counter())
-    assert 98 <= seen[200] <= 102  # exactly 100, unless Redis answers too late on a slow machine
-    assert seen[200] + seen[429] == 300
+    assert seen == {200: 100, 429: 200}
 
 
 @pytest.mark.parametrize("state", ["memory", "redis"])

@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests.gateway.builders import CHAT, STREAMED, TOKEN, WHOLE, calling, post
+from tests.support.builders import CHAT, STREAMED, TOKEN, WHOLE, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 OURS = ("gateway.", "policies.", "backends.")
 STREAM = {**CHAT, "stream": True}

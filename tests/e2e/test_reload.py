@@ -16,7 +16,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
+from tests.support.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import Served, serving, write_config
 from tests.support.simulated import eventually
@@ -337,7 +337,7 @@ def children(served: Served) -> list[int]:
 
 async def until_all_workers(ask: Callable[[], Awaitable[int]]) -> None:
     """Waits until all workers serve the configuration: the log is written before."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while {await ask() for _ in range(8)} != {200}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from lab.servers.simulated_server import SimulatedServer
-from tests.gateway.builders import CHAT, Caller, calling, post
+from tests.support.builders import CHAT, Caller, calling, post
 from tests.support.served import Served, serving
 from tests.support.simulated import engines
 
@@ -91,7 +91,7 @@ async def test_reloads_under_load_fail_no_request(workers: str, tmp_path: Path) 
                 file.write_text(broken(text, number) if bad else text)
                 assert await reload(served) == (400 if bad else 200)
                 before = ends["ok"]
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     while ends["ok"] < before + CALLERS:  # noqa: ASYNC110 - one round of all callers
                         await asyncio.sleep(0.01)
             over.set()

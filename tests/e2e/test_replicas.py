@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from gateway.app import Gateway
 from policies.types import Health, Load
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, Caller, calling, get, last, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, free_port, redis_server
 from tests.support.served import Served, serving

@@ -20,7 +20,7 @@ from gateway.observe.record import Record, RequestOutcome
 from lab.servers.drivers import Faults
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import calling, post
+from tests.support.builders import calling, post
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import (
@@ -36,6 +36,8 @@ from tests.support.upstream import (
     chunk,
     reply,
 )
+
+pytestmark = pytest.mark.virtual_time
 
 RESCUES = int(os.environ.get("RESCUES", "24"))
 RESCUE: Mapping[str, Any] = {"chat": {"tiers": ["p"], "rescue": "on", "hedge": "off", "ttft": "off", "max_attempts": 4}}

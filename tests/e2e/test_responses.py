@@ -20,11 +20,13 @@ from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.responses import stored_responses
 from policies.types import Health
-from tests.gateway.builders import Caller, get
+from tests.support.builders import Caller, get
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ENCRYPTED, ResponsesServer
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 TOOL: Any = {
     "type": "function",
@@ -169,6 +171,7 @@ async def test_encrypted_reasoning_goes_back_to_the_endpoint_that_can_read_it() 
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.real_time  # the client keeps connections by the real clock
 async def test_a_hundred_chains_over_three_endpoints_and_two_gateways_are_whole() -> None:
     """One gateway is restarted half-way. The endpoints know nothing of each other's responses."""
     async with servers(3) as three, AsyncExitStack() as stack:
@@ -272,6 +275,7 @@ async def test_a_stored_response_above_the_limit_is_refused_for_good(monkeypatch
     assert refused.value.response.headers["x-should-retry"] == "false"
 
 
+@pytest.mark.real_time  # the kernel probes a full receiver by its own clock
 async def test_a_large_stored_response_keeps_its_place_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one of the same key waits for it; a small one does not."""
     monkeypatch.setattr(stored_responses, "PLACE_WAIT", 0.05)

@@ -22,8 +22,7 @@ from gateway.observe.logs import unhandled
 from gateway.observe.record import RequestOutcome
 from gateway.proxy import Proxy
 from gateway.upstream.relay import Relay
-from tests.e2e.failure_cases import DONE, JSON, PATHS, STREAM, TOKEN, WRONG
-from tests.gateway.builders import Caller, calling, get, last, post
+from tests.support.builders import Caller, calling, get, last, post
 from tests.support.canaries import (
     ANSWER,
     BACKEND,
@@ -39,6 +38,7 @@ from tests.support.canaries import (
     gateway_with_canaries,
     leaks_in,
 )
+from tests.support.failure_cases import DONE, JSON, PATHS, STREAM, TOKEN, WRONG
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, STREAM_HEAD, Script, chunk, reply
 

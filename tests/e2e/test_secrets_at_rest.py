@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.builders import calling, get
+from tests.support.builders import calling, get
 from tests.support.canaries import BACKEND, CACHE, CANARIES, POOL_HEADER, REDIS, canary_config, canary_request, leaks_in
 from tests.support.gateways import document, pool
 from tests.support.served import ROOT, Served, serving

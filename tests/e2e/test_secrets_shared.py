@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
-from tests.gateway.builders import calling, last
+from tests.support.builders import calling, last
 from tests.support.canaries import (
     ANSWER,
     CACHE,

@@ -21,7 +21,7 @@ import uvloop
 from gateway.app import Gateway
 from gateway.cli.main import main
 from tests.e2e.test_workers import workers_of
-from tests.gateway.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, post
 from tests.support.certificates import Certificates, made
 from tests.support.gateways import pool, running
 from tests.support.served import serving
@@ -31,7 +31,7 @@ from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 JSON = reply(WHOLE, "200 OK", "content-type: application/json")
-NOTICED = 10.0  # s, on a busy machine; two looks at the files are 2 s
+NOTICED = 30.0  # s, on a busy machine; two looks at the files are 2 s
 
 
 @pytest.fixture(scope="module")

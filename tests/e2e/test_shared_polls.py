@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from tests.gateway.builders import get
+from tests.support.builders import get
 from tests.support.served import Served, serving, write_config
 from tests.support.upstream import Upstream, reply
 

@@ -13,6 +13,8 @@ from policies.fleet import lost_promises
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
+pytestmark = pytest.mark.virtual_time
+
 ROUTE = {"tiers": ["slow"], "ttft": {"budget": "3s"}, "tpot": {"budget": "40ms"}}
 TWICE_AS_SLOW, FAST = 1.4, 0.25  # times the engine's 60 ms per token
 

@@ -14,10 +14,12 @@ from gateway.app import Gateway
 from gateway.observe.record import Record, Stage
 from gateway.tokenize.tokenizers import encoder
 from lab.servers.simulated_server import SimulatedServer
-from tests.gateway.builders import CHAT, STREAMED, calling, conversing, last, post
+from tests.support.builders import CHAT, STREAMED, calling, conversing, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import Upstream
+
+pytestmark = pytest.mark.virtual_time
 
 STREAM = {**CHAT, "stream": True}
 LARGE = "word " * 2500  # 0.35 s of prefill

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from gateway.app import Gateway
 from gateway.observe.record import STAGE_NAMES, STREAM, Record, RequestOutcome
-from tests.gateway.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
+from tests.support.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
 from tests.support.collector import Collector, Trace, read
 from tests.support.gateways import pool, running
 from tests.support.served import serving, write_config

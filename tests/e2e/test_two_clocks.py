@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from gateway.observe.record import Record
-from tests.gateway.builders import DONE, FINISH, TOKEN, calling, get, last, post
+from tests.support.builders import DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 THOUGHT = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}\n\n'
 REQUEST = post({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "why"}]})

@@ -16,6 +16,8 @@ from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import Upstream, reply
 
+pytestmark = pytest.mark.virtual_time
+
 ANSWER = [reply(b'{"choices":[{"message":{"content":"hi"}}]}', "200 OK", "content-type: application/json")]
 BODY = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hello"}]}).encode()
 KEYS = [{"name": "app", "sha256": hashlib.sha256(b"right").hexdigest()}]

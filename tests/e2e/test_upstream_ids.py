@@ -13,6 +13,8 @@ from gateway.api.inference_request import new_request_id
 from tests.support import gateways
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
+pytestmark = pytest.mark.virtual_time
+
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 ANSWER = STREAM_HEAD + chunk(TOKEN) + LAST_CHUNK
 

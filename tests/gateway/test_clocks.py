@@ -11,10 +11,12 @@ import pytest
 
 from gateway.observe import timeline
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 ROOT = Path(__file__).parents[2]
 WALL = re.compile(r"from time import [^\n]*\btime(_ns)?\b|\btime\.time(_ns)?\(|datetime\.now|utcnow")

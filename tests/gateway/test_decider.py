@@ -24,7 +24,9 @@ from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
-from tests.gateway.builders import candidate, record, request, route
+from tests.support.builders import candidate, record, request, route
+
+pytestmark = pytest.mark.virtual_time
 
 PRICE = Price(1.0, 2.0)
 POOLS = [

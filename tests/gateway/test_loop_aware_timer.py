@@ -7,13 +7,16 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from socket import socket, socketpair
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from gateway.loop_aware_timer import LATE, READ_FIRST, LoopAwareTimer
 from gateway.process import loop_factory
+from tests.support.virtual_time import stall
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Watched:
@@ -65,7 +68,7 @@ async def test_it_wakes_no_more_once_it_is_unset(end: str) -> None:
 async def test_after_a_stall_sockets_are_read_first() -> None:
     watched, now = Watched(), monotonic()
     watched.set(now + 0.005)
-    sleep(0.03)  # noqa: ASYNC251 - the stall
+    stall(0.03)
     stalled = monotonic()
     await asyncio.sleep(0.1)
     assert len(watched.woken) == 1
@@ -76,7 +79,7 @@ async def stalled() -> Watched:
     """A timer that is due, and waits for the sockets to be read."""
     watched = Watched()
     watched.set(monotonic() + 0.005)
-    sleep(0.03)  # noqa: ASYNC251 - the stall
+    stall(0.03)
     await asyncio.sleep(0.001)
     assert watched.woken == []
     return watched
@@ -101,6 +104,7 @@ async def test_events_after_a_stall_do_not_put_the_timer_off_for_ever() -> None:
     assert watched.woken
 
 
+@pytest.mark.real_time
 def test_it_never_wakes_early_on_the_loop_of_the_product() -> None:
     """uvloop rounds to milliseconds. A timer that fires early would be set again and again until it is due."""
     early: list[Any] = []
@@ -158,14 +162,15 @@ async def test_a_block_may_go_on_by_what_came_in_during_a_stall(comes: bool) -> 
         timer, read = LoopAwareTimer(), b""
         with suppress(TimeoutError):
             async with timer.timeout(0.005):
-                asyncio.get_running_loop().call_soon(stall, theirs if comes else None)
+                asyncio.get_running_loop().call_soon(stall_with, theirs if comes else None)
                 read = await reader.read(1)
         assert (read, timer.stalled) == (b"x" if comes else b"", True)
         writer.close()
 
 
-def stall(answering: socket | None) -> None:
-    sleep(0.02 + 4 * LATE)
+def stall_with(answering: socket | None) -> None:
+    """A stall, during which a byte comes in."""
+    stall(0.02 + 4 * LATE)
     if answering is not None:
         answering.send(b"x")
 
@@ -174,5 +179,5 @@ def stall(answering: socket | None) -> None:
 async def test_the_delay_that_counts_as_a_stall_is_the_users(late: float, stalled: bool) -> None:
     timer = LoopAwareTimer(late)
     with pytest.raises(TimeoutError):
-        await silent(timer, lambda: stall(None))
+        await silent(timer, lambda: stall_with(None))
     assert timer.stalled is stalled

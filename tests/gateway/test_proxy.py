@@ -17,7 +17,7 @@ from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
 from gateway.proxy import outcome_of, reject_unplaced
 from policies.types import FOREVER, AttemptOutcome, Decision, Placement, RejectionKind
-from tests.gateway.builders import (
+from tests.support.builders import (
     ANSWER,
     CHAT,
     DONE,
@@ -36,6 +36,8 @@ from tests.gateway.builders import (
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 STREAM = {**CHAT, "stream": True}
 KEYS = [

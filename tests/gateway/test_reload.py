@@ -14,6 +14,8 @@ from gateway.reload import ConfigSource, Reloader
 from tests.support.gateways import document, pool, running
 from tests.support.upstream import Upstream
 
+pytestmark = pytest.mark.virtual_time
+
 ONE = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
 OTHER = Config.model_validate(document({"other": pool("http://127.0.0.1:9")}))
 

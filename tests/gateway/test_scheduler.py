@@ -23,9 +23,11 @@ from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.routes.route import Route, Ttft
 from policies.types import FOREVER, AttemptOutcome, Decision, PoolEstimate, PromptEstimate
-from tests.gateway.builders import POOL, backend, candidate, decided, request, route
-from tests.gateway.upstream.dispatching import dead_url
+from tests.support.builders import POOL, backend, candidate, decided, request, route
+from tests.support.scripted_fleet import dead_url
 from tests.support.upstream import turn_until
+
+pytestmark = pytest.mark.virtual_time
 
 ESTIMATE = PromptEstimate({"small": PoolEstimate(100)})
 CHAT = route().model_copy(update={"ttft": Ttft(budget="1s")})

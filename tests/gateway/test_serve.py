@@ -16,7 +16,7 @@ from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.process import HANDLER_GRACE, bind
 from gateway.serve import serve
-from tests.gateway.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import document, pool, running
 from tests.support.served import serving, write_config
 from tests.support.simulated import eventually

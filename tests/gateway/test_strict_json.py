@@ -25,7 +25,7 @@ from gateway.strict_json import (
     members,
     too_many_elements,
 )
-from tests.gateway.upstream.writing import Writer
+from tests.support.json_texts import Writer
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
 KEYS = st.text(max_size=6) | st.sampled_from(['a":', '"', "a b", "\\", "é\u2028", "😀", ""])

@@ -12,10 +12,12 @@ from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt, WireState
 from gateway.upstream.upstream import Upstream as Target
 from policies.types import AttemptOutcome, PoolEstimate
-from tests.gateway.builders import ANSWER, ERROR, STREAMED, TOKEN, WHOLE, RecordingFleet, backend, candidate, forward
-from tests.gateway.upstream.dispatching import dead_url
 from tests.support import upstream as kit
+from tests.support.builders import ANSWER, ERROR, STREAMED, TOKEN, WHOLE, RecordingFleet, backend, candidate, forward
+from tests.support.scripted_fleet import dead_url
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 
 def target(url: str) -> Target:

@@ -12,11 +12,13 @@ from gateway.app import Gateway
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport
 from policies.types import AttemptOutcome, Endpoint, Health
-from tests.gateway.builders import STREAMED, WHOLE, get
-from tests.policies.fleets import send
+from tests.support.builders import STREAMED, WHOLE, get
 from tests.support.gateways import pool, running
+from tests.support.learned_fleet import send
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, Script, Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 JSON = "content-type: application/json"
 REVOKED: Script = [reply(b'{"error":{"message":"no"}}', "401 Unauthorized", JSON)]

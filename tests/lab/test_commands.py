@@ -16,8 +16,8 @@ import pytest
 
 from gateway.cli.main import PLUGINS, main
 from lab.commands import add_commands
-from tests.gateway.builders import CHAT, calling, post
 from tests.gateway.cli.test_main import KNOWN, WITH_VALUE
+from tests.support.builders import CHAT, calling, post
 from tests.support.served import SERVING, write_config
 from tests.support.simulated import engines
 

@@ -12,7 +12,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.routes.route import Route
 from policies.routing.candidates import ROUGH, is_count_needed
 from policies.types import Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, PromptEstimate
-from tests.policies.fleets import ONE, answer, fleet, prompt
+from tests.support.learned_fleet import ONE, answer, fleet, prompt
 
 # A message of 300 tokens in 10 blocks, and one of 100 tokens in 10 blocks.
 UNEVEN = PartEnds([10.0, 20.0], [300.0, 400.0])

@@ -18,7 +18,7 @@ from gateway.admission import key_store
 from gateway.app import Gateway
 from gateway.config.models import Key
 from gateway.observe.logs import Formatter
-from tests.gateway.builders import calling, get, post
+from tests.support.builders import calling, get, post
 from tests.support.collector import Collector
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisMonitor, RedisServer, redis_server

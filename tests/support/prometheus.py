@@ -94,7 +94,7 @@ async def scraping(admin_url: str, folder: Path) -> AsyncIterator[Prometheus]:
 
 async def _ready(url: str, session: aiohttp.ClientSession, process: Process) -> bool:
     """True once the server answers, or has ended."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while process.returncode is None:
             try:
                 async with session.get(f"{url}/-/ready") as reply:

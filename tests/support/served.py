@@ -38,12 +38,12 @@ class Served:
     async def line(self) -> str:
         """The next line on standard error."""
         assert self.process.stderr is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await read_line(self.process.stderr)
 
     async def ends(self) -> tuple[int, str, str]:
         """Exit code, and the rest of standard output and error."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
         stderr_lines = [line for line in err.decode().splitlines(keepends=True) if SLOW not in line]
@@ -63,7 +63,7 @@ async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             line = first = await read_line(process.stderr)
             while line and not SERVING.match(line):  # the first line of an error names the cause
                 line = await read_line(process.stderr)

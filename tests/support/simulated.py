@@ -30,7 +30,7 @@ def engine_pool(*servers: SimulatedServer, **more: Any) -> dict[str, Any]:
     return {"backend": "simulated", "model": "served", "endpoints": [server.url for server in servers], **more}
 
 
-async def eventually(condition: Any, within: float = 5.0) -> None:
+async def eventually(condition: Any, within: float = 30.0) -> None:
     """Wait until `condition()` holds: for an event, not for a time."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 - the awaited state belongs to another object and has no notification

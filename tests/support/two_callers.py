@@ -20,8 +20,8 @@ from typing import Any
 from backends.interface import FailureKind, Operation
 from tests.backends.replies.reply import MODEL, SECRET, Reply, openai_error, replies
 from tests.backends.replies.reply import event as sse
-from tests.backends.translation.dialects import message_events, named_sse
-from tests.gateway.builders import DONE, ERROR, Caller, calling, post
+from tests.support.builders import DONE, ERROR, Caller, calling, post
+from tests.support.dialect_strategies import message_events, named_sse
 from tests.support.upstream import (
     CLOSE,
     HANG,

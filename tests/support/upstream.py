@@ -23,6 +23,8 @@ from types import TracebackType
 
 from backends.interface import Failure
 
+NEVER = 60.0  # s after which an awaited event will not come, on a machine of any load
+
 
 class Act(Enum):
     RESET = "reset"
@@ -101,7 +103,7 @@ class Upstream:
 
     async def until(self, condition: Callable[[Upstream], bool]) -> None:
         """Wait until the test's condition on this upstream holds."""
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(NEVER), self._changed:
             await self._changed.wait_for(lambda: condition(self))
 
     # ----------------------------------------------------------------------- one connection
@@ -217,7 +219,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 async def turn_until(condition: Callable[[], object]) -> None:
     """Let the loop run until an event without notification has happened."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(NEVER):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -238,7 +240,7 @@ class Listener:
         return b"".join(self.reads)
 
     async def ended(self) -> Failure | None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(NEVER):
             return await asyncio.shield(self.done)
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:

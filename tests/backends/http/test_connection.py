@@ -10,7 +10,7 @@ from backends.failures import NOT_READ
 from backends.http.connection import HEAD_LIMIT
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import FailureKind, HttpCall
-from tests.backends.connecting import GET, HEAD, POST, TRANSCRIPTS, ask, played
+from tests.support.scripted_connection import GET, HEAD, POST, TRANSCRIPTS, ask, played
 from tests.support.upstream import (
     CLOSE,
     GATE,

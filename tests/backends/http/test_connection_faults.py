@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from backends.interface import FailureKind
-from tests.backends.connecting import POST, ask, played
+from tests.support.scripted_connection import POST, ask, played
 from tests.support.upstream import (
     CLOSE,
     GATE,

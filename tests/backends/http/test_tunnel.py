@@ -13,13 +13,12 @@ from backends.failures import TransportError
 from backends.http.connection_pool import ConnectionPool
 from backends.http.tunnel import HEAD_LIMIT, ProxyAddress
 from backends.interface import Failure, FailureKind
-from tests.backends.conftest import BOTH
-from tests.backends.connecting import POST, ask
 from tests.support.certificates import Certificates, made
 from tests.support.connect_proxy import ConnectProxy
+from tests.support.scripted_connection import POST, ask
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Listener, Upstream, chunk, reply
 
-pytestmark = pytest.mark.asyncio(loop_factories=list(BOTH))
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 STREAM = [STREAM_HEAD, chunk(b"one"), chunk(b"two"), LAST_CHUNK]
 

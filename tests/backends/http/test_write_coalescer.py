@@ -9,6 +9,8 @@ import pytest
 from backends.http import connection as outbox
 from backends.http.connection import BURST_GAP, WriteCoalescer
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Clock:
     """A clock that the test advances."""

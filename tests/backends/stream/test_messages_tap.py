@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from backends.interface import FailureKind, Usage
 from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
-from tests.backends.translation.dialects import answers, message_events, named_sse
+from tests.support.dialect_strategies import answers, message_events, named_sse
 
 
 def event(kind: str, **members: Any) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends.stream.redaction import ERROR_LIMIT, CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import UsageStripper, WholeEvents
-from tests.gateway.builders import DONE, FINISH, TOKEN, USAGE
+from tests.support.builders import DONE, FINISH, TOKEN, USAGE
 
 SAYING_ALL = {
     "usage": {

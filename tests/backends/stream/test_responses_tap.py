@@ -13,7 +13,7 @@ from backends.interface import FailureKind, Usage
 from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
 from backends.stream.taps import count_or
 from backends.translation.registry import RESPONSES_TO_CHAT
-from tests.backends.translation.dialogues import Json, answers, as_stream
+from tests.support.dialogues import Json, answers, as_stream
 
 USAGE = {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 8}, "output_tokens": 7}
 

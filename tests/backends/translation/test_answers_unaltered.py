@@ -17,9 +17,9 @@ import pytest
 from backends.interface import Operation
 from backends.translation.registry import chain
 from backends.translation.reply_translation import AnswerTranslation
-from tests.backends.translation.dialects import Json
-from tests.backends.translation.dialogues import events
-from tests.backends.translation.random_answers import ENGINES, Answer, Engine, answer, cut, parsed
+from tests.support.dialect_strategies import Json
+from tests.support.dialogues import events
+from tests.support.random_answers import ENGINES, Answer, Engine, answer, cut, parsed
 
 ANSWERS = 1_500
 TRIED = int(os.environ.get("FIRSTTOKEN_ANSWERS", ANSWERS))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from backends.interface import Failure, FailureKind
 from backends.translation.masked_messages import MASKED_MESSAGES
-from tests.backends.translation.dialects import Json, answers, message_events, named_sse
 from tests.backends.translation.test_translated_streams import whole_message
+from tests.support.dialect_strategies import Json, answers, message_events, named_sse
 
 
 @settings(max_examples=100, deadline=None)

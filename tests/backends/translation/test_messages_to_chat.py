@@ -8,7 +8,7 @@ import pytest
 
 from backends.translation.registry import MESSAGES_TO_CHAT
 from backends.translation.translation import UntranslatableError
-from tests.backends.translation.dialects import Json
+from tests.support.dialect_strategies import Json
 
 NOTHING: frozenset[str] = frozenset()
 ASKED = {"role": "user", "content": "hi"}

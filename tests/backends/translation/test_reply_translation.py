@@ -11,7 +11,7 @@ from backends.interface import Operation
 from backends.translation import translation
 from backends.translation.registry import chain
 from backends.translation.reply_translation import AnswerTranslation, ReplyShapeError
-from tests.backends.translation.dialects import Json, named_sse
+from tests.support.dialect_strategies import Json, named_sse
 
 CALLED = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}}
 OTHER = {"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}}

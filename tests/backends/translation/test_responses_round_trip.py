@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from backends.translation.registry import CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
-from tests.backends.translation.dialogues import CHAT_REQUESTS, Json, answers, as_stream, assembled, events
+from tests.support.dialogues import CHAT_REQUESTS, Json, answers, as_stream, assembled, events
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 NOTHING: frozenset[str] = frozenset()

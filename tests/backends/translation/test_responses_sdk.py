@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from backends.interface import Failure, FailureKind
 from backends.translation.registry import CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
-from tests.backends.translation.dialogues import Json, answers, as_stream
 from tests.backends.translation.test_responses_to_chat import chunk
+from tests.support.dialogues import Json, answers, as_stream
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": True}
 

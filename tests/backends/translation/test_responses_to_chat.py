@@ -10,7 +10,7 @@ import pytest
 from backends.interface import Failure, FailureKind
 from backends.translation.registry import CHAT_TO_MESSAGES, CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
 from backends.translation.translation import Translation, UntranslatableError
-from tests.backends.translation.dialogues import Json, as_stream, events
+from tests.support.dialogues import Json, as_stream, events
 
 NOTHING: frozenset[str] = frozenset()
 IMAGE_BY_ID = {"type": "input_image", "detail": "auto", "file_id": "file-1"}

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 
 from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT
-from tests.backends.translation.dialects import Json, answers, arguments, chat_requests, message_requests
+from tests.support.dialect_strategies import Json, answers, arguments, chat_requests, message_requests
 
 NOTHING: frozenset[str] = frozenset()
 

@@ -12,8 +12,8 @@ from backends.translation import streamed_calls, translation
 from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT, RESPONSES_TO_CHAT
 from backends.translation.tool_arguments import JsonEnd
 from backends.translation.translation import InexpressibleError
-from tests.backends.translation.dialects import Json, named_sse
-from tests.backends.translation.dialogues import as_stream, events
+from tests.support.dialect_strategies import Json, named_sse
+from tests.support.dialogues import as_stream, events
 
 Call = tuple[str, str, str]  # id, name, arguments
 Read = Callable[[list[Json]], list[Call]]

@@ -14,7 +14,7 @@ from backends.interface import Failure, FailureKind
 from backends.translation.chat_to_messages import answer as chat_answer
 from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT
 from backends.translation.translation import EventTranslator
-from tests.backends.translation.dialects import Json, answers, message_events, named_sse, usages
+from tests.support.dialect_strategies import Json, answers, message_events, named_sse, usages
 
 THOUGHT = {"type": "thinking", "thinking": "Let me see.", "signature": "EqQBCg=="}
 CALLS = [

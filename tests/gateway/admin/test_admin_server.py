@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
-from tests.gateway.builders import ANSWER, CHAT, TOKEN, calling, conversing, get, last, post
+from tests.support.builders import ANSWER, CHAT, TOKEN, calling, conversing, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from policies.types import (
     Rejection,
     RejectionKind,
 )
-from tests.gateway.builders import candidate, decided
+from tests.support.builders import candidate, decided
 
 POOLS = {
     name: Pool(name, name, tuple(Endpoint(f"{name}/{host}", name) for host in "ab")) for name in ("small", "large")

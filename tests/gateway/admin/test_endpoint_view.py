@@ -9,7 +9,7 @@ from gateway.strict_json import encode
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Candidate, Forecast, PoolEstimate
-from tests.gateway.builders import POOL
+from tests.support.builders import POOL
 
 A = POOL.endpoints[0]
 

@@ -7,7 +7,7 @@ import pytest
 from gateway.admin.admin_views import parse_query
 from gateway.api.api_error import ApiError
 from gateway.observe.record import Record, RequestOutcome
-from tests.gateway.builders import record
+from tests.support.builders import record
 
 ROUTES, POOLS = ["chat", "agent"], ["small", "large"]
 RECENT = [

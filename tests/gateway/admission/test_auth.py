@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -106,16 +106,16 @@ def test_headers_with_different_keys_are_refused(headers: dict[str, str], names:
 
 
 def test_a_lookup_among_ten_thousand_keys_takes_constant_time() -> None:
-    """Below 50 us. A comparison with each digest took 0.8 ms of the event loop."""
+    """Below 50 us of CPU. A comparison with each digest took 0.8 ms of the event loop."""
     many = [tenant(f"t{i}", f"sk-{i}") for i in range(10_000)]
     known = Keys(many)
 
     def lookup(key: str) -> float:
-        started = perf_counter()
-        for _ in range(100):
+        started = process_time()
+        for _ in range(1000):
             with suppress(ApiError):
                 known.tenant(sent(f"Bearer {key}"))
-        return (perf_counter() - started) / 100
+        return (process_time() - started) / 1000
 
     for key in ("sk-0", "sk-9999", "sk-nobody"):
         assert min(lookup(key) for _ in range(5)) < 50e-6

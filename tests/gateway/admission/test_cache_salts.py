@@ -9,6 +9,8 @@ import pytest
 
 from gateway.admission.auth import CacheSalts, GroupMember
 
+pytestmark = pytest.mark.virtual_time
+
 
 def key(name: str, group: str | None = None, text: str = "") -> GroupMember:
     return GroupMember(name, hashlib.sha256((text or f"sk-{name}").encode()).digest(), group)

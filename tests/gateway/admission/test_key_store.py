@@ -17,7 +17,7 @@ from gateway.admission.key_store import Keyring
 from gateway.cli.main import main
 from gateway.cluster.redis_client import RedisClient
 from gateway.config.models import Key
-from tests.gateway.builders import calling
+from tests.support.builders import calling
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, redis_server
 from tests.support.simulated import eventually

@@ -22,10 +22,12 @@ from gateway.tokenize.prompt_reader import PromptText
 from gateway.tokenize.tokenizers import encoder
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
-from tests.gateway.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from tests.support.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Step, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 WEB = "authorization: Bearer sk-web"
 STREAM = {**CHAT, "stream": True}

@@ -7,7 +7,7 @@ import pytest
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.route_table import PoolModels, RoutedName, Routes
 from gateway.api.api_error import ApiError
-from tests.gateway.builders import route
+from tests.support.builders import route
 
 CHAT, AGENT, REST = route("chat"), route("agent"), route("passthrough")
 ROUTES = {"chat": CHAT, "agent": AGENT}

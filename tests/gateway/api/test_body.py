@@ -18,7 +18,7 @@ from gateway.api.inference_request import KEY_HEADERS, ParsedBody, parse, parse_
 from gateway.strict_json import decode, encode
 from gateway.tokenize.prompt import Piece
 from tests.e2e.test_bad_input import BODIES
-from tests.gateway.upstream.writing import Writer
+from tests.support.json_texts import Writer
 
 ENGINE = Vllm(BackendConfig("vllm", "served"))
 OURS = {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens"}  # what we may change

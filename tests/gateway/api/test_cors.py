@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.builders import CHAT, STREAMED, WHOLE, Caller, calling, conversing, get, post
+from tests.support.builders import CHAT, STREAMED, WHOLE, Caller, calling, conversing, get, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import RESET, Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 APP, EVIL = "https://app.example.com", "https://evil.example.com"
 KEYS = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}]

@@ -15,8 +15,8 @@ from backends.interface import BackendRequest, Operation
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest, parse, request_id_of, with_model
 from gateway.strict_json import MAX_MEMBERS, decode, encode
-from tests.gateway.builders import CHAT, backend
-from tests.gateway.builders import request as understood
+from tests.support.builders import CHAT, backend
+from tests.support.builders import request as understood
 
 NO_HEADERS: Mapping[str, str] = {}
 

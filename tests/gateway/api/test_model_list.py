@@ -10,8 +10,10 @@ import openai
 import pytest
 
 from gateway.app import Gateway
-from tests.gateway.builders import get
+from tests.support.builders import get
 from tests.support.gateways import pool, running
+
+pytestmark = pytest.mark.virtual_time
 
 KEYS = [
     {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest(), "routes": ["chat"]},

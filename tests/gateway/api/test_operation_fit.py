@@ -5,7 +5,7 @@ from __future__ import annotations
 from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
-from tests.gateway import builders
+from tests.support import builders
 
 NATIVE = {"small": frozenset({Operation.CHAT, Operation.EMBEDDINGS})}
 ROUTE = builders.route(tiers=["small"])

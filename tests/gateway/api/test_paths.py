@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from gateway.api.paths import MODEL, canonical
-from tests.gateway.builders import CHAT, STREAMED, WHOLE, calling, conversing, get, post
+from tests.support.builders import CHAT, STREAMED, WHOLE, calling, conversing, get, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
 

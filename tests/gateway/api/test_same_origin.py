@@ -42,7 +42,8 @@ INVALID = ["", "a b", "[::1", "x@localhost", "localhost:80:80", "localhost/", "e
 
 @pytest.mark.parametrize("host", LOOPBACK + PRIVATE + PUBLIC + INVALID)
 def test_a_loopback_port_is_reached_by_names_of_this_machine(host: str) -> None:
-    assert accepts(HERE, host=host) == (host in LOOPBACK)
+    """The first request included."""
+    assert accepts(SameOrigin(loopback=True), host=host) == (host in LOOPBACK)
 
 
 @pytest.mark.parametrize("host", LOOPBACK + PRIVATE + PUBLIC + INVALID)

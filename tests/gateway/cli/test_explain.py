@@ -15,6 +15,8 @@ from gateway.cli.main import main
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines
 
+pytestmark = pytest.mark.virtual_time
+
 CONFIG = """
 pools:
   large: {backend: vllm, model: l, endpoints: [http://10.0.0.1:8000, http://10.0.0.2:8000], price: {output: 2}}

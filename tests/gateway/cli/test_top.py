@@ -30,7 +30,7 @@ from gateway.cli.top import (
     quantile,
     route_rows,
 )
-from tests.gateway.builders import CHAT, calling, post
+from tests.support.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config.mistake_hints import FOREIGN, SYNONYMS
 from gateway.config.schema import places
-from tests.gateway.config.loading_cases import refusal
+from tests.support.loading_cases import refusal
 
 POOL = "pools:\n  p: {backend: vllm, model: m, endpoints: [http://a:1]}\n"
 ROUTE = "routes:\n  r: {tiers: [p]}\n"

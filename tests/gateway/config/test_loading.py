@@ -10,8 +10,8 @@ import pytest
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import validated
 from gateway.config.yaml_source import parse
-from tests.gateway.config.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, pool, refusal, route, spoilt
 from tests.support.contract import CONTRACT
+from tests.support.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, pool, refusal, route, spoilt
 
 # ---------------------------------------------------------------------------- values of a section
 

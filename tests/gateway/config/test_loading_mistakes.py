@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config.config_errors import ConfigError
 from gateway.config.loading import load
-from tests.gateway.config.loading_cases import POOLS, PRESETS, ROUTES, loaded, pool, refusal
 from tests.support.contract import CONTRACT
+from tests.support.loading_cases import POOLS, PRESETS, ROUTES, loaded, pool, refusal
 
 # ---------------------------------------------------------------------------- files and environment
 

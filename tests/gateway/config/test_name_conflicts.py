@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.notes import notes
-from tests.gateway.config.loading_cases import DIGEST, loaded, refusal
+from tests.support.loading_cases import DIGEST, loaded, refusal
 
 POOLS = """\
 pools:

@@ -29,7 +29,7 @@ from gateway.downstream.http_server import (
     Precheck,
 )
 from gateway.downstream.intake import Intake
-from tests.gateway.builders import Caller, calling, post
+from tests.support.builders import Caller, calling, post
 from tests.support.simulated import eventually
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

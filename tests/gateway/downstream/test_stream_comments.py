@@ -17,11 +17,13 @@ from gateway.app import Gateway
 from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, calling, last, post
 from tests.gateway.downstream.test_http_server import serving
+from tests.support.builders import ANSWER, CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engines, eventually
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 STREAM = {**CHAT, "stream": True}
 COMMENT = b": keep-alive\n\n"

@@ -16,6 +16,8 @@ from gateway.fleet import dns_discovery as module
 from gateway.fleet.dns_discovery import MAX_ADDRESSES, DnsDiscovery, system
 from tests.support.simulated import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 NAME = "engines.svc"
 OFTEN = {NAME: 0.005}
 

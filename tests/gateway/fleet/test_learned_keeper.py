@@ -30,6 +30,8 @@ from policies.types import AttemptOutcome, PoolEstimate
 from tests.support.gateways import document, pool
 from tests.support.simulated import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 ENGINE = "http://10.0.0.1:8000"
 ID = "small/10.0.0.1:8000"
 

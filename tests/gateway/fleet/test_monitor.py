@@ -18,9 +18,11 @@ from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget, engine_load
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Health, Load, PoolEstimate, PrefixBlocks
-from tests.gateway.builders import POOL, backend, candidate
+from tests.support.builders import POOL, backend, candidate
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, HANG, Script, Upstream, reply
+
+pytestmark = pytest.mark.virtual_time
 
 ENDPOINT = "small/a"
 POLLS: WeakKeyDictionary[Monitor, EndpointPoll] = WeakKeyDictionary()

@@ -22,7 +22,7 @@ from gateway.observe import logs
 from gateway.observe import logs as accesslog
 from gateway.observe.logs import BATCH, AccessLog, Formatter, described, unhandled
 from gateway.observe.record import Record, RequestOutcome
-from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
+from tests.support.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk

@@ -10,7 +10,7 @@ import pytest
 from gateway.observe.record import UNSPENT, AttemptRecord, Record, RequestOutcome
 from gateway.strict_json import encode
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import record
+from tests.support.builders import record
 
 # --------------------------------------------------------------------------- the verdict
 

@@ -18,7 +18,9 @@ from gateway.observe.metrics.series import LoopLag
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Decision, Forecast, Placement
-from tests.gateway.builders import candidate, decided, request, route
+from tests.support.builders import candidate, decided, request, route
+
+pytestmark = pytest.mark.virtual_time
 
 BEFORE_FIRST_TOKEN = [stage for stage in Stage if stage is not Stage.STREAM]
 

@@ -23,6 +23,8 @@ from gateway.tokenize.tokenizers import SEGMENT_MAX, Encoder, encoder
 from policies.latency.token_counts import TokenScale
 from policies.types import PoolEstimate
 
+pytestmark = pytest.mark.virtual_time
+
 LONG = inspect.getsource(textwrap) + inspect.getsource(inspect)  # 140 KB
 CL100K = encoder("cl100k_base")
 

@@ -13,7 +13,7 @@ from backends.interface import Operation
 from gateway.api.inference_request import InferenceRequest, parse
 from gateway.strict_json import decode, encode
 from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
-from tests.gateway.builders import backend
+from tests.support.builders import backend
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={};"
 RULES = {"type": "text", "text": "You are Claude Code.", "cache_control": {"type": "ephemeral"}}

@@ -14,7 +14,8 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from gateway.upstream.attempt import MAX_ERROR, MAX_HELD, BrokenOff, Milestone, WireState
 from policies.types import AttemptOutcome, PoolEstimate
-from tests.gateway.builders import (
+from tests.support.attempt_stage import REFUSED, RESET, Stage
+from tests.support.builders import (
     ANSWER,
     DONE,
     ERROR,
@@ -26,8 +27,9 @@ from tests.gateway.builders import (
     RecordingExchange,
     candidate,
 )
-from tests.gateway.upstream.staging import REFUSED, RESET, Stage
 from tests.support.upstream import GATE, STREAM_HEAD, Upstream, chunk, turn_until
+
+pytestmark = pytest.mark.virtual_time
 
 EMPTY_DELTA = b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n'
 QUOTING = b'data: {"error":{"message":"wrong key sk-backend","type":"server_error","code":500}}\n\n'

@@ -7,9 +7,11 @@ import pytest
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import HttpCall
 from gateway.upstream.attempt import WireAttempt, WireState
-from tests.gateway.builders import ANSWER, DONE, FINISH, TOKEN, USAGE, WHOLE
-from tests.gateway.upstream.staging import Stage
+from tests.support.attempt_stage import Stage
+from tests.support.builders import ANSWER, DONE, FINISH, TOKEN, USAGE, WHOLE
 from tests.support.upstream import STREAM_HEAD, Upstream, chunk, turn_until
+
+pytestmark = pytest.mark.virtual_time
 
 COMMENT = b": keep-alive\n\n"
 

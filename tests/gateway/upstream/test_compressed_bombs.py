@@ -10,8 +10,10 @@ import pytest
 from backends import failures
 from backends.interface import FailureKind
 from gateway.upstream.attempt import MAX_ERROR, MAX_EXPANDED, Milestone
-from tests.gateway.builders import FINISH, TOKEN
-from tests.gateway.upstream.staging import Stage
+from tests.support.attempt_stage import Stage
+from tests.support.builders import FINISH, TOKEN
+
+pytestmark = pytest.mark.virtual_time
 
 GZIP = {"content-encoding": "gzip"}
 SPACES = b" " * (MAX_EXPANDED + 1)

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from backends.interface import BackendRequest
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.rescue import Rescue
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import RetryBudget
-from tests.gateway.builders import RecordingFleet, candidate, wire
+from tests.support.builders import RecordingFleet, candidate, wire
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Later:

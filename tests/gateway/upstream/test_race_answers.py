@@ -12,11 +12,13 @@ from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.types import AttemptOutcome
-from tests.gateway.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
-from tests.gateway.upstream.relaying import RESET, Relaying, error_event
+from tests.support.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
 from tests.support.gateways import pool, running
+from tests.support.relay_fixture import RESET, Relaying, error_event
 from tests.support.simulated import eventually
 from tests.support.upstream import HANG, LAST_CHUNK, Upstream, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_an_answer_complete_on_an_open_connection_is_ended_after_idle() -> None:

@@ -7,11 +7,13 @@ import asyncio
 import pytest
 
 from policies.types import AttemptOutcome
-from tests.gateway.builders import PREAMBLE
-from tests.gateway.upstream.dispatching import Fleet
 from tests.support import upstream as kit
+from tests.support.builders import PREAMBLE
+from tests.support.scripted_fleet import Fleet
 from tests.support.simulated import eventually
 from tests.support.upstream import HANG, STREAM_HEAD, Script, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 
 @pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, HANG], [STREAM_HEAD + chunk(PREAMBLE), HANG]])

@@ -8,7 +8,7 @@ from backends.interface import OF_REQUEST, Failure, FailureKind
 from gateway.upstream.refusal import refusal_of
 from gateway.upstream.routed_request import header_safe
 from policies.attempts.attempt_events import Ending, GiveUp
-from tests.gateway.upstream.dispatching import failed
+from tests.support.scripted_fleet import failed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
-from tests.gateway.builders import (
+from tests.support.builders import (
     ANSWER,
     DONE,
     ERROR,
@@ -22,8 +22,10 @@ from tests.gateway.builders import (
     USAGE,
     WHOLE,
 )
-from tests.gateway.upstream.relaying import RESET, Relaying, error_event
+from tests.support.relay_fixture import RESET, Relaying, error_event
 from tests.support.upstream import LAST_CHUNK, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 # --------------------------------------------------------------------------- framing
 

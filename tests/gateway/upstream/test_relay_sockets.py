@@ -10,7 +10,7 @@ from gateway.observe.record import RequestOutcome
 from gateway.upstream import relay
 from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
-from tests.gateway.builders import (
+from tests.support.builders import (
     ANSWER,
     CHAT,
     DONE,
@@ -21,9 +21,11 @@ from tests.gateway.builders import (
     last,
     post,
 )
-from tests.gateway.upstream.relaying import RESET, Relaying, error_event, stalled
+from tests.support.relay_fixture import RESET, Relaying, error_event, stalled
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, GATE, HANG, LAST_CHUNK, STREAM_HEAD, Pause, Script, chunk, reply
+
+pytestmark = pytest.mark.virtual_time
 
 # --------------------------------------------------------------------------- the client
 

@@ -13,7 +13,7 @@ from gateway.observe.metrics.series import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import candidate, decided, record
+from tests.support.builders import candidate, decided, record
 
 LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.01, 0.02, AttemptOutcome.FAILED)
 

@@ -12,8 +12,8 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.routed_request import WHOLE_ANSWER, RoutedRequest
 from gateway.upstream.upstream import Upstream as Target
 from policies.types import AttemptOutcome, PoolEstimate, Price, PromptEstimate
-from tests.gateway.builders import FINISH, TOKEN, USAGE, backend, decided, record, request, route
-from tests.gateway.upstream.relaying import Relaying
+from tests.support.builders import FINISH, TOKEN, USAGE, backend, decided, record, request, route
+from tests.support.relay_fixture import Relaying
 
 
 def routed(*, on: dict[str, Any] | None = None, output: int = 10, **body: Any) -> RoutedRequest:

@@ -11,6 +11,8 @@ from gateway.api.api_error import ApiError
 from gateway.responses import stored_responses
 from gateway.responses.stored_responses import LARGE_PLACES, LargeReplies
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_key_has_one_place_and_all_keys_have_a_few() -> None:
     """Those beyond wait in order."""

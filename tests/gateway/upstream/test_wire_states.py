@@ -10,8 +10,10 @@ from backends.failures import NOT_EVENTS
 from backends.interface import Failure
 from gateway.upstream.attempt import BrokenOff, Milestone, WireEvent, WireState
 from policies.types import AttemptOutcome
-from tests.gateway.builders import ANSWER, ERROR, FINISH, PREAMBLE, TOKEN, WHOLE, RecordingAnswer, RecordingExchange
-from tests.gateway.upstream.staging import REFUSED, RESET, Stage
+from tests.support.attempt_stage import REFUSED, RESET, Stage
+from tests.support.builders import ANSWER, ERROR, FINISH, PREAMBLE, TOKEN, WHOLE, RecordingAnswer, RecordingExchange
+
+pytestmark = pytest.mark.virtual_time
 
 CONNECTING, SENT, HELD, COMMITTED, OVER = WireState
 EVENTS, HTML = {"content-type": "text/event-stream"}, {"content-type": "text/html"}

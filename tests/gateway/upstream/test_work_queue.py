@@ -10,6 +10,8 @@ import pytest
 from gateway.upstream import work_queue
 from gateway.upstream.work_queue import TURN, WorkQueue
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Clock:
     """Time passes by the work alone."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.observe.logs import AccessLog
 from gateway.workers.worker import fork
-from tests.gateway.builders import record
+from tests.support.builders import record
 
 LONG = "x" * 20_000  # several times the atomic write of a pipe
 LINES = 40

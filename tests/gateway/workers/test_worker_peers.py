@@ -18,6 +18,8 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLoad
 from tests.support.simulated import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 NAMES = ("small/a", "small/b")
 BUSY = replace(NO_LOAD, in_flight=3, prefilling=1, queued_tokens=500, decode_tokens=20.0, tpot_limit=0.05)
 POLLED = PollResult(12.5, True, EngineLoad(3, 2, 0.25, 16, 1000, 1.7e9, 10.0, None), "served", True)

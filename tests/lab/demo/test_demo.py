@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 
 from lab.demo.scene import CAST
-from tests.gateway.builders import get
+from tests.support.builders import get
 from tests.support.simulated import eventually
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from rich.console import Console
 from gateway.cli.top import text_table
 from gateway.observe.record import Record, RequestOutcome
 from lab.demo.demo import COLUMNS, WINDOW, rows
-from tests.gateway.builders import record
+from tests.support.builders import record
 
 NOW = 1000.0
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.engines.engine import DecodeBatch, LiveRequest
-from tests.lab.engines.builders import ask
+from tests.support.engine_builders import ask
 
 SIZE = 4
 

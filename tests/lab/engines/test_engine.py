@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lab.engines.engine import Engine
 from lab.engines.engine_events import EngineFirstToken, Finished, Refused, StepResult
 from lab.engines.virtual_engine import VirtualEngine
-from tests.lab.engines.builders import ask, engine, quiet, seconds, virtual
+from tests.support.engine_builders import ask, engine, quiet, seconds, virtual
 
 
 def run(one: Engine, at: float = 0.0) -> list[StepResult]:

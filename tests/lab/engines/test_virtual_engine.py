@@ -1,5 +1,5 @@
 from lab.engines.engine_events import EngineFirstToken, Finished
-from tests.lab.engines.builders import ask, virtual
+from tests.support.engine_builders import ask, virtual
 
 
 def test_nothing_is_seen_before_its_time():

@@ -14,7 +14,7 @@ from lab.replay.results import ReplayOutcome, Results
 from lab.replay.sim_fleet import BASELINES, Scenario, SimFleet
 from lab.traffic.traces import BLOCK, Arrival
 from policies.types import Endpoint
-from tests.lab.replay.builders import arrivals, pool, route, scenario
+from tests.support.replay_builders import arrivals, pool, route, scenario
 
 QUIET = replace(PROFILES["8b-h100"], sigma=0.0)  # type: ignore[type-var]
 assert isinstance(QUIET, EngineProfile)

@@ -16,7 +16,7 @@ from lab.replay.sim_gateway import ActiveRequest
 from policies.attempts.attempt_events import Event
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.types import Endpoint
-from tests.lab.replay.builders import arrivals, scenario
+from tests.support.replay_builders import arrivals, scenario
 
 OFFERED = arrivals(80, rate=4.0)
 LATE = "main/0"

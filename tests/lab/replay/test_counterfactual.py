@@ -15,7 +15,7 @@ from lab.traffic.traces import Arrival
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler, Released
 from policies.types import Decision, Placement
-from tests.lab.replay.builders import arrivals, route, scenario
+from tests.support.replay_builders import arrivals, route, scenario
 
 CROWD = arrivals(60, rate=8.0)
 SHEDS = scenario(1, "8b-l4", route(on_miss="shed"))

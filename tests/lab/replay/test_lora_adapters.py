@@ -10,7 +10,7 @@ from lab.replay.player import Player
 from lab.replay.results import ReplayOutcome
 from lab.replay.sim_fleet import Scenario
 from policies.types import AdapterFacts
-from tests.lab.replay.builders import arrivals, route, scenario
+from tests.support.replay_builders import arrivals, route, scenario
 
 NAMES = "abcdefgh"
 FACTS = AdapterFacts(frozenset(NAMES), slots=2, load_s=0.5)

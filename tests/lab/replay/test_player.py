@@ -17,7 +17,7 @@ from lab.traffic.traces import Arrival
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import Decision, Price, RequestView
-from tests.lab.replay.builders import arrivals, pool, route, scenario
+from tests.support.replay_builders import arrivals, pool, route, scenario
 
 BUSY = arrivals(80, rate=8.0)
 

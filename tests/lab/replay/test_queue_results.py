@@ -28,7 +28,9 @@ from lab.traffic.traces import Arrival
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler, Released
 from policies.types import FOREVER
-from tests.lab.replay.builders import arrivals, route, scenario
+from tests.support.replay_builders import arrivals, route, scenario
+
+pytestmark = pytest.mark.virtual_time
 
 HERE = "main/0"
 ENGINE = PROFILES["8b-h100"]

@@ -13,9 +13,9 @@ import pytest
 
 from gateway.cli.main import main
 from lab.commands import add_commands
-from tests.gateway.builders import calling, post
-from tests.lab.replay.builders import CONFIG, agent_sessions, mooncake
+from tests.support.builders import calling, post
 from tests.support.gateways import running
+from tests.support.replay_builders import CONFIG, agent_sessions, mooncake
 from tests.support.simulated import engine_pool, engines, eventually
 
 ROOT = Path(__file__).parents[3]

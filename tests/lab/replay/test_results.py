@@ -11,8 +11,8 @@ import pytest
 from lab.replay.results import ReplayOutcome, RequestResult, Results, quantile
 from lab.traffic.traces import BLOCK, Arrival
 from policies.types import PromptEstimate
-from tests.gateway.builders import candidate, decided
-from tests.lab.replay.builders import route, scenario
+from tests.support.builders import candidate, decided
+from tests.support.replay_builders import route, scenario
 
 AGENT = route()  # TTFT 3 s, TPOT 50 ms, total 30 s
 BATCH = route("batch", workload="batch")

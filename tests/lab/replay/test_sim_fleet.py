@@ -7,7 +7,7 @@ import pytest
 from backends.server_profiles import PROFILES, ApiProfile
 from lab.engines.engine_events import EngineRequest, Event, Refused
 from lab.replay.sim_fleet import API_OVERHEAD, ScheduledFault, SimFleet
-from tests.lab.replay.builders import arrivals
+from tests.support.replay_builders import arrivals
 
 ENGINES = {"main/0": PROFILES["8b-h100"], "main/1": PROFILES["8b-a100"]}
 

@@ -10,7 +10,7 @@ import pytest
 from lab.replay.player import play
 from lab.replay.results import RequestResult
 from lab.traffic.traces import Arrival
-from tests.lab.replay.builders import arrivals, route, scenario
+from tests.support.replay_builders import arrivals, route, scenario
 
 SECONDS = 100.0
 FULL = 7.0  # requests/s that two engines answer in time: 100%; from 9 on they do not

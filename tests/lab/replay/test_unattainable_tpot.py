@@ -11,7 +11,7 @@ from backends.server_profiles import PROFILES, EngineProfile
 from lab.replay.player import play
 from lab.replay.results import ReplayOutcome, RequestResult
 from lab.replay.sim_fleet import Scenario, ScheduledFault
-from tests.lab.replay.builders import arrivals, route, scenario
+from tests.support.replay_builders import arrivals, route, scenario
 
 PROMISE = 0.05  # s per token
 LOADS = {"idle": 0.1, "busy": 0.8, "saturated": 6.0}  # requests per second; the engine prefills about 3

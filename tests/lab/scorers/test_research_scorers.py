@@ -14,11 +14,13 @@ from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.scorers.scorers import SCORERS
 from policies.types import Candidate, Load, Placement, PoolEstimate, PromptEstimate, RequestView
-from tests.policies.deciding import DecisionScenario, order
-from tests.policies.queue.queue_fixture import ONE, PROMPT, QueueFixture, route
 from tests.policies.routing.test_tiers import LOADS
-from tests.policies.scorers import scoring
-from tests.policies.scorers.scoring import IDLE, NAMES, ROUTE, blocks, candidates
+from tests.support import scorer_candidates as scoring
+from tests.support.decision_fleet import DecisionScenario, order
+from tests.support.queue_fixture import ONE, PROMPT, QueueFixture, route
+from tests.support.scorer_candidates import IDLE, NAMES, ROUTE, blocks, candidates
+
+pytestmark = pytest.mark.virtual_time
 
 
 def best(scorer: str, found: list[Candidate], sequence: int = 0) -> str:

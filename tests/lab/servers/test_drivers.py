@@ -6,7 +6,9 @@ from backends.server_profiles import ApiProfile
 from lab.engines.engine import Engine
 from lab.engines.virtual_engine import HostedApi
 from lab.servers.drivers import AnswerWriter, EngineDriver, Faults, HostedDriver
-from tests.lab.engines.builders import ask, quiet
+from tests.support.engine_builders import ask, quiet
+
+pytestmark = pytest.mark.virtual_time
 
 
 async def test_an_aborted_answer_gets_no_token_even_from_the_step_under_way():

@@ -7,7 +7,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.lab.servers.serving import chat, events, eventually, post, serving
+from tests.support.engine_callers import chat, events, eventually, post, serving
+
+pytestmark = pytest.mark.virtual_time
 
 STREAM = chat(stream=True, max_tokens=10, ignore_eos=True)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.servers.reply import Function, OutputSpec, call_tool, write_text
-from tests.lab.engines.builders import encode
+from tests.support.engine_builders import encode
 
 LONG = OutputSpec(limit=100_000)
 

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 
 from lab.servers.request_parser import ChatBody, PromptEncoder, hash_blocks
-from tests.lab.engines.builders import encode
+from tests.support.engine_builders import encode
 
 
 def chat(*messages: dict[str, Any], **more: Any) -> ChatBody:

@@ -12,8 +12,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from lab.servers.simulated_server import SimulatedServer
-from tests.lab.engines.builders import encode
-from tests.lab.servers.serving import HELLO, chat, events, eventually, post, serving
+from tests.support.engine_builders import encode
+from tests.support.engine_callers import HELLO, chat, events, eventually, post, serving
+
+pytestmark = pytest.mark.virtual_time
 
 LONG: list[Any] = [{"role": "user", "content": " ".join(f"word{i}" for i in range(2000))}]
 TOOL: Any = {

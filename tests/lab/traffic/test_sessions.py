@@ -16,7 +16,7 @@ from lab.replay.results import ReplayOutcome, RequestResult
 from lab.replay.session_results import idle_seconds, session_row
 from lab.traffic.sessions import Sessions, read_sessions
 from lab.traffic.traces import Arrival, TraceError
-from tests.lab.replay.builders import agent_sessions, route, scenario
+from tests.support.replay_builders import agent_sessions, route, scenario
 
 ROW = {"session_id": 1, "timestamp": 0, "think_time": 0.0, "input_length": 1024, "output_length": 9, "hash_ids": [1, 2]}
 

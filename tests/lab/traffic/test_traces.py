@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.traffic.traces import TraceError, agents, at_load, read_trace, spread
-from tests.gateway.builders import record
-from tests.lab.replay.builders import mooncake
+from tests.support.builders import record
+from tests.support.replay_builders import mooncake
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

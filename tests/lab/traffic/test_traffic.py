@@ -8,7 +8,7 @@ import pytest
 
 from lab.traffic.traces import AGENTS, TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
-from tests.lab.replay.builders import agent_sessions, mooncake
+from tests.support.replay_builders import agent_sessions, mooncake
 
 
 def test_a_source_may_name_its_route() -> None:

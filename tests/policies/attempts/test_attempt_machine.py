@@ -21,7 +21,7 @@ from policies.attempts.attempt_states import AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.hedging import abandon_at
 from policies.types import FOREVER, Decision, Placement
-from tests.policies.attempts.attempting import (
+from tests.support.attempt_script import (
     API,
     PATIENCE,
     A,
@@ -36,7 +36,7 @@ from tests.policies.attempts.attempting import (
     silence,
     told,
 )
-from tests.policies.deciding import candidate
+from tests.support.decision_fleet import candidate
 
 # --------------------------------------------------------------------------- without failures
 

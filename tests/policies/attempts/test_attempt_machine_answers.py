@@ -16,8 +16,8 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import FOREVER
-from tests.policies.attempts.attempting import API, A, B, C, begun, fails, hedged, silence, told
-from tests.policies.deciding import candidate
+from tests.support.attempt_script import API, A, B, C, begun, fails, hedged, silence, told
+from tests.support.decision_fleet import candidate
 
 SHORT = Answered(1, "refusal")
 KEPT = ["keep 1 refusal", "open 2 fallback api"]

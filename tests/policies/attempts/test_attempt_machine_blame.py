@@ -9,7 +9,7 @@ from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.retry_rules import pools_alike, wait_before_retry
 from policies.blame.blame import BLAME, Elsewhere
 from policies.types import Candidate
-from tests.policies.attempts.attempting import (
+from tests.support.attempt_script import (
     API,
     A,
     B,

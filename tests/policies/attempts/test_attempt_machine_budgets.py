@@ -20,7 +20,7 @@ from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.blame.blame import BLAME
 from policies.types import FOREVER, Candidate
-from tests.policies.attempts.attempting import (
+from tests.support.attempt_script import (
     API,
     A,
     B,
@@ -36,7 +36,7 @@ from tests.policies.attempts.attempting import (
     silence,
     told,
 )
-from tests.policies.deciding import candidate
+from tests.support.decision_fleet import candidate
 
 OVERLOADS = [kind for kind, blame in BLAME.items() if blame.charged]
 KEYS = of_server("api.example.com", "key1", "key2")

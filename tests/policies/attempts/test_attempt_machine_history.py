@@ -25,7 +25,7 @@ from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.types import AttemptKind, Candidate
-from tests.policies.attempts.attempting import CANDIDATES, FACTS, HISTORY, LIMITS, GivenFacts, machine
+from tests.support.attempt_script import CANDIDATES, FACTS, HISTORY, LIMITS, GivenFacts, machine
 
 FINAL = (AttemptState.GAVE_UP, AttemptState.GONE)
 

@@ -9,8 +9,8 @@ from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Candidate
-from tests.policies.attempts.attempting import A, B, C, begun, fails, given_up, reason, silence, told
-from tests.policies.deciding import candidate
+from tests.support.attempt_script import A, B, C, begun, fails, given_up, reason, silence, told
+from tests.support.decision_fleet import candidate
 
 BROKEN, STALLED = Broken(BLAME["reset"]), Broken(BLAME["server"])
 

@@ -11,7 +11,7 @@ from policies.attempts.attempt_events import AttemptStep, Begin, FirstToken, Tim
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget
 from policies.types import FOREVER, Candidate
-from tests.policies.attempts.attempting import (
+from tests.support.attempt_script import (
     PATIENCE,
     A,
     B,
@@ -25,7 +25,7 @@ from tests.policies.attempts.attempting import (
     silence,
     told,
 )
-from tests.policies.deciding import P90, candidate
+from tests.support.decision_fleet import P90, candidate
 
 
 def test_the_last_candidate_has_until_the_first_token_limit() -> None:

@@ -22,8 +22,8 @@ from policies.attempts.attempt_states import AttemptState
 from policies.attempts.committed_stream import SOON, look, patience
 from policies.blame.blame import BLAME
 from policies.types import Candidate
-from tests.policies.attempts.attempting import API, A, B, GivenFacts, begun, fails, machine, told
-from tests.policies.deciding import candidate
+from tests.support.attempt_script import API, A, B, GivenFacts, begun, fails, machine, told
+from tests.support.decision_fleet import candidate
 
 SLOW_PEER = candidate("slow", 3.0)
 NOW = 100.0

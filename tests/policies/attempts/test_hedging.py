@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.attempts.hedging import GRID, HUNG, abandon_at, patience_until
 from policies.latency.online_learning import PRIOR
 from policies.types import Forecast
-from tests.policies.deciding import P90, RATIOS
+from tests.support.decision_fleet import P90, RATIOS
 
 COLD = tuple(map(exp, PRIOR))  # the spread of a forecast without samples
 

@@ -9,7 +9,7 @@ import pytest
 from policies.fleet.adapter_slots import UNKNOWN, AdapterSlots
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Health, PoolEstimate
-from tests.policies.fleets import ONE, SMALL, TWO, answer, prompt, send
+from tests.support.learned_fleet import ONE, SMALL, TWO, answer, prompt, send
 
 FACTS = AdapterFacts(frozenset("abcd"), slots=2, load_s=0.3)
 ADAPTED = replace(SMALL, adapters=FACTS)

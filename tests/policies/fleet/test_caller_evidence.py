@@ -18,7 +18,7 @@ from policies.fleet.peers import PeerLoad, PeerReader
 from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.types import NEVER, AdapterFacts, AttemptOutcome, Endpoint, Health, Load, Pool, PoolEstimate
-from tests.policies.fleets import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
+from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, answer, fleet, load, prompt, send
 
 FAILED = 20  # times in a row: more than any threshold
 WITNESSED = [kind for kind, row in BLAME.items() if row.evidence.needs_witness]

@@ -13,7 +13,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.prefix_cache.residency import MAX_BLOCKS
 from policies.routing.candidates import FleetView
 from policies.types import AttemptOutcome, Candidate
-from tests.policies.fleets import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
+from tests.support.learned_fleet import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 
 
 def test_a_fleet_is_a_fleet_view() -> None:

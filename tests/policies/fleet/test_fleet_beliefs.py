@@ -11,8 +11,22 @@ from policies.fleet.endpoint_state import MAX_MODELS
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Endpoint, Health
-from tests.policies.fleets import API, ONE, SMALL, TWO, answer, fleet, load, median_error, median_ttft, prompt, send
-from tests.policies.virtual_engine import A100, CPU, H100, Profile, conversations, serve
+from tests.support.learned_fleet import (
+    API,
+    ONE,
+    SMALL,
+    TWO,
+    answer,
+    fleet,
+    load,
+    median_error,
+    median_ttft,
+    prompt,
+    send,
+)
+from tests.support.virtual_engine import A100, CPU, H100, Profile, conversations, serve
+
+pytestmark = pytest.mark.virtual_time
 
 # --------------------------------------------------------------------------- learning
 

@@ -6,7 +6,7 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.prefix_cache.residency import Residency
 from policies.types import AttemptOutcome
-from tests.policies.fleets import ONE, TWO, answer, fleet, prompt, send
+from tests.support.learned_fleet import ONE, TWO, answer, fleet, prompt, send
 
 ASKED = prompt(645, blocks=40)
 THEIRS = range(1, 41)

@@ -9,7 +9,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.fleet.lost_promises import HOLD, LostPromise, LostPromises
 from policies.latency.tpot import TpotPredictor
 from policies.routes.route import Route
-from tests.policies.fleets import ONE, TWO, answer, fleet
+from tests.support.learned_fleet import ONE, TWO, answer, fleet
 
 CHAT = Route.model_validate(with_preset("chat", {"name": "chat", "tiers": ["a", "b"], "tpot": {"budget": "50ms"}}))
 NIGHT = Route.model_validate(with_preset("batch", {"name": "night", "tiers": ["a"]}))

@@ -7,7 +7,7 @@ import pytest
 from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.fleet import Fleet
 from policies.types import AttemptOutcome, Endpoint, Health, Pool
-from tests.policies.fleets import API, ONE, TWO, fleet, load, send
+from tests.support.learned_fleet import API, ONE, TWO, fleet, load, send
 
 REFUSED, COMPLETED = AttemptOutcome.REFUSED, AttemptOutcome.COMPLETED
 

@@ -16,7 +16,7 @@ from policies.fleet.peers import NO_LOAD, PeerLoad, PeerReader, combined
 from policies.latency.token_counts import PrefillQueue
 from policies.latency.tpot import STALL_GRID
 from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health
-from tests.policies.fleets import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
+from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
 
 MISS_CURVES = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
 COUNTS = st.integers(0, 1 << 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.types import Health, Load, RequestView
-from tests.policies.deciding import DecisionScenario, budget
+from tests.support.decision_fleet import DecisionScenario, budget
 
 REQUESTS = 4000
 REQUEST = RequestView(100.0, stream=True)

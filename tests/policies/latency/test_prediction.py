@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from policies.fleet.engine_load import EngineLoad
-from tests.policies.simulated import ONE, SimulatedFleet, TimedRequest
+from tests.support.simulated_fleet import ONE, SimulatedFleet, TimedRequest
 
 
 def error(sent: list[TimedRequest]) -> float:

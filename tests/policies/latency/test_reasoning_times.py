@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.latency.token_counts import REASONING_AGE, AnswerLengths, ReasoningTimes
-from tests.policies.deciding import preset
+from tests.support.decision_fleet import preset
 
 
 def test_a_quantile_is_one_of_the_observed_times() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.latency.tpot import SPREAD_AGE, SPREAD_ANSWERS, SPREAD_PRIOR, TpotSpread
 from policies.types import AttemptOutcome, Candidate, Endpoint, Load
-from tests.policies.fleets import API, ONE, TWO, fleet, prompt
+from tests.support.learned_fleet import API, ONE, TWO, fleet, prompt
 
 CALM, BUSY = Load(tpot=0.02, tpot_pressure=0.3), Load(tpot=0.03, tpot_pressure=0.9)
 BUDGET = 0.05

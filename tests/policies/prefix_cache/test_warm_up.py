@@ -17,7 +17,7 @@ from policies.prefix_cache.warm_up import (
 )
 from policies.rate_limit.send_limits import SendLimits
 from policies.types import Health, Load
-from tests.policies.fleets import HOSTED, ONE, SMALL, TWO, fleet, load
+from tests.support.learned_fleet import HOSTED, ONE, SMALL, TWO, fleet, load
 
 # --------------------------------------------------------------------------- lost caches
 

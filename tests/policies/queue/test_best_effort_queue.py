@@ -11,7 +11,9 @@ import pytest
 
 from policies.queue import queue_scheduler
 from policies.types import Placement
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture, count_decisions
+from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture, count_decisions
+
+pytestmark = pytest.mark.virtual_time
 
 LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
 BATCH: dict[str, Any] = {"tokens": 4000, "budget": None}

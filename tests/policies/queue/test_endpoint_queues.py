@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.queue.endpoint_queues import Ahead, EndpointQueues
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Endpoint, Forecast, PoolEstimate, PromptEstimate, RequestView
-from tests.policies.queue.queue_fixture import ONE, TWO, route
+from tests.support.queue_fixture import ONE, TWO, route
 
 ROUTE, TOKENS = route(), 100
 

@@ -9,7 +9,9 @@ import pytest
 from policies.fleet.fleet import AttemptReport
 from policies.routing.candidates import EXTERNAL_LIMIT
 from policies.types import AttemptOutcome, Placement
-from tests.policies.queue.queue_fixture import API, ONE, QueueFixture
+from tests.support.queue_fixture import API, ONE, QueueFixture
+
+pytestmark = pytest.mark.virtual_time
 
 LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15, "tiers": ["api"]}
 

@@ -7,7 +7,7 @@ import pytest
 from policies.queue.fair_share import ACTIVE, MOST, TIME_CONSTANT, FairShare, engine_seconds
 from policies.queue.queued_request import QueuedRequest
 from policies.types import Candidate, Endpoint, Forecast, Load, Placement, PromptEstimate, RequestView
-from tests.policies.queue.queue_fixture import ONE, QueueFixture, route
+from tests.support.queue_fixture import ONE, QueueFixture, route
 
 
 def queued(tenant: str = "a", weight: float = 1.0, choices: int = 1) -> QueuedRequest:

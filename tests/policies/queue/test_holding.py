@@ -8,7 +8,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.latency.tpot import expected_tpot_misses
 from policies.queue.hold_rules import HARM, TICK
 from policies.types import AttemptOutcome
-from tests.policies.queue.queue_fixture import ONE, START, QueueFixture
+from tests.support.queue_fixture import ONE, START, QueueFixture
 
 LONG = 20_000  # tokens: a prefill of about a second
 

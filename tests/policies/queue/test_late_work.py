@@ -18,7 +18,7 @@ from policies.queue.late_work import (
 )
 from policies.queue.queued_request import QueuedRequest
 from policies.types import TRAINED_SAMPLES, Placement, PoolEstimate, PrefixBlocks, PromptEstimate, RequestView
-from tests.policies.queue.queue_fixture import ONE, START, TWO, QueueFixture, route
+from tests.support.queue_fixture import ONE, START, TWO, QueueFixture, route
 
 SHORT_LATE: dict[str, Any] = {"tokens": 4000, "budget": 0.15}  # the prefill takes 0.22 s
 LONG_LATE: dict[str, Any] = {"tokens": 60_000, "budget": 0.15}  # of seconds

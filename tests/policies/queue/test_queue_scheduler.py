@@ -13,7 +13,7 @@ from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, Placement
-from tests.policies.queue.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
+from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
 
 # --------------------------------------------------------------------------- capacity of endpoints
 

@@ -24,7 +24,7 @@ from policies.types import (
     PromptEstimate,
     RequestView,
 )
-from tests.policies.queue.queue_fixture import (
+from tests.support.queue_fixture import (
     API,
     LARGE,
     ONE,

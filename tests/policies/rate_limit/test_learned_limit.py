@@ -6,7 +6,7 @@ from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport
 from policies.rate_limit.learned_limit import LearnedRateLimit
 from policies.types import NEVER, AttemptOutcome
-from tests.policies.fleets import API, answer, fleet, load, send
+from tests.support.learned_fleet import API, answer, fleet, load, send
 
 REQUESTS_SPENT = AttemptReport(retry_after=1.0, blame=BLAME["request_rate"])
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from policies.types import Health, Load, RequestView
-from tests.policies.deciding import DecisionScenario, budget, order
+from tests.support.decision_fleet import DecisionScenario, budget, order
 
 FLEET = {"api": {"a": 0.30, "b": 0.36, "c": 0.42, "slow": 0.9}}
 SESSIONS = [f"session-{number}" for number in range(60)]

@@ -9,7 +9,7 @@ import pytest
 from policies.latency.tpot import STALL_GRID
 from policies.rate_limit.send_limits import SendLimits
 from policies.types import Decision, Health, Load, Placement, RejectionKind, RequestView
-from tests.policies.deciding import DecisionScenario, budget, order
+from tests.support.decision_fleet import DecisionScenario, budget, order
 
 TWO = {"small": {"a": 0.1, "b": 0.1}}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.routing.ranking import Ranking, p50_of, ranked
 from policies.scorers.scorers import tie_break
 from policies.types import Candidate, Endpoint, Forecast, Load
-from tests.policies.deciding import RATIOS
+from tests.support.decision_fleet import RATIOS
 
 SEED, LEFT = 7, 1.0
 NUMBERS = "p50 %.0f ms, chance %.3f"

@@ -9,7 +9,7 @@ import pytest
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
 from policies.types import Decision, Placement, RequestView
-from tests.policies.deciding import DecisionScenario, budget, order, preset
+from tests.support.decision_fleet import DecisionScenario, budget, order, preset
 
 FLEET = {"large": {"L": 0.5}, "small": {"s": 0.2}}  # probability 0.9 at 700 and 280 ms
 

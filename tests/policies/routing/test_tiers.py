@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.rate_limit.send_limits import SendLimits
 from policies.types import FOREVER, Health, Load, Placement, RequestView
-from tests.policies.deciding import P90, PRICES, RATE, DecisionScenario, budget, order
+from tests.support.decision_fleet import P90, PRICES, RATE, DecisionScenario, budget, order
 
 FLEET = {
     "large": {"L": 0.5},

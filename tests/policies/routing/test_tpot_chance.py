@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import Load, Placement, Price, RequestView
-from tests.policies.deciding import DecisionScenario, TpotChance, budget, order
+from tests.support.decision_fleet import DecisionScenario, TpotChance, budget, order
 
 FLEET = {"large": {"L": 0.1}, "small": {"s": 0.1}, "api": {"A": 0.1}}
 KEPT, MISSED = TpotChance(0.98, 1.0), TpotChance(0.7, 1.0)

@@ -16,7 +16,7 @@ from policies.types import (
     PromptEstimate,
     RequestView,
 )
-from tests.policies.deciding import budget, preset
+from tests.support.decision_fleet import budget, preset
 
 TOKENS = 60_000  # 3 s by the prior of 20,000 tokens a second
 ROUTE = preset("autocomplete", {"tiers": ["small"], "total": "off", **budget(1.0)})

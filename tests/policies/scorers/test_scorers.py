@@ -11,7 +11,7 @@ from policies.latency.tpot import STALL_GRID
 from policies.routes.route import ScorerName
 from policies.scorers.scorers import SCORERS, tie_break
 from policies.types import Load
-from tests.policies.scorers.scoring import IDLE, NAMES, ROUTE, best, blocks, candidates
+from tests.support.scorer_candidates import IDLE, NAMES, ROUTE, best, blocks, candidates
 
 
 def test_predicted_chooses_the_smallest_median_ttft() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.main import main
-from tests.gateway.cli.importing.import_cases import CANARY, HELM, TEAM, deployment
+from tests.support.import_cases import CANARY, HELM, TEAM, deployment
 
 
 @pytest.fixture(autouse=True)

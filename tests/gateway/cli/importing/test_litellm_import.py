@@ -11,8 +11,8 @@ from gateway.cli.importing.key_account import Fate
 from gateway.cli.importing.litellm_import import import_litellm
 from gateway.cli.importing.stack_import import import_stack
 from gateway.config.config_errors import ConfigError
-from tests.gateway.cli.importing.import_cases import CANARY, HELM, TEAM, deployment, litellm, loaded
-from tests.gateway.config.loading_cases import places, spoilt
+from tests.support.import_cases import CANARY, HELM, TEAM, deployment, litellm, loaded
+from tests.support.loading_cases import places, spoilt
 
 
 def pool(params: str, **more: Any) -> dict[str, Any]:

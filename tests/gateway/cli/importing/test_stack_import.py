@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.config_errors import ConfigError
-from tests.gateway.cli.importing.import_cases import CANARY, HELM, loaded, stack
+from tests.support.import_cases import CANARY, HELM, loaded, stack
 
 
 def test_engines_become_pools_and_every_key_is_accounted_for() -> None:

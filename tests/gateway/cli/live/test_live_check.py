@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gateway.cli.main import main
-from tests.gateway.builders import STREAMED
+from tests.support.builders import STREAMED
 from tests.support.certificates import made
 from tests.support.simulated import engine_pool, engines
 from tests.support.upstream import HANG, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply

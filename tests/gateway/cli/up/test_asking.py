@@ -10,8 +10,10 @@ from aiohttp import web
 
 from gateway.cli.up.asking import LOCAL_TIME, ask, first_tokens
 from gateway.cli.up.known_servers import KnownServer, Reach
-from tests.gateway.cli.up.local_servers import answering, http_server, models, ollama
+from tests.support.local_servers import answering, http_server, models, ollama
 from tests.support.simulated import engines
+
+pytestmark = pytest.mark.virtual_time
 
 
 def local(port: int) -> KnownServer:

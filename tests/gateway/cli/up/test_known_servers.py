@@ -17,7 +17,7 @@ from gateway.cli.up.known_servers import (
     local_servers,
 )
 from gateway.config.config_errors import ConfigError
-from tests.gateway.cli.up.local_servers import models
+from tests.support.local_servers import models
 
 
 def asked(environ: dict[str, str], own_port: int = 8080) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from time import monotonic
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.observe.metrics.series import BEFORE, LOG_INTERVAL, PERIOD, STALL, LoopLag
 from tests.support.simulated import eventually
+from tests.support.virtual_time import stall
+
+pytestmark = pytest.mark.virtual_time
 
 
 def exported(lag: LoopLag) -> dict[str, float | None]:
@@ -69,11 +72,11 @@ async def test_a_stalled_loop_is_measured() -> None:
     """A real timer is late by the length of the stall."""
     lag = LoopLag()
     lag.start(asyncio.get_running_loop())
-    arrival = time.monotonic()
-    time.sleep(3 * PERIOD)  # noqa: ASYNC251 - what a blocking call does is what is tested
-    lasting = lag.since(arrival, time.monotonic())
+    arrival = monotonic()
+    stall(3 * PERIOD)
+    lasting = lag.since(arrival, monotonic())
     await eventually(lambda: exported(lag)["stalls_total"])
-    ended = lag.since(arrival, time.monotonic())
+    ended = lag.since(arrival, monotonic())
     lag.close()
     assert 1.9 * PERIOD <= lasting <= ended < 10 * PERIOD
 
@@ -85,7 +88,7 @@ async def test_a_closed_measurement_reports_nothing() -> None:
     lag.close()
     await asyncio.sleep(2 * PERIOD)
     assert exported(lag)["lag_seconds_count"] is None
-    assert lag.since(0.0, time.monotonic()) == 0.0
+    assert lag.since(0.0, monotonic()) == 0.0
 
 
 # --------------------------------------------------------------------------- stalls of a request

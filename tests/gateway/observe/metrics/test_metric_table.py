@@ -15,10 +15,12 @@ from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS, Family, Merge, MetricKind
 from gateway.observe.metrics.series import counter, gauge, histogram
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import CHAT, calling, get, post, record
 from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
+from tests.support.builders import CHAT, calling, get, post, record
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
+
+pytestmark = pytest.mark.virtual_time
 
 # Parts missing in a single gateway without Redis and collector.
 ELSEWHERE = {

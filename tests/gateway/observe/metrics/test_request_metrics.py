@@ -28,10 +28,12 @@ from gateway.observe.trace_context import Trace
 from policies.fleet.engine_load import EngineLoad
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Health, Load
-from tests.gateway.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
+from tests.support.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
 
 
 def spent(stages: dict[Stage, float]) -> list[float | None]:

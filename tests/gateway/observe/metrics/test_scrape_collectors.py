@@ -15,7 +15,7 @@ from gateway.observe.metrics.scrape_collectors import (
 )
 from gateway.observe.metrics.series import RequestMetrics
 from gateway.observe.record import RequestOutcome
-from tests.gateway.builders import record, route
+from tests.support.builders import record, route
 
 ROUTES = [route("chat", ttft={"budget": "150ms"}), route("agent")]
 

@@ -15,7 +15,7 @@ from gateway.observe.otel.genai_metrics import GenAiMetrics, latest_names
 from gateway.observe.otel.spans import ServedEndpoint
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import record
+from tests.support.builders import record
 from tests.support.collector import read
 
 SERVED = {

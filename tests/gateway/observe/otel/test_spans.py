@@ -14,8 +14,8 @@ from gateway.observe.otel.spans import ServedEndpoint, SpanFactory
 from gateway.observe.record import STAGES, AttemptRecord, Record, RequestOutcome, Stage
 from gateway.observe.trace_context import Trace
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import record
 from tests.support import collector
+from tests.support.builders import record
 from tests.support.collector import read
 
 TRACE = Trace("4bf92f3577b34da6a3ce929d0e0e4736", 2**62, True)

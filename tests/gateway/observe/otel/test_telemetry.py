@@ -28,10 +28,10 @@ from gateway.observe.otel.telemetry import FAULTS, Telemetry, make_exporter, not
 from gateway.observe.record import AttemptRecord, RequestOutcome
 from gateway.observe.trace_context import Tracer
 from policies.types import AttemptKind, AttemptOutcome
-from tests.gateway.builders import CHAT, STREAMED, calling, get, post, record
-from tests.gateway.upstream.dispatching import dead_url
+from tests.support.builders import CHAT, STREAMED, calling, get, post, record
 from tests.support.collector import Collector
 from tests.support.gateways import pool, running
+from tests.support.scripted_fleet import dead_url
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, Pause, Upstream, reply
 

@@ -1,0 +1,198 @@
+"""The dashboard in a real browser, with a real gateway under simulated traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientError, ClientSession
+
+from gateway.app import Gateway
+from gateway.cli.top import quantile
+from tests.programs.browser.chromium import BINARY, Page, browsing
+from tests.support.builders import CHAT
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium here (Debian and Ubuntu: apt install chromium)")
+
+ROUTES = {
+    "chat": {"tiers": ["small", "dead"], "ttft": {"budget": "500ms"}},
+    "agent": {"tiers": ["small"], "ttft": {"budget": "20ms"}},
+}
+SHOTS = os.environ.get("FIRSTTOKEN_SHOTS")  # a folder for screenshots
+
+
+@asynccontextmanager
+async def busy(**more: Any) -> AsyncIterator[Gateway]:
+    """Two engines, a dead endpoint, two routes of which one cannot meet its budget, and callers."""
+    async with engines(2) as two:
+        pools = {"small": engine_pool(*two), "dead": {**engine_pool(two[0]), "endpoints": ["http://127.0.0.1:9"]}}
+        async with running(pools, ROUTES, **more) as gateway, ClientSession() as client:
+            calling = [asyncio.create_task(call_forever(client, gateway, seed)) for seed in range(3)]
+            try:
+                yield gateway
+            finally:
+                for task in calling:
+                    task.cancel()
+                await asyncio.gather(*calling, return_exceptions=True)
+
+
+async def call_forever(client: ClientSession, gateway: Gateway, seed: int) -> None:
+    rng = random.Random(seed)
+    while True:
+        body = {
+            "model": rng.choice(list(ROUTES)),
+            "stream": True,
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": "word " * rng.randrange(500)}],
+        }
+        with suppress(ClientError):
+            async with client.post(f"{gateway.url}/v1/chat/completions", json=body) as reply:
+                await reply.read()
+        await asyncio.sleep(rng.random() / 20)
+
+
+async def rows(page: Page, table: str) -> list[list[str]]:
+    return await page.run(
+        f"[...document.querySelectorAll('#{table} tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+
+
+async def test_the_page_shows_live_figures_without_console_errors() -> None:
+    """Rates and quantiles of routes, endpoint states with reasons, and stage times of the slowest requests."""
+    async with busy() as gateway, browsing() as page:
+        await page.open(f"{gateway.admin_url}/dashboard")
+        await page.until("document.querySelectorAll('#routes .last').length === 2")
+        await page.until("document.querySelector('#routes .p95').getAttribute('d').includes('L')")
+        chat, agent = await rows(page, "routes")
+        assert (chat[0].strip(), chat[6], agent[6]) == ("chat", "500 ms", "20 ms")
+        assert float(chat[1]) > 0
+        assert all(cell.endswith(" ms") for cell in (*chat[2:5], *agent[2:5]))
+        assert (chat[7], chat[11]) == ("100%", "small 100%")
+        assert await page.run("document.querySelectorAll('#routes tr:nth-child(2) .bad').length") > 0
+        fleet = {row[0]: row for row in await rows(page, "fleet")}
+        assert (fleet["dead/127.0.0.1:9"][1].startswith("down, again in")) is True
+        assert "nobody answered 2 times in a row" in fleet
+        assert sum(row[1:2] == ["up"] for row in fleet.values()) == 2
+        slow = await rows(page, "slow")
+        assert 0 < len(slow) <= 10
+        assert await page.run("document.querySelectorAll('#slow .bar .s-upstream').length") == len(slow)
+        assert await page.run("document.getElementById('status').textContent") == "live"
+        assert "req/s" in await page.run("document.getElementById('whole').textContent")
+        if SHOTS:
+            for scheme in ("light", "dark"):
+                await page.screenshot(Path(SHOTS) / f"dashboard-{scheme}.png", scheme)
+        assert page.complaints == []
+        assert {url.rpartition("/")[0] for url in page.requests if not url.startswith("data:")} == {gateway.admin_url}
+
+
+async def test_the_page_explains_a_request_and_escapes_markup() -> None:
+    """Every endpoint of every tier, with a reason."""
+    hostile = json.dumps({**CHAT, "model": "<img src=x onerror=document.title='taken'>"})
+    async with busy() as gateway, browsing() as page:
+        await page.open(f"{gateway.admin_url}/dashboard")
+        await page.until("document.getElementById('request').value")
+        await page.run("document.getElementById('go').click()")
+        await page.until("document.querySelectorAll('#answer tbody tr').length === 3")
+        found_rows = await page.run("[...document.querySelectorAll('#answer tbody tr')].map(row => row.textContent)")
+        assert sum("chosen: " in row for row in found_rows) == 1
+        assert sum("rejected: down" in row for row in found_rows) == 1
+        assert page.complaints == []
+        await page.run(f"document.getElementById('request').value = {json.dumps(hostile)}")
+        await page.run("document.getElementById('go').click()")
+        message = await page.until("document.querySelector('#answer p.bad')?.textContent")
+        assert message.startswith("The model '<img src=x onerror")
+        assert await page.run("document.querySelectorAll('img').length") == 0
+        assert await page.run("document.title") == "firsttoken"
+
+
+async def test_the_page_survives_a_restart_of_the_gateway() -> None:
+    """Counters restart from zero, without negative rates."""
+    async with browsing() as page:
+        async with busy() as gateway:
+            await page.open(f"{gateway.admin_url}/dashboard")
+            await page.until("document.querySelectorAll('#routes .last').length === 2")
+            admin = gateway.admin_url.removeprefix("http://")
+        await page.until("document.getElementById('status').className === 'gone'")
+        async with busy(server={"listen": "127.0.0.1:0", "admin": admin}):
+            await page.until("document.getElementById('status').className === 'live'")
+            await page.until("!document.querySelector('#routes tbody').textContent.includes('-')")
+            assert all(float(row[1]) >= 0 for row in await rows(page, "routes"))
+
+
+async def test_page_and_terminal_compute_equal_quantiles() -> None:
+    """The definition is implemented twice."""
+    cases = [
+        ([10.0, 20.0, 50.0], [0.0, 3.0, 1.0, 0.0]),
+        ([10.0, 20.0], [5.0, 0.0, 0.0]),
+        ([10.0], [0.0, 2.0]),
+        ([10.0, 20.0, 50.0], [1.0, 0.0, 7.0, 2.0]),
+        ([10.0], [0.0, 0.0]),
+    ]
+    async with busy() as gateway, browsing() as page:
+        await page.open(f"{gateway.admin_url}/dashboard")
+        for bounds, counts in cases:
+            for q in (0.5, 0.9, 0.95, 0.99):
+                found = await page.run(f"firsttoken.quantile({bounds}, {counts}, {q})")
+                expected = quantile(bounds, counts, q)
+                assert found == (None if expected is None else pytest.approx(expected))
+
+
+async def test_a_browser_reads_the_stages_from_server_timing() -> None:
+    """Of a streamed answer, on a page of the same origin."""
+    asked = {**CHAT, "stream": True, "max_tokens": 3}
+    script = f"""(async () => {{
+      const reply = await fetch("/v1/chat/completions",
+        {{method: "POST", headers: {{"content-type": "application/json"}}, body: {json.dumps(json.dumps(asked))}}});
+      await reply.text();
+      await new Promise((done) => setTimeout(done, 50));
+      const entry = performance.getEntriesByType("resource").find((one) => one.name.endsWith("/completions"));
+      return {{status: reply.status, id: reply.headers.get("x-request-id"),
+        stages: Object.fromEntries(entry.serverTiming.map((one) => [one.name, one.duration])),
+        took: entry.responseStart - entry.requestStart}};
+    }})()"""
+    async with busy() as gateway, browsing() as page:
+        await page.open(f"{gateway.url}/health")
+        found_rows = await page.run(script)
+        assert found_rows["status"] == 200
+        stages = found_rows["stages"]
+        assert {"read", "parse", "estimate", "admit", "queue", "decide", "connect", "send", "upstream", "relay"} <= set(
+            stages
+        )
+        assert 0 < stages["upstream"] <= found_rows["took"] + 1
+
+
+async def test_a_beacon_of_a_page_reaches_the_record() -> None:
+    """`navigator.sendBeacon` from another origin, which reads no reply."""
+    asked = {**CHAT, "stream": True, "max_tokens": 3}
+    async with busy() as gateway, browsing() as page:
+        await page.open(f"{gateway.url}/health")
+        script = f"""(async () => {{
+          const began = performance.now();
+          const reply = await fetch("/v1/chat/completions", {{method: "POST",
+            headers: {{"content-type": "application/json", "x-request-id": "from-a-page"}},
+            body: {json.dumps(json.dumps(asked))}}});
+          await reply.body.getReader().read();
+          const ttft_ms = performance.now() - began;
+          const body = JSON.stringify({{request_id: "from-a-page", ttft_ms}});
+          return [navigator.sendBeacon("{gateway.admin_url}/ttft", body), ttft_ms];
+        }})()"""
+        sent, ttft = await page.run(script)
+        assert sent is True
+        async with ClientSession() as client:
+            while True:
+                async with client.get(f"{gateway.admin_url}/requests?id=from-a-page") as reply:
+                    found = await reply.json()
+                if found and found[0]["on_screen_ms"] is not None:
+                    break
+                await asyncio.sleep(0.05)
+        assert found[0]["on_screen_ms"] == pytest.approx(ttft, abs=0.01)
+        assert found[0]["ttft_ms"] <= ttft + 1
