@@ -196,7 +196,7 @@ async def shared(url: str, **limits: Any) -> AsyncIterator[tuple[Gateway, Caller
 async def test_no_request_fails_without_redis_and_few_wait(
     fault: str, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has a line for the outage and a line for the recovery."""
+    """The log has a line for each outage and a line for each recovery."""
     caplog.set_level(logging.INFO, "firsttoken")
     async with TcpProxy(server.port) as way, shared(way.url, requests_per_minute=10**6) as (gateway, caller):
         link = gateway.redis
@@ -224,12 +224,9 @@ async def test_no_request_fails_without_redis_and_few_wait(
         await eventually(lambda: link.up, BACK)
         await caller.more(20)
     messages = [record.getMessage() for record in caplog.records if "redis" in record.getMessage()]
-    assert ["connected" in messages[0], "unavailable" in messages[1], "reconnected" in messages[2]] == [
-        True,
-        True,
-        True,
-    ]
-    assert len(messages) == 3
+    assert "connected" in messages[0]
+    assert "reconnected" in messages[2]
+    assert ["unavailable" in message for message in messages] == [number % 2 == 1 for number in range(len(messages))]
     assert not any(record.exc_info for record in caplog.records)
 
 

