@@ -41,7 +41,7 @@ from policies.queue.hold_rules import HoldRules
 from policies.queue.placement_round import PlacementRound, with_first
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.routes.route import Route
-from policies.routing import tiers
+from policies.routing import ranking
 from policies.scorers import predicted
 from policies.types import FOREVER, Candidate, Decision
 
@@ -179,7 +179,7 @@ IDEAS = (
     Idea(
         "TPOT in the tier walk",
         "tiers are compared by their TTFT alone",
-        ((tiers, "_move_tpot_first", _never),),
+        ((ranking, "_move_tpot_first", _never),),
         plays_in=_with_tiers,
     ),
 )

@@ -1,17 +1,202 @@
-"""The order of preference of a tier's candidates.
+"""The order of preference: of the tiers that qualify, and of the candidates of each.
 
-A ranking holds every candidate, because failover never asks again, but is described on demand: mostly the first
-answers, and describing all costs as much as the rest of the decision.
+Rules:
+- A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
+  qualifying tiers: quality the first, cost the cheapest, latency the fastest.
+- Where load would make the answer miss its TPOT in the first qualifying tier, the next one that keeps TTFT and TPOT
+  with the target probability is taken. Where none does, or the first misses the TPOT even at rest, the TPOT is no
+  reason to leave; and it makes no request late. An unknown TPOT counts as kept, until a few answers tell.
+- Within a tier the scorer `predicted` ranks. Ties are broken by the sequence number of the request, so equal idle
+  endpoints share the load.
+- A half-open endpoint of the chosen tier gets the next request expected in time there, whatever the scorer prefers: a
+  restarted engine is back at once. After a failed trial the request goes to the second of the ranking.
+- An endpoint of the chosen tier without a first token for PROBE_AFTER seconds, while another had some, is probed by a
+  request in PROBE_EVERY, if expected in time there too.
+- A session returns to the endpoint of an API that it used before, key or region, as its prompt may be cached there:
+  among endpoints of similar cost its name draws the first (rendezvous hashing: no memory that callers could fill). Of
+  engines the prefix index knows better.
+- The ranking is complete, because failover never asks again: qualifying endpoints of the chosen tier, then of the
+  other tiers in the order of preference, then the rest by probability. It is described on demand: mostly the first
+  answers, and describing all costs as much as the rest of the decision.
+- A route with a scorer other than `predicted` is a baseline: every tier with a usable endpoint qualifies, in its order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from zlib import crc32
 
-from policies.routing.candidates import TierCandidates
-from policies.scorers.scorers import tie_break
-from policies.types import Candidate, Endpoint
+from policies.routing.candidates import CandidateSet, TierCandidates
+from policies.scorers.scorers import Scorer, tie_break
+from policies.types import FOREVER, Candidate, Endpoint, Health
+
+PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
+SIMILAR = 0.5  # of the least cost, or
+SIMILAR_SECONDS = 0.1  # more: a provider's cache saves more of the time and the price of a long prompt
+
+_PROBING = Health.PROBING  # a member is slow to look up in an enumeration
+
+_PREFERENCES: Mapping[str, tuple[str, Callable[[TierCandidates], float]]] = {
+    "quality": ("", lambda tier: tier[0].tier),
+    "cost": (" by cost", lambda tier: tier[0].price),  # all of a pool, so the price is the same
+    "latency": (" by latency", lambda tier: min(candidate.forecast.p50 for candidate in tier)),
+}
+
+
+@dataclass(slots=True)
+class TierOrder:
+    """Candidates that reach the target, by tier, the chosen tier first; and the rest. `by`: what chose the first."""
+
+    qualifying: list[TierCandidates]
+    others: TierCandidates
+    by: str = ""
+
+
+def walk_tiers(found: CandidateSet) -> TierOrder:
+    """The order of the tiers that `prefer` of the route and the TPOT budget give; of a baseline, their own order."""
+    if found.queued.route.scorer != "predicted":
+        return TierOrder(found.tiers, [])
+    target = found.target
+    qualifying = [able for tier in found.tiers if (able := [each for each in tier if each.probability >= target])]
+    others = [each for tier in found.tiers for each in tier if each.probability < target]
+    by, preference = _PREFERENCES[found.queued.route.prefer]
+    if len(qualifying) > 1:
+        qualifying.sort(key=preference)
+        by = " for its TPOT" if _move_tpot_first(found, qualifying) else by
+    return TierOrder(qualifying, others, by)
+
+
+def _move_tpot_first(found: CandidateSet, qualifying: list[TierCandidates]) -> bool:
+    """Moves the first tier that keeps the TPOT to the front, where load makes the present first one miss it.
+
+    An answer that is not streamed shows no pace, and a request without a deadline waits for an idle engine anyway.
+    """
+    request = found.queued.request
+    budget = found.queued.route.tpot_budget(request.tpot_budget)
+    if budget is None or not request.stream or found.left == FOREVER:
+        return False
+    if _keeps_tpot(found, qualifying[0], budget, against_rest=True):
+        return False
+    keeping = next((i for i, tier in enumerate(qualifying) if _keeps_tpot(found, tier, budget)), 0)
+    qualifying.insert(0, qualifying.pop(keeping))
+    return keeping > 0
+
+
+def _keeps_tpot(found: CandidateSet, tier: TierCandidates, budget: float, against_rest: bool = False) -> bool:
+    """An endpoint keeps TTFT and TPOT with the target probability; `against_rest`: as far as it could at rest."""
+    for candidate in tier:
+        chance = candidate.probability * found.view.tpot_chance(candidate, budget, found.now)
+        if chance >= found.target:
+            return True
+        if against_rest and chance >= found.target * found.view.tpot_chance_at_rest(candidate, budget):
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------- candidates
+
+
+def rank(found: CandidateSet, order: TierOrder, scorer: Scorer) -> Sequence[Candidate]:
+    """All candidates, the first choice first. `scorer`: of the route."""
+    if not order.qualifying:
+        return _by_probability(found, order.others)
+    tier = order.qualifying[0]
+    fallbacks, fallback_count = partial(_fallbacks, found, order, scorer), sum(map(len, found.tiers)) - len(tier)
+    ranking = _by_score(found, order, scorer, tier, fallbacks, fallback_count)
+    probed = _probed(found, tier) if found.queued.route.scorer == "predicted" else None
+    return ranking if probed is None else _with_probe(probed, ranking)
+
+
+def _fallbacks(found: CandidateSet, order: TierOrder, scorer: Scorer) -> list[Candidate]:
+    """Candidates after the chosen tier."""
+    after = (each for tier in order.qualifying[1:] for each in _by_score(found, order, scorer, tier))
+    return [*after, *_by_probability(found, order.others)]
+
+
+def _by_score(
+    found: CandidateSet,
+    order: TierOrder,
+    scorer: Scorer,
+    tier: TierCandidates,
+    fallbacks: Callable[[], Sequence[Candidate]] = tuple,
+    fallback_count: int = 0,
+) -> Ranking:
+    route, sequence, session = found.queued.route, found.queued.sequence, found.queued.request.session
+    scores = scorer(tier, sequence, route)
+    if session and route.scorer == "predicted" and not found.fleet.pools[tier[0].endpoint.pool].local:
+        scores, sequence = _alike(scores, tier), crc32(session.encode(errors="surrogatepass"))
+    return Ranking(tier, scores, sequence, _reason(found, order, tier), fallbacks, fallback_count)
+
+
+def _alike(costs: Sequence[float], candidates: Sequence[Candidate]) -> list[float]:
+    """Costs, with every cost SIMILAR to the least, and every guess, replaced by the least."""
+    least = min(costs)
+    near = least + max(least * SIMILAR, SIMILAR_SECONDS)
+    return [
+        least if cost <= near or not candidate.forecast.trained else cost
+        for cost, candidate in zip(costs, candidates, strict=True)
+    ]
+
+
+def _reason(found: CandidateSet, order: TierOrder, tier: TierCandidates) -> str:
+    """The reason of a tier's candidates, with places for p50 (ms) and probability."""
+    scorer, number, chosen = found.queued.route.scorer, tier[0].tier + 1, order.qualifying[0][0].tier + 1
+    if scorer != "predicted":
+        after = "" if number == chosen else f", after tier {chosen}"
+        return f"{scorer} in tier {number}{after}; not weighed: p50 %.0f ms, chance %.3f"
+    numbers = _numbers(found.target, found.left == FOREVER)
+    return numbers if number == chosen else f"qualifies in tier {number}; tier {chosen} preferred{order.by}: {numbers}"
+
+
+@cache
+def _numbers(target: float, unbounded: bool) -> str:
+    return f"p50 %.0f ms, chance %.3f {'(no TTFT budget)' if unbounded else f'>= {target:g}'}"
+
+
+def _by_probability(found: CandidateSet, others: TierCandidates) -> list[Candidate]:
+    """The highest probability first, then the least delay, then by sequence number."""
+    reason, sequence = f"p50 %.0f ms, chance %.3f < {found.target:g} for {in_ms(found.left)}", found.queued.sequence
+
+    def order(candidate: Candidate) -> tuple[float, float, int]:
+        return -candidate.probability, candidate.forecast.p50, tie_break(sequence, candidate.endpoint.id)
+
+    return [ranked(candidate, candidate.forecast.p50, reason) for candidate in sorted(others, key=order)]
+
+
+def _probed(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
+    """The endpoint that this request should probe: half-open, or with an untested prediction; mostly none."""
+    for candidate in tier:
+        if candidate.load.health is _PROBING:
+            return candidate
+    return None if tie_break(found.queued.sequence, "probe") % PROBE_EVERY else _stale(found, tier)
+
+
+def _stale(found: CandidateSet, tier: TierCandidates) -> Candidate | None:
+    """The endpoint longest without a first token, because an untested prediction stays wrong."""
+    limit = found.now - PROBE_AFTER
+    oldest = min(tier, key=lambda candidate: candidate.load.last_token_at)
+    stale = oldest.load.last_token_at < limit <= max(candidate.load.last_token_at for candidate in tier)
+    return oldest if stale and not oldest.load.prefilling else None
+
+
+def _with_probe(probed: Candidate, ranking: Sequence[Candidate]) -> list[Candidate]:
+    """The ranking with the probed endpoint first."""
+    first, probe = ranking[0], next(each for each in ranking if each.endpoint is probed.endpoint)
+    others = [each for each in ranking if each is not probe]
+    if probe is not first:
+        others[0] = replace(first, reason=f"{first.reason}; the first but for a probe")
+    why = "half-open" if probed.load.health is _PROBING else "not heard of lately"
+    return [replace(probe, reason=f"probe, {why}: {probe.reason}"), *others]
+
+
+# --------------------------------------------------------------------------- descriptions
+
+
+def in_ms(seconds: float) -> str:
+    return f"{max(seconds, 0.0) * 1e3:.0f} ms"
 
 
 def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:

@@ -41,18 +41,3 @@ def predicted(candidates: Sequence[Candidate], sequence: int, route: Route) -> l
     least = min(costs)
     near = least * (1 + NEAR)
     return [(least if cost <= near else cost) - PER_HIT * c.hit for cost, c in zip(costs, candidates, strict=True)]
-
-
-# A provider's cache saves more of the time and the price of a long prompt:
-SIMILAR = 0.5  # of the least cost, or
-SIMILAR_SECONDS = 0.1
-
-
-def alike(costs: Sequence[float], candidates: Sequence[Candidate]) -> list[float]:
-    """Costs, with every cost SIMILAR to the least, and every guess, replaced by the least."""
-    least = min(costs)
-    near = least + max(least * SIMILAR, SIMILAR_SECONDS)
-    return [
-        least if cost <= near or not candidate.forecast.trained else cost
-        for cost, candidate in zip(costs, candidates, strict=True)
-    ]
