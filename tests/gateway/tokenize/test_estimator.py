@@ -17,7 +17,7 @@ from backends.interface import Operation
 from gateway.api.inference_request import parse
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prefix_blocks import BLOCK_BYTES
-from gateway.tokenize.prompt import Prompt, prompt_of
+from gateway.tokenize.prompt import TEXT_EFFORT, Prompt, prompt_of
 from gateway.tokenize.prompt_reader import SHORT, PromptText, TokenizerConfig
 from gateway.tokenize.tokenizers import SEGMENT_MAX, Encoder, encoder
 from policies.latency.token_counts import TokenScale
@@ -337,8 +337,8 @@ def test_a_known_prompt_has_nothing_left_to_read() -> None:
     """What is left decides whether a prompt is read in a thread."""
     known, texts = estimator(), ["word " * 1000] * 4
     guessed(known, chat(*texts[:3]))
-    left = [known.unread_bytes(PromptText(raw_chat(*each), ["small"], "g")) for each in (texts[:3], texts, ["new"])]
-    assert (left[0], left[1] > 5000, left[1] < 6000) == (0, True, True)
+    left = [known.unread(PromptText(raw_chat(*each), ["small"], "g")) for each in (texts[:3], texts, ["new"])]
+    assert (left[0], left[1] > 5000 + TEXT_EFFORT, left[1] < 6000 + TEXT_EFFORT) == (0, True, True)
 
 
 def raw_chat(*texts: str) -> Prompt:
