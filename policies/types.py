@@ -222,6 +222,11 @@ class PoolEstimate:
         """Tokens of the text, before correction; 0: not counted yet."""
         return self.text_tokens if not self.margin else 0 if self.counted_text is None else self.counted_text()
 
+    def counted_tokens(self) -> int:
+        """Tokens, corrected by a count that came after the estimate; the estimate where there is none yet."""
+        text = self.count() if self.margin else 0
+        return round(self.tokens * text / self.text_tokens) if text else self.tokens
+
 
 @dataclass(slots=True)
 class PromptEstimate:

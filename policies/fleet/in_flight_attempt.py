@@ -145,9 +145,14 @@ class InFlightAttempt:
         if self.external_use is not None and report.completion_tokens is not None:
             self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """By the count, if it came since."""
+        return self.candidate.prompt_tokens + self.prompt.counted_tokens() - self.prompt.tokens
+
     def cost(self, report: AttemptReport) -> float:
         """USD."""
-        tokens = self.candidate.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
+        tokens = self.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
         return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 
     def sample(self, ttft: float) -> TtftSample:

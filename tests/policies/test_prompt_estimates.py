@@ -56,6 +56,14 @@ def test_a_pools_scale_learns_from_counted_prompts_alone(counted: int | None, te
     assert (to.token_scale("small").correct(1000, 1) > before + 100) is teaches
 
 
+@pytest.mark.parametrize(("counted", "tokens"), [(None, 1000), (0, 1000), (496, 500), (1986, 2000)])
+def test_a_prompt_has_the_tokens_of_its_count_once_it_is_counted(counted: int | None, tokens: int) -> None:
+    """What is billed without a report: corrected for the engine as the estimate was."""
+    guess = prompt(1000)
+    guess.text_tokens, guess.margin, guess.counted_text = 993, 40, None if counted is None else lambda: counted
+    assert guess.counted_tokens() == pytest.approx(tokens, abs=1)
+
+
 def test_a_hit_that_was_estimated_too_large_shows_no_lost_blocks() -> None:
     """The prompt has fewer tokens than estimated, and all of the believed hit was cached."""
     to = fleet()
