@@ -259,14 +259,14 @@ class CacheWarming:
 
     async def _send(self, endpoint: Endpoint, plan: WarmUp[HotPrefix[SavedPrompt]]) -> None:
         """Send one request after the other until the plan is done."""
-        upstream = self.runtime.current.upstreams[endpoint.id]
+        upstream, executor = self.runtime.current.upstreams[endpoint.id], self.estimator.executor
         while True:
             now = monotonic()
             prefix = plan.next(self.fleet.snapshot(now).loads[endpoint.id].in_flight, now)
             if prefix is None:
                 return
-            prompt = prefix.text
-            body, estimate = prompt.prefix(prefix.blocks, self.estimator)
+            prompt, loop = prefix.text, asyncio.get_running_loop()
+            body, estimate = await loop.run_in_executor(executor, prompt.prefix, prefix.blocks, self.estimator)
             request = synthetic(upstream, prompt.operation, body, prompt.model, prompt.cache_group)
             run = await self._run(endpoint, upstream, request, estimate, prompt.caller)
             plan.on_ended(run.outcome is AttemptOutcome.COMPLETED, run.attempt.candidate.uncached)

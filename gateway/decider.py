@@ -100,11 +100,11 @@ class Decider:
         return replace(found, uncached_tokens=estimate.uncached_tokens)
 
     async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
-        unread = self.estimator.unread_bytes(text) if text.prompt.size > LARGE else 0
+        unread = self.estimator.unread(text) if text.prompt.effort > LARGE else 0
         return await self.off_loop(unread, self.estimator.estimate, text, expected_output)
 
     async def _count(self, text: PromptText, expected_output: int) -> PromptEstimate:
-        await self.off_loop(text.prompt.size * COUNTING, deque, self.estimator.count(text), 0)
+        await self.off_loop(text.prompt.effort * COUNTING, deque, self.estimator.count(text), 0)
         return await self._read(text, expected_output)
 
     def decide(

@@ -173,13 +173,14 @@ class RequestView:
 
 @dataclass(slots=True)
 class PartEnds:
-    """The ends of a prompt's messages: depths in blocks, ascending, and tokens up to there, in any one unit."""
+    """The ends of a prompt's messages, and of segments within long ones: depths in blocks, ascending, and tokens up to
+    there, in any one unit."""
 
     depths: Sequence[float]
     tokens: Sequence[float]
 
     def share(self, depth: float) -> float:
-        """Share of the prompt's tokens in its first `depth` blocks; linear within a message."""
+        """Share of the prompt's tokens in its first `depth` blocks; linear between two ends."""
         depths, tokens = self.depths, self.tokens
         i = bisect_left(depths, depth)
         if i == len(depths) or not depth:
@@ -221,6 +222,11 @@ class PoolEstimate:
     def count(self) -> int:
         """Tokens of the text, before correction; 0: not counted yet."""
         return self.text_tokens if not self.margin else 0 if self.counted_text is None else self.counted_text()
+
+    def counted_tokens(self) -> int:
+        """Tokens, corrected by a count that came after the estimate; the estimate where there is none yet."""
+        text = self.count() if self.margin else 0
+        return round(self.tokens * text / self.text_tokens) if text else self.tokens
 
 
 @dataclass(slots=True)

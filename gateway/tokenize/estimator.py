@@ -73,10 +73,10 @@ class Estimator:
         for config in self._settings(text):
             yield from self._reader.count(self._reader.recognise(config, text, counted=True), text)
 
-    def unread_bytes(self, text: PromptText) -> int:
-        """Size of the JSON that an estimate would read."""
+    def unread(self, text: PromptText) -> int:
+        """Work of an estimate, in bytes of long text."""
         known = min(len(self._reader.recognise(config, text).parts) for config in self._settings(text))
-        return text.prompt.size_from(known)
+        return text.prompt.effort_from(known)
 
     def _settings(self, text: PromptText) -> Mapping[TokenizerConfig, list[str]]:
         """Pools by what they see alike."""

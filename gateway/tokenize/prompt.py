@@ -26,6 +26,7 @@ from gateway.tokenize.media import NOT_TEXT, TILES, MediaFamily, medium_ids
 from gateway.tokenize.tokenizers import ID_BYTES, SEGMENT_MIN, segments
 
 MEDIA_TOKENS = 1_000_000  # of a prompt, counted
+TEXT_EFFORT = 1500  # bytes of a long text that are estimated in the time of a short one, which is counted at once
 
 _DEFINITIONS = ("tools", "functions")
 _ROLE = 32  # characters which tell roles apart
@@ -78,17 +79,23 @@ class Prompt:
         self.media_left -= len(ids) // ID_BYTES
         return ids
 
-    def size_from(self, part: int) -> int:
-        """Bytes from this part on; of the whole prompt where the size of a part is unknown."""
+    @property
+    def effort(self) -> int:
+        """Work of an estimate of the whole prompt, in bytes of long text."""
+        return self.size + TEXT_EFFORT * (self.messages or sum(map(_texts, self.sources)))
+
+    def effort_from(self, part: int) -> int:
+        """The same from this part on; of the whole prompt where the size of a part is unknown."""
         left = self.sources[part:]
         written = [memoryview(source).nbytes for source in left if isinstance(source, Raw)]
-        return sum(written) if len(written) == len(left) else self.size
+        return sum(written) + TEXT_EFFORT * len(left) if len(written) == len(left) else self.effort
 
 
 def prompt_of(operation: Operation, body: Mapping[str, Any]) -> Prompt:
     if operation is Operation.COMPLETION:
         prompt = body["prompt"]
-        return Prompt((prompt,), (digest_of("prompt", prompt),), 0, len(prompt))
+        size = len(prompt if isinstance(prompt, str) else encode(prompt))
+        return Prompt((prompt,), (digest_of("prompt", prompt),), 0, size)
     fields, written = definitions(body), list(map(encode, body["messages"]))
     digests = [*(digest_of(field, body[field]) for field in fields), *map(hash, written)]
     sources = [*map(body.__getitem__, fields), *body["messages"]]
@@ -128,6 +135,11 @@ def _cut(role: str | None, spans: Iterable[Span]) -> list[Piece]:
             pieces.append(Piece(role, part))
             role = None
     return pieces
+
+
+def _texts(prompt: str | list[Any]) -> int:
+    """Texts, or lists of ids, of a completion prompt."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
 def _prompts(prompt: str | list[Any]) -> Iterator[Span]:

@@ -289,6 +289,11 @@ class Fleet:
             attempt.state.limits.on_reported(limits, attempt.sent_at)
             self._touch(attempt.state)
 
+    def prompt_tokens(self, key: Hashable, candidate: Candidate) -> int:
+        """Of an attempt, by the count that follows the estimate while it is in flight."""
+        attempt = self._attempts.get(key)
+        return candidate.prompt_tokens if attempt is None else attempt.prompt_tokens
+
     def is_closed(self, candidate: Candidate, now: float, caller: str = "") -> bool:
         """A request of the caller sent there now would exceed the cap or a rate limit."""
         state = self._states.get(candidate.endpoint.id)

@@ -145,20 +145,29 @@ class InFlightAttempt:
         if self.external_use is not None and report.completion_tokens is not None:
             self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """By the count, if it came since."""
+        return self.candidate.prompt_tokens + self.prompt.counted_tokens() - self.prompt.tokens
+
     def cost(self, report: AttemptReport) -> float:
         """USD."""
-        tokens = self.candidate.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
+        tokens = self.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
         return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 
     def sample(self, ttft: float) -> TtftSample:
-        """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now."""
-        queue, work = self.queue, self.work
+        """The attempt as a sample. The drain of the queue until the sending is judged by the rate known now; the prompt
+        by its count: a wrong estimate of a key's texts is no other speed of the engine."""
+        queue, work, predicted = self.queue, self.work, self.predicted_ttft
+        if wrong := max(self.prompt_tokens - work.prompt_tokens, 1 - work.uncached):
+            predict, work = self.state.predictor.point_estimate, work.with_more(wrong)
+            predicted *= predict(work, self.sent_at) / predict(self.work, self.sent_at)
         if queue.tokens:
             rate = self.state.predictor.prefill_rate(queue.context_per_token)
             more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
             pairs = work.pairs + more * queue.context_per_token
             work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
-        return TtftSample(work, self.predicted_ttft, ttft)
+        return TtftSample(work, predicted, ttft)
 
     def learn_ttft(self, ttft: float, now: float) -> bool:
         """Teaches the TTFT, in seconds. False: the time taught the load of an adapter, not the endpoint's predictor."""

@@ -62,6 +62,11 @@ class PrefillWork:
     pairs: float  # attention pairs of uncached and queued tokens
     running: float  # requests which decode meanwhile
 
+    def with_more(self, tokens: int) -> PrefillWork:
+        """The same with so many uncached tokens more."""
+        pairs = self.pairs + tokens * (self.prompt_tokens + 0.5 * tokens)
+        return replace(self, prompt_tokens=self.prompt_tokens + tokens, uncached=self.uncached + tokens, pairs=pairs)
+
 
 @dataclass(slots=True)
 class TtftSample:

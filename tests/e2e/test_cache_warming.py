@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -14,6 +15,7 @@ import pytest
 
 from gateway import cache_warming
 from gateway.app import Gateway
+from gateway.cache_warming import SavedPrompt
 from gateway.observe.record import RequestOutcome
 from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt
@@ -119,6 +121,22 @@ async def test_a_warm_up_is_a_request_of_the_caller_of_its_prompt(monkeypatch: p
         await restart(gateway, mortal)
         await eventually(lambda: callers)
         assert {*callers} == {"127.0.0.1"}
+
+
+async def test_prompts_of_a_warm_up_are_cut_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of megabytes is decoded and estimated for several cuts: streams do not wait for them."""
+    threads, prefix = set[threading.Thread](), SavedPrompt.prefix
+
+    def spy(*known: Any) -> Any:
+        threads.add(threading.current_thread())
+        return prefix(*known)
+
+    monkeypatch.setattr(SavedPrompt, "prefix", spy)
+    async with pair() as (gateway, _, mortal):
+        await ask(gateway, "user")
+        await restart(gateway, mortal)
+        await eventually(lambda: threads)
+    assert threading.main_thread() not in threads
 
 
 async def test_a_failed_warm_up_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
+import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,7 +20,8 @@ from openai import AsyncOpenAI, RateLimitError
 
 from gateway.app import Gateway
 from gateway.cluster.redis_client import TIMEOUT
-from tests.support.builders import CHAT, DONE, FINISH, TOKEN, USAGE, WHOLE, calling, post
+from gateway.tokenize.tokenizers import encoder
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, TcpProxy, redis_server
 from tests.support.served import serving
@@ -100,6 +103,27 @@ async def test_the_sdk_does_not_retry_refusals_that_waiting_cannot_fix(
 
 
 # --------------------------------------------------------------------------- several gateways
+
+
+async def test_a_prompt_that_no_engine_reports_is_settled_by_its_count() -> None:
+    """A caller who leaves before the usage pays for the prompt, not for an estimate of it."""
+    first, second = (inspect.getsource(module) for module in (argparse, inspect))
+    left = [STREAM_HEAD + chunk(TOKEN), GATE]
+    async with (
+        Upstream([STREAMED], left) as upstream,
+        running({"only": pool(upstream.url)}, keys=key(tokens_per_minute=10**6)) as gateway,
+    ):
+        for text in (first, second):
+            async with calling(gateway.url) as caller:
+                messages = [{"role": "user", "content": text[:100_000]}]
+                await caller.ask(post({**CHAT, "stream": True, "messages": messages}, WEB))
+                await caller.reader.readuntil(TOKEN)
+                await eventually(lambda: not gateway.proxy.decider.counts.bytes)
+        await eventually(lambda: len(gateway.recorder.recent) == 2)
+        settled = max(gateway.recorder.recent, key=lambda record: record.arrival)
+        counted = encoder("o200k_base").count(second[:100_000])
+        assert settled.prompt_tokens_estimated != pytest.approx(counted, rel=0.0005)
+        assert settled.attempts[0].tokens == pytest.approx(counted + 8, abs=3)  # template and answer
 
 
 async def test_two_gateways_with_one_redis_have_one_quota() -> None:

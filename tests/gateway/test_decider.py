@@ -242,6 +242,36 @@ async def test_equal_prompts_at_once_go_to_one_engine(decider: Decider, second: 
     assert sum(hits.values()) == hits[chosen.endpoint.id]
 
 
+def submitted(decider: Decider) -> list[object]:
+    """Tasks of the executor, from now on."""
+    ran, submit = list[object](), decider.estimator.executor.submit
+    decider.estimator.executor.submit = lambda *task: ran.append(task) or submit(*task)  # type: ignore[method-assign]
+    return ran
+
+
+MANY_SHORT = [f"{number} is short" for number in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "threads"),
+    [
+        (Operation.COMPLETION, {"prompt": ["word " * LARGE]}, 2),  # an estimate, and a count
+        (Operation.EMBEDDINGS, {"input": ["word " * LARGE]}, 2),
+        (Operation.COMPLETION, {"prompt": MANY_SHORT}, 1),
+        (Operation.COMPLETION, {"prompt": MANY_SHORT[:20]}, 0),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": text} for text in MANY_SHORT]}, 1),
+    ],
+)
+async def test_prompts_slow_to_read_are_read_in_a_thread(
+    decider: Decider, operation: Operation, body: dict[str, object], threads: int
+) -> None:
+    """Long ones, and those of many short texts, which are counted at once, however they are listed."""
+    asked = await decider.parse(operation, encode({"model": "chat", **body}), {}, 0.0, "req-1")
+    ran = submitted(decider)
+    await decider.estimate(asked, route(), ANYONE)
+    assert len(ran) == threads
+
+
 async def test_many_long_prompts_at_once_are_decided_without_a_count(decider: Decider) -> None:
     """What waits to be counted is bounded, and its requests do not wait for it."""
     await teach(decider)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
+from policies.latency.ttft_predictor import PrefillWork
 from policies.routes.route import Route
 from policies.routing.candidates import ROUGH, is_count_needed
 from policies.types import Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, PromptEstimate
-from tests.support.learned_fleet import ONE, answer, fleet, prompt
+from tests.support.learned_fleet import ONE, answer, fleet, load, prompt
 
 # A message of 300 tokens in 10 blocks, and one of 100 tokens in 10 blocks.
 UNEVEN = PartEnds([10.0, 20.0], [300.0, 400.0])
@@ -54,6 +55,49 @@ def test_a_pools_scale_learns_from_counted_prompts_alone(counted: int | None, te
     for _ in range(20):
         answer(to, guess, reported=REPORTED)
     assert (to.token_scale("small").correct(1000, 1) > before + 100) is teaches
+
+
+@pytest.mark.parametrize(("counted", "tokens"), [(None, 1000), (0, 1000), (496, 500), (1986, 2000)])
+def test_a_prompt_has_the_tokens_of_its_count_once_it_is_counted(counted: int | None, tokens: int) -> None:
+    """What is billed without a report: corrected for the engine as the estimate was."""
+    guess = prompt(1000)
+    guess.text_tokens, guess.margin, guess.counted_text = 993, 40, None if counted is None else lambda: counted
+    assert guess.counted_tokens() == pytest.approx(tokens, abs=1)
+
+
+def estimated(tokens: int, counted: int) -> PoolEstimate:
+    """A prompt that was sent with an estimate, and is counted by its first token."""
+    found = prompt(tokens)
+    found.margin, found.counted_text = tokens // 10, lambda: round(found.text_tokens * counted / tokens)
+    return found
+
+
+@pytest.mark.parametrize("estimate", [2000, 50_000])
+def test_a_wrong_estimate_is_no_other_speed_of_the_engine(estimate: int) -> None:
+    """A key whose texts have far more tokens than estimated, or fewer, changes no forecast of the others' prompts."""
+    to, now = fleet(), 0.0
+    for tokens in [1000, 4000, 10_000] * 10:
+        now += 60
+        answer(to, prompt(tokens), now=now, ttft=0.05 + tokens / 10_000)
+    before = [to.forecast(ONE, load(to, now), 8000, 0, now).quantile(share) for share in (0.5, 0.9)]
+    for _ in range(10):
+        now += 60
+        answer(to, estimated(estimate, 10_000), now=now, ttft=1.05)
+    after = [to.forecast(ONE, load(to, now), 8000, 0, now).quantile(share) for share in (0.5, 0.9)]
+    assert after == pytest.approx(before, rel=0.1)
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000), st.integers(-4999, 5000), st.floats(0, 1e6))
+def test_the_work_of_more_tokens_is_that_of_a_longer_prompt(hit: int, uncached: int, more: int, queued: float) -> None:
+    """Attention pairs included: every token attends to all before."""
+
+    def work(new: int) -> PrefillWork:
+        return PrefillWork(hit + new, new, queued, new * (hit + 0.5 * new) + queued, 1.0)
+
+    assume(uncached + more > 0)
+    found, wanted = work(uncached).with_more(more), work(uncached + more)
+    assert (found.prompt_tokens, found.uncached) == (wanted.prompt_tokens, wanted.uncached)
+    assert found.pairs == pytest.approx(wanted.pairs)
 
 
 def test_a_hit_that_was_estimated_too_large_shows_no_lost_blocks() -> None:

@@ -17,7 +17,7 @@ from backends.interface import Operation
 from gateway.api.inference_request import parse
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prefix_blocks import BLOCK_BYTES
-from gateway.tokenize.prompt import Prompt, prompt_of
+from gateway.tokenize.prompt import TEXT_EFFORT, Prompt, prompt_of
 from gateway.tokenize.prompt_reader import SHORT, PromptText, TokenizerConfig
 from gateway.tokenize.tokenizers import SEGMENT_MAX, Encoder, encoder
 from policies.latency.token_counts import TokenScale
@@ -339,8 +339,8 @@ def test_a_known_prompt_has_nothing_left_to_read() -> None:
     """What is left decides whether a prompt is read in a thread."""
     known, texts = estimator(), ["word " * 1000] * 4
     guessed(known, chat(*texts[:3]))
-    left = [known.unread_bytes(PromptText(raw_chat(*each), ["small"], "g")) for each in (texts[:3], texts, ["new"])]
-    assert (left[0], left[1] > 5000, left[1] < 6000) == (0, True, True)
+    left = [known.unread(PromptText(raw_chat(*each), ["small"], "g")) for each in (texts[:3], texts, ["new"])]
+    assert (left[0], left[1] > 5000 + TEXT_EFFORT, left[1] < 6000 + TEXT_EFFORT) == (0, True, True)
 
 
 def raw_chat(*texts: str) -> Prompt:
@@ -351,6 +351,15 @@ def raw_chat(*texts: str) -> Prompt:
 def body(*texts: str) -> dict[str, Any]:
     roles = ("user", "assistant")
     return {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]}
+
+
+@pytest.mark.parametrize("tail", ["0123456789abcdef" * 1200, "word " * 4000])
+def test_a_prefix_within_a_long_message_has_the_tokens_of_its_text(tail: str) -> None:
+    """A document before a dump, or a dump before a document: neither is weighed by the other."""
+    known, shared = estimator(), LONG[:20_000]
+    for text in (shared + tail, tail + shared):
+        whole, half = counted(known, chat(text)), counted(known, chat(text[: len(text) - len(text) // 2]))
+        assert whole.blocks.tokens(len(half.blocks.hashes)) == pytest.approx(half.tokens, rel=0.05)
 
 
 def test_memory_is_bounded() -> None:

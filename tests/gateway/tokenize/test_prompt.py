@@ -12,7 +12,7 @@ from msgspec import Raw
 from backends.interface import Operation
 from gateway.strict_json import encode
 from gateway.tokenize.media import NOT_TEXT, family_of
-from gateway.tokenize.prompt import MEDIA_TOKENS, Piece, Prompt, prompt_of
+from gateway.tokenize.prompt import MEDIA_TOKENS, TEXT_EFFORT, Piece, Prompt, prompt_of
 
 
 def chat(*messages: Any, **more: Any) -> Prompt:
@@ -204,9 +204,20 @@ def test_messages_that_were_decoded_are_not_decoded_again() -> None:
     assert pieces(prompt) == [Piece("user", "hi"), Piece("assistant", "ho")]
 
 
-def test_sizes_are_those_of_the_text_where_it_is_known() -> None:
-    """Bytes from a part on."""
+def test_the_effort_of_an_estimate_is_that_of_the_rest() -> None:
+    """Bytes from a part on, and for each part as much as a short text takes."""
     written = [Raw(encode(message)) for message in SAID]
     prompt = chat(*written)
-    assert [prompt.size_from(part) for part in (0, 1, 2)] == [prompt.size, len(encode(SAID[1])), 0]
-    assert chat(*SAID).size_from(1) == chat(*SAID).size == prompt.size
+    assert prompt.effort == prompt.size + 2 * TEXT_EFFORT
+    assert [prompt.effort_from(part) for part in (0, 1, 2)] == [prompt.effort, len(encode(SAID[1])) + TEXT_EFFORT, 0]
+    assert chat(*SAID).effort_from(1) == chat(*SAID).effort == prompt.effort
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size", "texts"),
+    [("word", 4, 1), (["word" * 1000], 4004, 1), (["a", "b", "c"], 13, 3), ([1, 2, 3], 7, 1), ([[1, 2], [3]], 11, 2)],
+)
+def test_a_list_of_prompts_is_as_large_as_its_texts(prompt: Any, size: int, texts: int) -> None:
+    """The number of its elements says nothing of the time that they take."""
+    found = completion(prompt)
+    assert (found.size, found.effort) == (size, size + TEXT_EFFORT * texts)
