@@ -36,7 +36,7 @@ class FleetViews:
     def mark(self, state: EndpointState) -> None:
         """The load of the endpoint has changed."""
         self._changed[state] = None
-        if len(state.callers):
+        if len(state.callers) and self._states.get(state.endpoint.id) is state:  # not removed by a reload
             self._disputed[state] = None
 
     def at(self, now: float) -> FleetSnapshot:

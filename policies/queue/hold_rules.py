@@ -49,12 +49,12 @@ class HoldRules:
     # ---------------------------------------------------------------- requests in time
 
     def rule_in_time(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
-        """The rule that holds a planned request, new or the first of a queue; None: the endpoint takes it, or is gone,
-        and its queue must move."""
+        """The rule that holds a planned request, new or the first of a queue; None: the endpoint takes it; or is gone,
+        and its queue must move; or is down, and nobody waits for room at a last resort."""
         load, queue = self.fleet.snapshot(self.now).loads.get(endpoint), self.queues.of(endpoint)
-        is_head = queued.assigned is not None and queued.assigned.id == endpoint
-        if load is None or (is_head and load.health is Health.DOWN):
+        if load is None or load.health is Health.DOWN:
             return None
+        is_head = queued.assigned is not None and queued.assigned.id == endpoint
         if queue and queue[0] < queued and not (is_head and queued.own_limit):
             return HoldRule.TURN
         is_queue_ours = queued.route.scorer == "predicted" and self.fleet.is_local(endpoint)

@@ -104,7 +104,7 @@ class LateRate:
 
     def on_refused(self, work_s: float, wait: float, now: float) -> None:
         """A request was refused behind `work_s` of prefill, for a predicted wait."""
-        if self.requests:
+        if self.requests and work_s > 0:  # an API prefills nothing
             self._open.append(OpenForecast(now, self._begun_s, work_s, wait / work_s))
 
     def _score(self, now: float) -> None:

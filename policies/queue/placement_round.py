@@ -105,9 +105,8 @@ class PlacementRound:
 
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> Decision | None:
         self._set_spill_at(queued, decision, chosen.endpoint.pool)
-        self.queues.assign(
-            queued, chosen.endpoint, rule, self.now, own_limit=chosen.load.limits.refused_until > self.now
-        )
+        own_limit = rule is HoldRule.RATE_LIMIT and chosen.load.limits.refused_until > self.now
+        self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=own_limit)
         return None
 
     def note_hold(self, queued: QueuedRequest) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from policies.fleet.fleet import Fleet
+from policies.blame.blame import BLAME
+from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue import queue_view
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, QueuedRequest
@@ -85,14 +86,21 @@ class QueueFixture:
                 self.fleet.on_ended(key, AttemptOutcome.COMPLETED, first_token)
 
     def send(
-        self, key: str, endpoint: Endpoint, tokens: int, at: float, pace: float | None = None, stream: bool = False
+        self,
+        key: str,
+        endpoint: Endpoint,
+        tokens: int,
+        at: float,
+        pace: float | None = None,
+        stream: bool = False,
+        caller: str = "",
     ) -> float:
         """Sends to the endpoint, past the queue; returns the predicted TTFT (s). Only a streamed attempt trains the
         predictor."""
         load = self.fleet.snapshot(at).loads[endpoint.id]
         forecast = self.fleet.forecast(endpoint, load, tokens, 0, at)
         candidate = Candidate(endpoint, 0, tokens, 0, forecast, 1.0, 0.0)
-        self.fleet.on_sent(key, candidate, PoolEstimate(tokens), at, stream, pace)
+        self.fleet.on_sent(key, candidate, PoolEstimate(tokens), at, stream, pace, caller=caller)
         return forecast.point_estimate
 
     def enter(
@@ -110,9 +118,10 @@ class QueueFixture:
         tenant: str = "",
         pinned: str = "",
         blocks: tuple[int, ...] = (),
+        caller: str = "",
         **more: Any,
     ) -> None:
-        request = RequestView(self.now, stream=True, pinned=pinned)
+        request = RequestView(self.now, stream=True, pinned=pinned, caller=caller)
         prompt = PoolEstimate(tokens, PrefixBlocks(blocks))
         pools = {endpoint.pool: prompt for endpoint in self.endpoints}
         self._estimates[request_key] = PromptEstimate(pools)
@@ -184,6 +193,13 @@ class QueueFixture:
         self.fleet.on_ended(name, AttemptOutcome.COMPLETED, self.now)
         self.done.add(name)
 
+    def fail(self, kind: str, caller: str = "", times: int = 1) -> None:
+        """Small prompts of the caller fail at ONE."""
+        for key in map(str, range(times)):
+            self.send(key, ONE, 100, self.now, caller=caller)
+            blame = BLAME[kind]
+            self.fleet.on_ended(key, blame.outcome, self.now, AttemptReport(blame=blame, retry_after=30.0))
+
     def prefill_seconds(self, names: Iterable[str]) -> float:
         """Predicted engine time of these requests."""
         return sum(self.released[name].ranked[0].forecast.prefill for name in names)
@@ -236,3 +252,14 @@ def count_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(queue_view, "decide", counted)
     return decided
+
+
+def bound_decisions(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """An error, not an endless loop, from the decision after `most` on."""
+    left = iter(range(most))
+
+    def bounded(*known: Any) -> Decision:
+        assert next(left, None) is not None, "the queue decides again and again"
+        return decide(*known)
+
+    monkeypatch.setattr(queue_view, "decide", bounded)

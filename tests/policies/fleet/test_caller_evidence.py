@@ -165,6 +165,17 @@ def test_different_evidence_of_two_callers_confirms_nothing() -> None:
     assert usable(of, "c")
 
 
+def test_requests_that_fail_at_a_removed_endpoint_cost_no_other_request() -> None:
+    """A reload has removed the endpoint; those in progress there end after that."""
+    of = fleet()
+    keys = [send(of, endpoint=API, now=0.0, caller="a") for _ in "12"]
+    of.reload([SMALL])
+    of.snapshot(1.0)
+    for key in keys:
+        of.on_ended(key, AttemptOutcome.FAILED, 1.0, AttemptReport(blame=BLAME["server"]))
+    assert of.snapshot_for("a", 1.0).loads.keys() == {each.id for each in SMALL.endpoints}
+
+
 def test_a_caller_is_tried_again_after_the_ejection_and_let_in_by_an_answer() -> None:
     """As with a breaker for all: half-open, one trial, closed."""
     of = fleet()

@@ -130,6 +130,15 @@ def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
     assert rate.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
 
 
+def test_a_refusal_of_what_needs_no_prefill_teaches_nothing() -> None:
+    """A request for an API that waits behind all others, as its tenant is above the share."""
+    rate, waiting = LateRate(), prompt([1], prefill_s=0.0)
+    rate.add(waiting, START)
+    rate.on_refused(0.0, 0.0, START + 2 * PATIENCE)
+    rate.leave(waiting, START + 2 * PATIENCE)
+    assert rate.correction == 1.0
+
+
 def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
     rate = LateRate()
     before, waiting = rate.wait(2.0, START), prompt([1])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
-from policies.types import FOREVER, Placement
-from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, pool
+from policies.types import FOREVER, Health, Placement
+from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, bound_decisions, pool
 
 # --------------------------------------------------------------------------- capacity of endpoints
 
@@ -44,6 +44,31 @@ def test_a_queued_request_is_released_by_a_first_token() -> None:
     assert queue.release() == []
     queue.first_tokens("b")
     assert queue.release() == ["d"]
+
+
+def test_nobody_waits_for_room_at_a_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only engine fails, and has prompts in progress: the request is tried there; the queue comes to an end."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    queue.send("long", ONE, 20_000, queue.now)
+    queue.fail("server", times=6)
+    assert (queue.load().health, queue.load().failing) == (Health.DOWN, True)
+    bound_decisions(monkeypatch, 10)
+    assert queue.enter("r", budget=5.0) == ["r"]
+    assert queue.destination("r") == ONE.id
+
+
+def test_a_caller_whom_an_engine_has_refused_waits_for_room_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine without a cap is closed to nobody: its refusal is part of the forecast. The request stays in the queue
+    of all, and the queue comes to an end."""
+    queue = QueueFixture()
+    queue.fail("rate_limited", caller="a")
+    queue.fill(ONE)
+    queue.arrive("of a", budget=60.0, caller="a")
+    queue.arrive("of b", budget=40.0, caller="b")
+    bound_decisions(monkeypatch, 10)
+    assert queue.release() == []
+    assert queue.assigned() == ["of b", "of a"]
 
 
 def test_an_engine_whose_answers_are_behind_their_tpot_budget_has_no_room() -> None:
