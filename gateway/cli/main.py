@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ from gateway.cli.arguments import (
 from gateway.config.config_errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from gateway.config.models import Config
 
 PLUGINS = "firsttoken.commands"  # group of entry points of other packages that add commands
@@ -93,7 +96,15 @@ def _installed_plugins() -> Iterator[Plugin]:
     from importlib.metadata import entry_points
 
     for plugin in entry_points(group=PLUGINS):
-        yield plugin.load()
+        yield partial(_add_installed, plugin)
+
+
+def _add_installed(plugin: EntryPoint, command: AddCommand) -> None:
+    """A plugin that fails adds no command, and takes none from the gateway."""
+    try:
+        plugin.load()(command)
+    except Exception as error:
+        print(f"firsttoken: the plugin {plugin.value} adds no command: {error}", file=sys.stderr)
 
 
 def _imported(function: str) -> Callable[[argparse.Namespace], int]:
