@@ -122,13 +122,24 @@ class QueueScheduler:
         self.wake_at = now + TICK if self.held else FOREVER
 
     def _advance(self, key: QueueKey, turn: PlacementRound) -> Iterator[Released]:
-        """An endpoint with room takes from its queue; requests behind a closed one move."""
-        while (queue := self.queues.assigned.get(key)) and not turn.note_hold(queue[0]):
-            queued = queue[0]
+        """Decides each once: an endpoint with room takes from its queue, requests behind a closed one move."""
+        for queued in self._in_order(key):
+            if turn.note_hold(queued):
+                break
             self.queues.unassign(queued)
             yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
-        while (queue := self.queues.assigned.get(key)) and turn.may_move(queued := queue[0]):
+        for queued in self._in_order(key):
+            if not turn.may_move(queued):
+                break
             yield from self._released(queued, turn.move(queued))
+
+    def _in_order(self, key: QueueKey) -> Iterator[QueuedRequest]:
+        """The requests of a queue, each while it is the first: one that stays there ends the turn of all behind."""
+        assigned = self.queues.assigned
+        for queued in tuple(assigned.get(key, ())):
+            if key not in assigned or assigned[key][0] is not queued:
+                break
+            yield queued
 
     def _advance_late(self, turn: PlacementRound) -> Iterator[Released]:
         """Idle endpoints take from the best-effort queue; requests that have waited too long are refused."""

@@ -229,26 +229,6 @@ def add_a_known_command(command: AddCommand) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("function", ["gone:add", "tests.gateway.cli.test_main:add_a_known_command"])
-def test_a_plugin_that_fails_takes_no_command_from_the_gateway(
-    function: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It cannot be imported, or adds a command that the gateway has: one line names it."""
-    found = tmp_path / "other-1.0.dist-info"
-    found.mkdir()
-    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (found / "entry_points.txt").write_text(f"[{PLUGINS}]\nother = {function}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    code = main(["--version"])
-    captured = capsys.readouterr()
-    assert (code, captured.out.startswith("firsttoken ")) == (0, True)
-    assert captured.err.startswith(f"firsttoken: the plugin {function} adds no command: ")
-
-
-def add_a_known_command(command: AddCommand) -> None:
-    command("serve", "another one", "gone:serve")
-
-
 def test_a_command_of_the_gateway_imports_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     """A gateway that serves needs nothing that is installed beside it, broken or not."""
     Path("waving.py").write_text("raise RuntimeError")
