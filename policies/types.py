@@ -173,13 +173,14 @@ class RequestView:
 
 @dataclass(slots=True)
 class PartEnds:
-    """The ends of a prompt's messages: depths in blocks, ascending, and tokens up to there, in any one unit."""
+    """The ends of a prompt's messages, and of segments within long ones: depths in blocks, ascending, and tokens up to
+    there, in any one unit."""
 
     depths: Sequence[float]
     tokens: Sequence[float]
 
     def share(self, depth: float) -> float:
-        """Share of the prompt's tokens in its first `depth` blocks; linear within a message."""
+        """Share of the prompt's tokens in its first `depth` blocks; linear between two ends."""
         depths, tokens = self.depths, self.tokens
         i = bisect_left(depths, depth)
         if i == len(depths) or not depth:

@@ -26,7 +26,8 @@ from policies.latency.token_counts import PER_MESSAGE
 from policies.types import PartEnds, PrefixBlocks
 
 SHORT = 256  # bytes: a count takes 10 us, an estimate 5
-PREFIX_OVERHEAD = 450  # bytes of a cache entry besides hashes and tail (tracemalloc)
+PREFIX_OVERHEAD = 510  # bytes of a cache entry besides hashes, tail and ends (tracemalloc)
+END_BYTES = 140  # of the end of a piece (tracemalloc)
 COUNT_BYTES = 170  # of a cache entry (tracemalloc)
 
 
@@ -59,6 +60,7 @@ class Prefix:
     tokens: float = 0.0  # so far
     text: float = 0.0  # so far, without template tokens
     margin: float = 0.0  # of both; 0: counted
+    ends: Sequence[tuple[int, float]] = ()  # bytes and tokens so far, at the end of each piece of the last part
 
 
 @dataclass(slots=True)
@@ -79,9 +81,9 @@ class Position:
         hashes = array("Q", b"".join([part.chain.blocks for part in self.parts]))
         if not self.end.chain.size:
             return PrefixBlocks(hashes, BLOCK_TOKENS)
-        depths = [part.chain.size / BLOCK_BYTES for part in self.parts]
-        ends = PartEnds(depths, [part.tokens for part in self.parts])
-        return PrefixBlocks(hashes, BLOCK_TOKENS, tokens / (depths[-1] * BLOCK_TOKENS), ends)
+        sizes, found = zip(*[end for part in self.parts for end in part.ends], strict=True)
+        ends = PartEnds([size / BLOCK_BYTES for size in sizes], found)
+        return PrefixBlocks(hashes, BLOCK_TOKENS, tokens / (ends.depths[-1] * BLOCK_TOKENS), ends)
 
 
 class PromptReader:
@@ -141,17 +143,21 @@ class PromptReader:
     def _append(self, position: Position, part: int, pieces: Sequence[Piece], text: PromptText) -> None:
         digest, end = hash((position.digest, part)), position.end
         tokens, counted, margin, written = end.tokens, end.text, end.margin, list[bytes]()
+        size, ends = end.chain.size, list[tuple[int, float]]()
         for piece in pieces:
             if piece.role is not None:
                 tokens += position.config.template
                 written.append(ROLE + piece.role.encode())
+                size += len(written[-1])
             raw = piece.span.encode() if isinstance(piece.span, str) else IDS + piece.span
             found, doubt = self._size(position.config.tokenizer, piece.span, raw, text)
             tokens, counted, margin = tokens + found, counted + found, margin + doubt
             written.append(raw)
+            size += len(raw)
+            ends.append((size, tokens))
         known = self._prefixes.get(digest)
         chain = extend(end.chain, b"".join(written)) if known is None else known.chain
-        prefix = Prefix(chain, tokens, counted, margin)
+        prefix = Prefix(chain, tokens, counted, margin, ends)
         self._prefixes.put(digest, prefix)
         position.add(digest, prefix)
 
@@ -173,4 +179,4 @@ class PromptReader:
 
 
 def _prefix_bytes(prefix: Prefix) -> int:
-    return PREFIX_OVERHEAD + len(prefix.chain.blocks) + len(prefix.chain.tail)
+    return PREFIX_OVERHEAD + len(prefix.chain.blocks) + len(prefix.chain.tail) + END_BYTES * len(prefix.ends)

@@ -351,6 +351,15 @@ def body(*texts: str) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]}
 
 
+@pytest.mark.parametrize("tail", ["0123456789abcdef" * 1200, "word " * 4000])
+def test_a_prefix_within_a_long_message_has_the_tokens_of_its_text(tail: str) -> None:
+    """A document before a dump, or a dump before a document: neither is weighed by the other."""
+    known, shared = estimator(), LONG[:20_000]
+    for text in (shared + tail, tail + shared):
+        whole, half = counted(known, chat(text)), counted(known, chat(text[: len(text) - len(text) // 2]))
+        assert whole.blocks.tokens(len(half.blocks.hashes)) == pytest.approx(half.tokens, rel=0.05)
+
+
 def test_memory_is_bounded() -> None:
     """Caches stay within their bytes under any traffic."""
     bounded = estimator(cache_bytes=100_000)
