@@ -9,6 +9,8 @@ Rules:
 - TCP_NODELAY is on, by default in both event loops: else a small write on a reused connection waits 40 ms for an ACK.
 - A host name is resolved anew for every connection, and connections to a name have a maximum age: traffic follows a
   change of DNS. Several addresses of a name race (`address_race`).
+- Connecting and a whole reply take several turns of the event loop: where the loop has stalled, the server has its time
+  again.
 - Redirects are never followed. The URL comes from configuration alone, and the addresses of a name are judged before a
   connection is opened (`allowed_addresses`).
 """
@@ -19,7 +21,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from ipaddress import ip_address
@@ -33,6 +35,7 @@ from backends.failures import TransportError
 from backends.http.address_race import connected_socket
 from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
+from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.http.tunnel import ProxyAddress, open_tunnel
 from backends.interface import Failure, HttpCall
 
@@ -89,6 +92,7 @@ class BackendAddress:
 # the request may have been billed, and another endpoint is the better choice.
 RESEND_WINDOW = 1.0  # s
 MAX_AGE = 300.0  # s, of a reused connection to a host name
+STALL = 0.05  # s of delay of a time limit, from which the event loop has stalled
 _CLOCK_GRAIN = 1e-3  # s, of the event loop
 
 
@@ -191,7 +195,7 @@ class ConnectionPool:
         """A whole reply of at most `limit` bytes within `timeout` seconds. Raises TransportError."""
         reply = BufferedReply(limit)
         try:
-            async with asyncio.timeout(timeout):
+            async with self._limit(timeout):
                 exchange = await self.open(call, reply)
                 try:
                     await reply.complete
@@ -200,6 +204,10 @@ class ConnectionPool:
                     exchange.cancel()
         except TimeoutError:
             raise TransportError(failures.of_silence(timeout)) from None
+
+    @staticmethod
+    def _limit(seconds: float) -> AbstractAsyncContextManager[None]:
+        return LoopAwareTimer(STALL, read_first=seconds).timeout(seconds)
 
     async def close(self) -> None:
         """Close idle connections now, and busy connections at their end: a reload breaks no stream."""
@@ -245,7 +253,7 @@ class ConnectionPool:
     async def _connect(self) -> Connection:
         connection = Connection(self)
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with self._limit(self._connect_timeout):
                 transport = await (
                     self._connect_directly(connection) if self._proxy is None else self._tunnel(connection)
                 )

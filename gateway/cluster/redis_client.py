@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.config.field_types import RedisTopology, RedisUrl, parse_redis_url
-from gateway.loop_aware_timer import LoopAwareTimer
 from gateway.observe.metrics.series import gauge, total
 
 if TYPE_CHECKING:

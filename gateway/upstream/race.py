@@ -14,11 +14,11 @@ import asyncio
 from time import monotonic
 
 from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
+from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
 from gateway.api.answer_quality import shortcoming
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
-from gateway.loop_aware_timer import LoopAwareTimer
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState

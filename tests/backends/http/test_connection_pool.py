@@ -273,6 +273,17 @@ async def test_connecting_is_bounded() -> None:
     assert failure.cause == "no connection within 0.05 s"
 
 
+async def test_a_stall_of_our_own_loop_is_no_silence_of_the_server() -> None:
+    """The connection, or the reply, was there in time; the loop could not know."""
+    async with Upstream([reply(b"{}")]) as upstream:
+        origin = ConnectionPool(upstream.url, connect_timeout=0.3)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.4)
+        await origin.open(POST, listener := Listener())
+        assert await listener.ended() is None
+        asyncio.get_running_loop().call_soon(time.sleep, 0.4)
+        assert (await origin.fetch(GET, timeout=0.3)).body == b"{}"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_sockets_have_nodelay_and_a_bounded_receive_buffer(host: str) -> None:
     """A receive buffer bounds the bytes held for a stalled reader."""

@@ -1,8 +1,8 @@
 """A timer that takes no stall of this event loop for a silence of the other side.
 
 Rules:
-- A timer that fires late has met a stall of the loop. Sockets are read for READ_FIRST seconds before the timer counts:
-  what came in during the stall may set another time.
+- A timer that fires late has met a stall of the loop. Sockets are read for a while (READ_FIRST) before the timer
+  counts: what came in during the stall may set another time.
 - A later time than the one set costs no new timer of the loop: the timer that fires early is set again.
 """
 
@@ -20,11 +20,12 @@ READ_FIRST = 0.01  # s in which sockets are read after a stall of the event loop
 
 
 class LoopAwareTimer:
-    """Calls a function at the latest time set. `late`: seconds of delay from which the loop has stalled."""
+    """Calls a function at the latest time set. `late`: seconds of delay from which the loop has stalled. `read_first`:
+    seconds in which sockets are read then."""
 
-    def __init__(self, late: float = LATE) -> None:
+    def __init__(self, late: float = LATE, read_first: float = READ_FIRST) -> None:
         self.stalled = False  # a stall was found at the latest time that was due
-        self._late = late
+        self._late, self._read_first = late, read_first
         self._at: float | None = None
         self._fires_at = inf
         self._handle: asyncio.TimerHandle | None = None
@@ -68,6 +69,6 @@ class LoopAwareTimer:
         self.stalled = sockets_read or now - due > self._late
         if self.stalled and not sockets_read:
             self._fires_at = due  # a time set during this wait restarts the wait only if earlier
-            self._handle = asyncio.get_running_loop().call_later(READ_FIRST, self._fire, wake, True)
+            self._handle = asyncio.get_running_loop().call_later(self._read_first, self._fire, wake, True)
         else:
             wake()

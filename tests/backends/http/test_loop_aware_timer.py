@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.loop_aware_timer import LATE, READ_FIRST, LoopAwareTimer
+from backends.http.loop_aware_timer import LATE, READ_FIRST, LoopAwareTimer
 from gateway.process import loop_factory
 from tests.support.virtual_time import stall
 
