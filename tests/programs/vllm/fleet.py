@@ -86,13 +86,6 @@ class Gateway:
         found: list[dict[str, Any]] = json.loads(get(f"{self.admin}/fleet"))
         return found
 
-    async def wait_for_block_size(self, block_size: int) -> None:
-        """Waits until every engine has reported its block size: earlier prompts are cut by the configured size."""
-        deadline = time.monotonic() + START_WITHIN
-        while any(endpoint["block_size"] != block_size for endpoint in self.endpoints()):
-            assert time.monotonic() < deadline, "the engines were not asked for their load"
-            await asyncio.sleep(POLL)
-
     def in_flight(self) -> int:
         """Attempts in flight by the gateway's count."""
         return int(series(self.admin, "firsttoken_endpoint_in_flight")[0])

@@ -64,7 +64,6 @@ async def cached(gateway: Gateway, key: str, prompt: str, salt: str = "") -> int
 
 async def test_two_tenants_with_the_same_prompt_share_no_hit(shared: Gateway, figures: Figures) -> None:
     """The same tenant and a key of the same group do hit, which shows that the cache works."""
-    await shared.wait_for_block_size(BLOCK)
     found: dict[str, list[int]] = {"other": [], "same": [], "group": []}
     for i in range(PROMPTS):
         prompt = text(TOKENS, f"isolation-{i}")
@@ -100,7 +99,6 @@ async def test_salted_prompts_are_bound_to_their_chains(shared: Gateway, figures
 
 async def test_without_keys_callers_share_one_cache(open_to_all: Gateway, figures: Figures) -> None:
     """So the separation of tenants is due to the salt."""
-    await open_to_all.wait_for_block_size(BLOCK)
     prompt = text(TOKENS, "open")
     await cached(open_to_all, A, prompt)
     figures.at_least("without keys: found of another caller's prompt", await cached(open_to_all, B, prompt), "", 480)

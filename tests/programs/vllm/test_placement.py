@@ -39,7 +39,6 @@ def records_by_rule(engines: list[Server]) -> dict[str, list[dict[str, Any]]]:
     """Records by scorer."""
 
     async def all_of(gateway: fleet.Gateway) -> dict[str, list[dict[str, Any]]]:
-        await gateway.wait_for_block_size(BLOCK)
         found: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
         for turn in range(ROUNDS):
             for rule in RULES[turn:] + RULES[:turn]:
