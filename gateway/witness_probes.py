@@ -48,7 +48,7 @@ class WitnessProbes:
         return len(self._tasks)
 
     def ask(self, endpoint: Endpoint) -> None:
-        """One caller alone has found the endpoint failing: probes it, unless that is too early."""
+        """Probe an endpoint that has failed for one caller alone, unless the last probe is too recent."""
         runtime = self._runtime.current
         upstream = runtime.upstreams.get(endpoint.id)
         if upstream is None or not upstream.model or endpoint.pool == runtime.config.passthrough:

@@ -41,7 +41,7 @@ Plugin = Callable[[AddCommand], None]
 
 
 def main(argv: Sequence[str] | None = None, plugins: Iterable[Plugin] | None = None) -> int:
-    """`plugins`: functions that add commands to those of the gateway (None: the installed ones)."""
+    """`plugins`: functions that add commands; None: the entry points of installed packages."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(arguments, _installed_plugins() if plugins is None else plugins)

@@ -79,7 +79,7 @@ class Estimator:
         return text.prompt.effort_from(known)
 
     def _settings(self, text: PromptText) -> Mapping[TokenizerConfig, list[str]]:
-        """Pools by what they see alike."""
+        """Pools, grouped by equal tokenizer settings for this prompt."""
         configs = self._configs if text.prompt.media else self._text_configs
         names: dict[TokenizerConfig, list[str]] = {}
         for pool in text.pools:

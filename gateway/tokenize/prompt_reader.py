@@ -47,8 +47,8 @@ class PromptText:
 
     prompt: Prompt
     pools: Sequence[str]
-    cache_group: str = ""  # what was read before is known within
-    key: str = ""  # whose texts teach the estimates
+    cache_group: str = ""  # digests and counts are shared within the group
+    key: str = ""  # API key: name of the learned weights
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapter by pool
 
 

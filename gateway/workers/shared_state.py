@@ -1,4 +1,4 @@
-"""State of a gateway that outlives its processes, in memory that they inherit."""
+"""Shared memory of the workers and the admin process: inherited by fork, kept when a process is restarted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 
 class SharedValue:
-    """A pickled value in an unnamed memory file: a configuration holds keys, which do not go to disk. One writer; a
-    reader asks only once told that there is a value."""
+    """A pickled value in an unnamed memory file: a configuration holds API keys, which must not be written to disk.
+
+    One process writes. Others read after the writer has sent them a request to apply the value.
+    """
 
     def __init__(self) -> None:
         self._file = os.memfd_create("firsttoken")

@@ -18,8 +18,8 @@ ALL = 0  # callers: every caller
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """`until`: time at which it is given up, or tried again. `callers`: number of callers for whom it counts, as only
-    their requests have shown it; ALL: for everyone."""
+    """`until`: time of the next trial, or of the end of the belief. `callers`: number of callers to whom the belief
+    applies, where their requests alone are the evidence; ALL: to every caller."""
 
     what: str
     why: str

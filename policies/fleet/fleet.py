@@ -61,7 +61,7 @@ class Fleet:
         self.on_news: Callable[[], None] | None = None  # called when capacity may be free, while requests wait
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
         self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
-        self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # it failed one caller alone
+        self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}

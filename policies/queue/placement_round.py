@@ -166,7 +166,7 @@ class PlacementRound:
     def _place_late(
         self, queued: QueuedRequest, decision: Decision, candidate: Candidate, rule: HoldRule
     ) -> Decision | None:
-        """Refuses a new one whose wait would be too long; others wait behind all in time."""
+        """Refuse a new request with too long a predicted wait; hold any other behind all requests in time."""
         if not queued.is_late:
             queued.prefill_s = candidate.forecast.prefill
             if (refusal := self.refusal(queued, decision)) is not None:

@@ -16,7 +16,8 @@ RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 
 
 class HoldRule(StrEnum):
-    """A rule of the queue that holds a request: its name in Records, metrics and on the page, and what frees it."""
+    """A rule of the queue that holds a request. The value is the name in Records, metrics and on the page; `freed_by`:
+    the event that frees the request."""
 
     CAP = "cap", "the end of an answer there: it has as many requests as its cap allows"
     RATE_LIMIT = "rate_limit", "the provider's rate limit, once it lets this request pass"

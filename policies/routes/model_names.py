@@ -18,7 +18,7 @@ LONGEST = 256  # characters
 ANY = "*"
 NEAR = 0.4  # least similarity of a name that is suggested
 SHOWN = 3  # names that are suggested
-COMPARED = 1000  # names that are compared with an unknown one
+COMPARED = 1000  # known names, at most, to compare an unknown name with
 
 
 def is_pattern(name: str) -> bool:

@@ -70,7 +70,7 @@ def live_check(config: Config, *, tokens: bool, timeout: float) -> None:
 
 
 def announcement(config: Config, *, tokens: bool) -> str:
-    """The requests that will be sent, and their price."""
+    """List the requests that the check is going to send, with prices."""
     counts = {name: len(config.addresses_of(name)) for name in config.pools}
     text = f"live: each of {sum(counts.values())} endpoints is asked for its models"
     asked = [name for name in counts if config.pools[name].model]
