@@ -10,7 +10,7 @@ from typing import Any
 class SharedValue:
     """A pickled value in an unnamed memory file: a configuration holds API keys, which must not be written to disk.
 
-    One process writes. Others read after the writer has sent them a request to apply the value.
+    One process writes. Others read at their start, and when the writer asks them to apply the value.
     """
 
     def __init__(self) -> None:
