@@ -13,7 +13,18 @@ from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
 from policies.types import FOREVER, Health, Placement
-from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, bound_decisions, pool
+from tests.support.queue_fixture import (
+    API,
+    LARGE,
+    ONE,
+    PROMPT,
+    START,
+    TWO,
+    QueueFixture,
+    bound_decisions,
+    count_decisions,
+    pool,
+)
 
 # --------------------------------------------------------------------------- capacity of endpoints
 
@@ -69,6 +80,17 @@ def test_a_caller_whom_an_engine_has_refused_waits_for_room_like_any_other(monke
     bound_decisions(monkeypatch, 10)
     assert queue.release() == []
     assert queue.assigned() == ["of b", "of a"]
+
+
+def test_a_request_that_comes_back_to_its_queue_ends_the_turn_of_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rules that disagree on a request cost one decision in a turn, and no endless loop: those behind wait."""
+    queue = QueueFixture()
+    for name in "abcd":
+        queue.enter(name)
+    monkeypatch.setattr(placement_round.PlacementRound, "note_hold", lambda *_: False)
+    decided = count_decisions(monkeypatch)
+    assert queue.release() == []
+    assert (decided, queue.assigned()) == (["c"], ["c", "d"])
 
 
 def test_an_engine_whose_answers_are_behind_their_tpot_budget_has_no_room() -> None:
