@@ -59,9 +59,6 @@ BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
 LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
 
 
-UNREAD = BodyTap()  # of a reply without a head
-
-
 class WireState(Enum):
     CONNECTING = "connecting"
     SENT = "sent"
@@ -112,7 +109,7 @@ class WireAttempt:
         self.rewriting = rewriting
         self._strict = strict
         self._held_whole = assembled or rewriting.answer is not None
-        self.tap: Tap = UNREAD  # of the reply, from its head on
+        self.tap: Tap = BodyTap()  # reads nothing: the head of the reply replaces it
         self.call = upstream.backend.call(request)
         self.state = WireState.CONNECTING
         now = monotonic()
