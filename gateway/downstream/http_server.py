@@ -27,6 +27,7 @@ from aiohttp.web import BaseRequest, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from backends.http.connection import WriteCoalescer
+from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.api.api_error import ApiError
 from gateway.downstream.http_limits import (
     DEFAULT_TIMEOUTS,
@@ -112,6 +113,7 @@ class HttpServer(Server):
         self.intake = Intake() if intake is None else intake
         self.coalescer = WriteCoalescer()
         self.loop = asyncio.get_running_loop()
+        self._sweep_timer = LoopAwareTimer()  # what came in during a stall of the loop is read before the check
         self._unchecked: list[DownstreamConnection] = []  # of the sweep in progress
         self._sweep()
 
@@ -125,7 +127,7 @@ class HttpServer(Server):
         unchecked = self._unchecked = self._unchecked or cast("list[DownstreamConnection]", list(self.connections))
         while unchecked and aborted < ABORTS:
             aborted += unchecked.pop().check_timeouts(now)
-        self._sweep_timer = self.loop.call_later(ABORT_PAUSE if unchecked else SWEEP, self._sweep)
+        self._sweep_timer.set(monotonic() + (ABORT_PAUSE if unchecked else SWEEP), self._sweep)
 
     async def shutdown(self, timeout: float | None = 0.0) -> None:
         """End streams with an error event. Other requests, and unread answers, get `timeout` seconds each."""

@@ -28,7 +28,7 @@ check("messages: stream", async () => {
 
 check("messages: usage", async () => {
   const [{ usage, result }] = await claude("hello", JSON_RESULT);
-  const input = usage.input_tokens + usage.cache_read_input_tokens;
+  const input = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens;
   expect(input > 100 && usage.output_tokens > 0, { usage, result });
 });
 
