@@ -27,11 +27,12 @@ from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
+from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.downstream.http_server import HttpServer
 from gateway.downstream.intake import Intake
-from gateway.fleet.dns_discovery import DnsDiscovery
+from gateway.fleet.discovery import Discovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
 from gateway.fleet.monitor import Monitor, PollTarget
 from gateway.observe.logs import AccessLog
@@ -78,15 +79,15 @@ class Gateway:
         self.worker = worker
         self.url = self.admin_url = ""
         self.force_stop = False
-        self.runtime = RuntimeHolder(build_runtime(config.with_addresses({})))
+        self.runtime = RuntimeHolder(build_runtime(config.with_discovered(Discovered())))
         self._build_decisions()
         self._build_observers(config)
         self._build_shared_state(config)
         self._build_servers(config)
         self.kv_events = self._build_kv_events()
-        self.dns = DnsDiscovery()
+        self.discovery = Discovery()
         self._reloading = asyncio.Lock()
-        self._following_names: asyncio.Task[None] | None = None
+        self._following_addresses: asyncio.Task[None] | None = None
 
     # -- build ------------------------------------------------------------------------------
 
@@ -244,11 +245,11 @@ class Gateway:
         for component in (self.kv_events, self.telemetry, self.redis, self.shared_quotas, self.keyring, self.replicas):
             if component is not None:
                 component.start()
-        if self.config.resolved_hosts():
+        if self.config.is_dynamic:
             await self.apply_config(self.config)
         if self.learned_keeper is not None:
             await self.learned_keeper.start()
-        self._following_names = asyncio.create_task(self._follow_names())
+        self._following_addresses = asyncio.create_task(self._follow_addresses())
 
     async def open(self, data: socket) -> None:
         """Opens the data port."""
@@ -273,23 +274,23 @@ class Gateway:
     async def apply_config(self, config: Config) -> None:
         """Brings another configuration into force."""
         async with self._reloading:
-            await self.dns.follow(config.resolved_hosts())
+            await self.discovery.follow(config)
             await self._reload(config)
 
-    async def _follow_names(self) -> None:
-        """Reloads the configuration in force after a change of DNS addresses."""
+    async def _follow_addresses(self) -> None:
+        """Reloads the configuration in force after a change of addresses."""
         while True:
-            await self.dns.changed()
+            await self.discovery.changed()
             try:
                 async with self._reloading:
                     await self._reload(self.config)
             except Exception:
-                log.exception("DNS addresses changed, but the new endpoints could not be applied")
+                log.exception("addresses changed, but the new endpoints could not be applied")
 
     async def _reload(self, wanted: Config) -> None:
         """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
         new = await asyncio.to_thread(
-            build_warm_runtime, wanted.with_addresses(self.dns.addresses), self.runtime.current
+            build_warm_runtime, wanted.with_discovered(self.discovery.found), self.runtime.current
         )
         while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
@@ -369,9 +370,9 @@ class Gateway:
             await self._abort_requests(self.http_server)
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
-        if self._following_names is not None:
-            self._following_names.cancel()
-        for component in (self.dns, self.cache_warming, self.witness_probes, self.monitor):
+        if self._following_addresses is not None:
+            self._following_addresses.cancel()
+        for component in (self.discovery, self.cache_warming, self.witness_probes, self.monitor):
             await component.close()
         for optional_component in (
             self.learned_keeper,

@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationInfo, field_validator
 
 from gateway.config import field_types as fields
+from gateway.config.endpoint_section import Discovered, EndpointAddress
 from gateway.config.field_types import Positive, Section, written
-from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection, SilenceLimits
+from gateway.config.kubernetes_section import KubernetesSection, PodSource
+from gateway.config.pool_section import PoolSection, SilenceLimits
 from gateway.config.presets import with_preset
 from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
@@ -171,7 +173,9 @@ class Config(Section):
     keys: tuple[Key, ...] = ()
     """API keys; absent: open to this machine."""
     telemetry: TelemetrySection = TelemetrySection()
-    _addresses: Addresses | None = None  # of resolved host names; None: not resolved yet
+    kubernetes: KubernetesSection = KubernetesSection()
+    """The API server that is asked for endpoints."""
+    _discovered: Discovered | None = None  # None: discovery has not begun
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -203,10 +207,20 @@ class Config(Section):
                     found[endpoint.host] = min(endpoint.resolve, found.get(endpoint.host, endpoint.resolve))
         return found
 
-    def with_addresses(self, addresses: Addresses) -> Config:
-        """A copy in which the resolved host names have these addresses."""
+    @property
+    def is_dynamic(self) -> bool:
+        """Some endpoints are found while the gateway runs."""
+        return any(endpoint.is_dynamic for pool in self.pools.values() for endpoint in pool.endpoints)
+
+    def pod_sources(self) -> frozenset[PodSource]:
+        """Services and InferencePools whose pods are endpoints."""
+        sections = (endpoint.kubernetes for pool in self.pools.values() for endpoint in pool.endpoints)
+        return frozenset(section.source for section in sections if section is not None)
+
+    def with_discovered(self, found: Discovered) -> Config:
+        """A copy with the endpoints that discovery has found."""
         copied = self.model_copy()
-        copied._addresses = addresses
+        copied._discovered = found
         return copied
 
     @property
@@ -217,11 +231,11 @@ class Config(Section):
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""
         apis, workers = self.defaults.of_apis, self.server.workers
-        return tuple(pool.to_pool(name, self._addresses, apis, workers) for name, pool in self.pools.items())
+        return tuple(pool.to_pool(name, self._discovered, apis, workers) for name, pool in self.pools.items())
 
     def addresses_of(self, pool: str) -> Mapping[str, EndpointAddress]:
         """Of one pool, by endpoint id."""
-        return self.pools[pool].addresses(pool, self._addresses)
+        return self.pools[pool].addresses(pool, self._discovered)
 
     def addresses(self) -> Mapping[str, EndpointAddress]:
         """By endpoint id."""

@@ -148,10 +148,10 @@ def _rescues(config: Config) -> Iterator[str]:
 
 
 def _has_peers(config: Config, route: Route) -> bool:
-    """A name with `resolve` may have any number of addresses."""
+    """An endpoint that stands for several servers may have any number."""
     pools = dict.fromkeys(route.pools)
-    resolved = any(endpoint.resolve is not None for pool in pools for endpoint in config.pools[pool].endpoints)
-    return resolved or sum(len(config.addresses_of(pool)) for pool in pools) > 1
+    several = any(endpoint.is_dynamic for pool in pools for endpoint in config.pools[pool].endpoints)
+    return several or sum(len(config.addresses_of(pool)) for pool in pools) > 1
 
 
 def _costs(config: Config) -> Iterator[str]:

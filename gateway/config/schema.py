@@ -69,6 +69,10 @@ def schema() -> dict[str, Any]:
     generated = Config.model_json_schema(schema_generator=_AsWritten)
     models = generated["$defs"]
     models["Route"]["properties"].pop("name")
+    models["EndpointSection"].pop("required")  # a url, or kubernetes
+    endpoints = models["PoolSection"]["properties"]["endpoints"]
+    endpoints |= {"type": ["array", "object"], "required": ["kubernetes"]}  # a list, or the pods of one service
+    endpoints["properties"] = {"kubernetes": {"$ref": "#/$defs/PodsSection"}}
     for name, bare in BARE.items():
         models[name] = {"anyOf": [bare, models[name]]}
     generated = _with_variables(generated)
