@@ -119,9 +119,10 @@ def _logged(row: Mapping[str, Any], number: int) -> Arrival | None:
     if "access_log_lines_lost" in row or row.get("end") == "refused":
         return None
     prompt = row["prompt_tokens_reported"] or row["prompt_tokens_estimated"]
-    output = row["output_tokens"] if row.get("end", "completed") == "completed" else UNANSWERED
-    if not prompt or output is None:
+    answered = row.get("end", "completed") == "completed"
+    if not prompt or (answered and not row["output_tokens"]):
         return None
+    output = row["output_tokens"] if answered else UNANSWERED
     hashes = array("Q", b64decode(row["prefix"])) if row.get("prefix") else _unique(number, int(prompt))
     return Arrival(float(row["wall"]), max(int(prompt), 1), int(output), hashes, str(row["route"]))
 
