@@ -158,6 +158,15 @@ class TelemetrySection(Section):
     """Prompts and answers are never recorded."""
 
 
+class PickSection(Section):
+    """An endpoint picker for Envoy (ext_proc); needs firsttoken[pick]."""
+
+    listen: fields.Listen = written("127.0.0.1:9002")
+    """Port of the picker, host:port."""
+    fallbacks: int = Field(default=0, ge=0, le=16)
+    """Addresses named after the first, for data planes that try a list in order."""
+
+
 class Config(Section):
     """firsttoken: pools are the available models, routes the model names and budgets offered to callers."""
 
@@ -173,6 +182,7 @@ class Config(Section):
     keys: tuple[Key, ...] = ()
     """API keys; absent: open to this machine."""
     telemetry: TelemetrySection = TelemetrySection()
+    pick: PickSection | None = None
     kubernetes: KubernetesSection = KubernetesSection()
     """The API server that is asked for endpoints."""
     _discovered: Discovered | None = None  # None: discovery has not begun
