@@ -111,8 +111,12 @@ def _certificate(facts: EndpointFacts) -> Finding:
 def _unreachable(facts: EndpointFacts, cause: str) -> Finding:
     if "redirect" in cause or 300 <= facts.listing.status < 400:
         return _path(facts, "answers with a redirect, which is never followed")
-    mend = next((mend for part, mend in _UNREACHABLE if cause.startswith(part)), "look at the server, and at the URL")
-    return _of(facts, "unreachable", cause, mend)
+    return _of(facts, "unreachable", cause, mend_of(cause))
+
+
+def mend_of(cause: str) -> str:
+    """The mend of a failed connection."""
+    return next((mend for part, mend in _UNREACHABLE if cause.startswith(part)), "look at the server, and at the URL")
 
 
 def _key(facts: EndpointFacts, cause: str, keyed: bool) -> Finding:
