@@ -56,6 +56,7 @@ def probe(args: argparse.Namespace) -> int:
         raise ConfigError([f"firsttoken: no pool '{pool}'{did_you_mean(pool, config.pools)}"])
     if not config.pools[pool].model:
         raise ConfigError([f"firsttoken: pools.{pool} has no model to ask for; add model: NAME to it"])
+    config = asyncio.run(_resolved(config))
     print(announcement(config, pool), flush=True)
     if args.tokens is False:
         return 0
@@ -120,17 +121,21 @@ def _saved(config: Config) -> str:
     return f"saved in {config.state.dir}: a gateway that starts with this configuration begins with these times"
 
 
+async def _resolved(config: Config) -> Config:
+    """The configuration with the addresses of host names, each of which is an endpoint."""
+    names = DnsDiscovery()
+    try:
+        await names.follow(config.resolved_hosts())
+        return config.with_addresses(names.addresses)
+    finally:
+        await names.close()
+
+
 # --------------------------------------------------------------------------- measuring
 
 
 async def _measured(config: Config, pool: str, timeout: float) -> tuple[list[ProbeSample], list[str]]:
     """Samples, and faults of endpoints that are not as configured. The profile is saved."""
-    names = DnsDiscovery()
-    try:
-        await names.follow(config.resolved_hosts())
-        config = config.with_addresses(names.addresses)
-    finally:
-        await names.close()
     async with live_fleet(config, tokens=True, timeout=timeout) as live:
         keeper = None
         if config.state.dir is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -87,6 +88,31 @@ async def test_the_first_forecast_of_a_gateway_comes_from_the_profile(command: P
     assert cold.ttft_predicted_p50 is not None
     assert known.ttft_predicted_p50 == pytest.approx(measured, rel=0.25)
     assert cold.ttft_predicted_p50 < measured / 2
+
+
+async def test_what_is_known_of_other_pools_is_kept(command: ProbeCommand, tmp_path: Path) -> None:
+    """And a pool that is measured again has more samples."""
+    state = {"state": {"dir": str(tmp_path / "state")}}
+    async with engines(2, speed=8.0) as [one, two]:
+        pools = {name: engine_pool(engine, context_window=500) for name, engine in (("own", one), ("other", two))}
+        write("f.yaml", pools, **state)
+        for pool in ("own", "other", "own"):
+            assert await command.run("probe", pool, "--config", "f.yaml") == 0
+    saved = json.loads((tmp_path / "state" / "learned.json").read_bytes())["endpoints"]
+    samples = {name.partition("/")[0]: found["engine"]["samples"] for name, found in saved.items()}
+    assert samples == {"own": 14, "other": 7}
+
+
+async def test_a_host_name_is_measured_at_each_of_its_addresses(command: ProbeCommand, tmp_path: Path) -> None:
+    """As a gateway that resolves the name knows them."""
+    state = {"state": {"dir": str(tmp_path / "state")}}
+    async with engines(1, speed=8.0) as [engine]:
+        named = {"url": f"http://localhost:{engine.port}", "resolve": "10s"}
+        pool = engine_pool(engine, endpoints=[named], context_window=500)
+        assert await command.probe(pool, **state) == 0
+        async with running({"own": pool}, ROUTES) as gateway:
+            known = {*gateway.runtime.current.upstreams}
+    assert known == json.loads((tmp_path / "state" / "learned.json").read_bytes())["endpoints"].keys()
 
 
 async def test_a_budget_below_the_known_idle_ttft_is_an_error_of_check(command: ProbeCommand, tmp_path: Path) -> None:
