@@ -23,7 +23,7 @@ from gateway.process import loop_factory, raise_file_limit
 from lab.live.attainment import attainments
 from lab.live.live_player import POOL, LiveAnswer, LivePlayer, ReplayAborted, live_server
 from lab.live.live_report import announcement, draw, report
-from lab.live.trace_prompts import TracePrompts
+from lab.live.trace_prompts import TracePrompts, block_tokens
 from lab.traffic.traces import Arrival, TraceError, at_load
 from lab.traffic.traffic import Traffic, TrafficSource
 from policies.routes.route import Ttft, seconds
@@ -74,8 +74,8 @@ def _played(
 
     async def play() -> None:
         async with live_server(config, args.timeout or 300.0) as server:
-            player = LivePlayer(server, TracePrompts(), answers, args.model or "")
-            await player.play(arrivals)
+            prompts = TracePrompts(block_tokens(arrivals))
+            await LivePlayer(server, prompts, answers, args.model or "").play(arrivals)
 
     raise_file_limit()
     with suppress(KeyboardInterrupt):

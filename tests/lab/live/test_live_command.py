@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gateway.cli.live.random_text import random_text
 from gateway.cli.main import main
 from gateway.observe.record import Record
 from lab.commands import add_commands
@@ -108,15 +109,16 @@ async def test_prompts_share_what_the_recorded_ones_shared(command: LiveReplay) 
 
 async def test_the_access_log_of_a_gateway_is_playable(command: LiveReplay, tmp_path: Path) -> None:
     """Lengths and shared prefixes come back, of a log that holds no text."""
-    log, begin = tmp_path / "access.log", "tell me of ships and the sea " * 300
+    log, begin = tmp_path / "access.log", random_text(2_000)
     state: dict[str, Any] = {"telemetry": {"access_log": str(log)}}
     async with (
         engines(1, speed=20.0) as servers,
         running({"main": engine_pool(*servers)}, **state) as gateway,
         calling(gateway.url) as caller,
     ):
-        for end in ("and of storms", "and of calms"):
-            asked = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": begin + end}]}
+        for _ in range(2):
+            content = f"{begin} {random_text(100)}"
+            asked = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": content}]}
             assert (await caller.whole(post(asked)))[0] == 200
         await eventually(lambda: log.exists() and log.read_bytes().count(b"\n") == 2)
     lengths = [json.loads(line)["prompt_tokens_reported"] for line in log.read_text().splitlines()]
