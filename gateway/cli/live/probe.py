@@ -39,7 +39,6 @@ from gateway.tokenize.tokenizers import EncoderError
 from policies.fleet.fleet import Fleet
 from policies.types import Endpoint
 
-TIMEOUT = 120.0  # s of one request
 SIZES = (100, 1_000, 8_000, 32_000)  # tokens of a prompt; the shortest shows the time that every request takes
 ALONE = 3  # requests of each size, one after the other
 AT_ONCE = 4
@@ -73,7 +72,7 @@ def probe(args: argparse.Namespace) -> int:
         print(_saved(config), flush=True)
         if args.svg is not None:
             draw(args.svg, pool, samples)
-    elif samples:
+    elif not faults:  # of a host name without an address too
         faults.append("firsttoken: nothing was measured")
     if faults:
         raise ConfigError(faults)
