@@ -1,6 +1,7 @@
 """Commands on a configuration file: `firsttoken check`, `schema` and `keys`.
 
-`check`: counts, routes and notes of a valid configuration; with --live its endpoints too. `keys`: adds, revokes and
+`check`: counts, routes and notes of a valid configuration, and budgets against the profile in `state.dir`; with --live
+its endpoints too. `keys`: adds, revokes and
 lists API keys in the Redis of a configuration. A new key is printed once: only the SHA-256 is stored. `list` shows
 neither.
 """
@@ -45,11 +46,16 @@ LIMITS = (
 
 
 def check(args: argparse.Namespace) -> int:
-    """Raises ConfigError if the configuration is invalid, or with --live if an endpoint is not as configured."""
+    """Raises ConfigError if the configuration is invalid, if a budget is infeasible by the profile in `state.dir`, or
+    with --live if an endpoint is not as configured."""
     config = load(args.files, os.environ)
     if not args.live and (args.no_tokens or args.timeout is not None):
         raise ConfigError(["firsttoken: --no-tokens and --timeout belong to --live: add --live"])
     print(report(config))
+    if config.state.dir is not None:
+        from gateway.cli.live.known_profile import check_budgets
+
+        check_budgets(config)
     if args.live:
         from gateway.cli.live.live_check import TIMEOUT, live_check
 

@@ -125,6 +125,8 @@ def _add_commands(command: AddCommand) -> None:
     check.add_argument("--live", action="store_true", help="ask every endpoint for its models and one token too")
     check.add_argument("--no-tokens", action="store_true", help="with --live: ask for nothing that costs anything")
     check.add_argument("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 10)")
+    measure = "measure a pool's TTFT and TPOT by prompt size, for the gateway to begin with"
+    _add_probe(command("probe", measure, "gateway.cli.live.probe:probe"))
     explain = command("explain", "where a request would go, and why; nothing is sent", "gateway.cli.explain:explain")
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
@@ -152,6 +154,17 @@ def _add_ports(command: argparse.ArgumentParser) -> None:
     command.add_argument("--admin-port", type=PORT, metavar="N", help="admin port (default: as in the file, or 9090)")
     local = "without a file: ports of this machine to ask, as 8000,11434, or none (default: those of model servers)"
     command.add_argument("--local", type=_ports, metavar="PORTS", help=local)
+
+
+def _add_probe(probe: argparse.ArgumentParser) -> None:
+    probe.add_argument("pool", metavar="POOL", help="name of the pool")
+    probe.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
+    tokens = probe.add_mutually_exclusive_group()
+    yes, no = "send the requests, whatever they cost", "print what would be sent, and its price"
+    tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
+    tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
+    probe.add_argument("--timeout", type=positive, default=120.0, metavar="S", help="of one request")
+    probe.add_argument("--svg", type=Path, metavar="FILE", help="write a plot (default: none)")
 
 
 def _add_up(up: argparse.ArgumentParser) -> None:

@@ -180,7 +180,7 @@ class LearnedKeeper(Collector):
 
     async def start(self) -> None:
         """Restores before the first request, where the store answers."""
-        await self._restore()
+        await self.restore()
         self._task = asyncio.get_running_loop().create_task(self._save_forever())
 
     async def close(self) -> None:
@@ -189,7 +189,7 @@ class LearnedKeeper(Collector):
             self._task.cancel()
             await asyncio.wait([self._task])
             if self._writes and self._read:
-                await self._save()
+                await self.save()
 
     def collect(self) -> Iterable[Metric]:
         yield from self._saves.collect()
@@ -200,8 +200,8 @@ class LearnedKeeper(Collector):
         while not self._closed and (self._writes or not self._read):
             await asyncio.sleep(SAVE_INTERVAL)
             if not self._read:
-                await self._restore()
-            elif (experience := self._experience()) != saved and await self._save():
+                await self.restore()
+            elif (experience := self._experience()) != saved and await self.save():
                 saved = experience
 
     def _experience(self) -> list[int]:
@@ -211,7 +211,8 @@ class LearnedKeeper(Collector):
 
     # -- save -------------------------------------------------------------------------------
 
-    async def _save(self) -> bool:
+    async def save(self) -> bool:
+        """Replaces what is stored. False: the store does not take it, with a line in the log."""
         try:
             state = await self._state()
             await self._store.write(await asyncio.to_thread(msgspec.json.encode, state))
@@ -258,7 +259,8 @@ class LearnedKeeper(Collector):
 
     # -- restore ----------------------------------------------------------------------------
 
-    async def _restore(self) -> None:
+    async def restore(self) -> None:
+        """Brings back what is stored of the present servers; what cannot be used is ignored, with a line in the log."""
         name = self._store.name
         try:
             raw = await self._store.read()
