@@ -30,7 +30,7 @@ from gateway.cli.live.random_text import random_text
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from gateway.config.models import Config
-from gateway.fleet.dns_discovery import DnsDiscovery
+from gateway.fleet.discovery import Discovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile
 from gateway.process import loop_factory, raise_file_limit
 from gateway.runtime import RuntimeHolder
@@ -121,13 +121,13 @@ def _saved(config: Config) -> str:
 
 
 async def _resolved(config: Config) -> Config:
-    """The configuration with the addresses of host names, each of which is an endpoint."""
-    names = DnsDiscovery()
+    """The configuration with the addresses that are to be found, each of which is an endpoint."""
+    discovery = Discovery()
     try:
-        await names.follow(config.resolved_hosts())
-        return config.with_addresses(names.addresses)
+        await discovery.follow(config)
+        return config.with_discovered(discovery.found)
     finally:
-        await names.close()
+        await discovery.close()
 
 
 # --------------------------------------------------------------------------- measuring
