@@ -47,7 +47,9 @@ class ServerSection(Section):
     listen: fields.Listen = written("127.0.0.1:8080")
     """Data port, host:port."""
     admin: fields.Listen = written("127.0.0.1:9090")
-    """Admin port: metrics, requests, explain. It requires no key: keep it private."""
+    """Admin port: metrics, requests, explain. It requires no key, but for `/keys`: keep it private."""
+    admin_key: fields.OwnSecret | None = None
+    """Key of `/keys` on the admin port, which makes, limits and revokes callers' keys; absent: no such path."""
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
     """Processes that share the listening port and their state of loads and caches."""
     open: bool = False
@@ -101,10 +103,10 @@ class StateSection(Section):
     """Redis that replicas share; absent: all state is kept in this process."""
     dir: fields.Directory | None = None
     """Directory for what was learned of engines, kept over a restart; absent: in Redis, if configured."""
-    cache_secret: fields.CacheSecret | None = None
+    cache_secret: fields.OwnSecret | None = None
     """Secret from which cache names are derived, the same for all replicas. Absent: the digests of `keys`."""
-    keys: Literal["config", "redis"] = "config"
-    """redis: API keys are those of this file and those that `firsttoken keys` stores in Redis."""
+    keys: Literal["config", "redis", "dir"] = "config"
+    """redis, dir: API keys are those of this file and those that `firsttoken keys` or the admin port stores there."""
     namespace: fields.Namespace = "firsttoken"
     """Replicas with the same namespace share their state; two fleets on one Redis need two."""
 
@@ -211,8 +213,8 @@ class Config(Section):
 
     @property
     def keyed(self) -> bool:
-        """Callers need a key. With keys in Redis, none may exist yet."""
-        return bool(self.keys) or self.state.keys == "redis"
+        """Callers need a key. With stored keys, none may exist yet."""
+        return bool(self.keys) or self.state.keys != "config"
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""
