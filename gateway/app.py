@@ -24,6 +24,8 @@ from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_quotas import RedisQuotas
+from gateway.answers.answer_cache import AnswerCache
+from gateway.answers.answer_stores import answer_store
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.cluster.redis_client import RedisClient
@@ -152,6 +154,7 @@ class Gateway:
             self.replicas = Replicas(self.redis, config.state.namespace, group, self.fleet.knows)
         if config.state.keys == "dir" and config.state.dir is not None:
             self.keyring = Keyring(FileKeys(config.state.dir), self._swap_keys)
+        self.answers = answer_store(config.state)
         self.learned_keeper = self._build_learned_keeper(config)
         self.fleet.peers = None if worker is None else worker.peers
         if self.replicas is not None:
@@ -188,6 +191,7 @@ class Gateway:
             recorder=self.recorder,
             cache_warming=self.cache_warming,
             admission=Admission(quotas, self.recorder, self.registry),
+            answers=AnswerCache(self.answers, config.state.answer_bytes),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
         )
         self.admin = GatewayAdmin(
@@ -245,7 +249,15 @@ class Gateway:
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
-        for component in (self.kv_events, self.telemetry, self.redis, self.shared_quotas, self.keyring, self.replicas):
+        for component in (
+            self.kv_events,
+            self.telemetry,
+            self.redis,
+            self.shared_quotas,
+            self.keyring,
+            self.replicas,
+            self.answers,
+        ):
             if component is not None:
                 component.start()
         if self.config.resolved_hosts():
@@ -375,7 +387,7 @@ class Gateway:
             await self._admin_runner.cleanup()
         if self._following_names is not None:
             self._following_names.cancel()
-        for component in (self.dns, self.cache_warming, self.witness_probes, self.monitor):
+        for component in (self.dns, self.cache_warming, self.witness_probes, self.monitor, self.answers):
             await component.close()
         for optional_component in (
             self.learned_keeper,

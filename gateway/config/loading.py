@@ -222,6 +222,8 @@ def state(config: Config) -> Iterator[Problem]:
         yield from _installed(("state", "redis"), "redis", "redis")
     elif config.state.keys == "redis":
         yield Problem(("state", "keys"), "requires Redis: add state.redis, or write keys: dir and state.dir")
+    if config.state.answers == "redis" and config.state.redis is None:
+        yield Problem(("state", "answers"), "requires Redis: add state.redis, or remove this")
     if config.state.keys == "dir" and config.state.dir is None:
         yield Problem(("state", "keys"), "requires a directory: add state.dir, or remove this")
     if config.server.admin_key is not None and config.state.keys == "config":

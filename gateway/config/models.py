@@ -107,6 +107,10 @@ class StateSection(Section):
     """Secret from which cache names are derived, the same for all replicas. Absent: the digests of `keys`."""
     keys: Literal["config", "redis", "dir"] = "config"
     """redis, dir: API keys are those of this file and those that `firsttoken keys` or the admin port stores there."""
+    answers: Literal["memory", "redis"] = "memory"
+    """Where answers of routes with a `cache` are kept: in each process, or in Redis, readable there."""
+    answer_bytes: Annotated[Size, Field(ge=1 << 20)] = written("64MB")
+    """Maximum of all kept answers, in each process or in Redis; beyond, the group with most gives up its oldest."""
     namespace: fields.Namespace = "firsttoken"
     """Replicas with the same namespace share their state; two fleets on one Redis need two."""
 

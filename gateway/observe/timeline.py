@@ -173,6 +173,10 @@ class RequestTimeline:
         """Another pool is asked for a better answer."""
         self.record.escalated = shortcoming
 
+    def looked_up(self, found: bool) -> None:
+        """Note the result of a look into the cache of answers."""
+        self.record.cache = "hit" if found else "miss"
+
     def rescue(self, state: str) -> None:
         """Note what became of a stream that broke: failed (so far), rescued or refused."""
         self.record.rescue = state

@@ -280,6 +280,13 @@ SENT = (
         act="Rises: the first tier's model is too small for this route, or its callers' max_tokens too low.",
     ),
     counter(
+        "firsttoken_answer_cache_total{route,result} requests",
+        help="Requests looked up in the cache of answers, by result",
+        more="Only of routes with a `cache`, and of requests whose answers may repeat. `result`: hit or miss.",
+        moves="Equal requests within the `ttl` of the route.",
+        act="Few hits: callers vary their requests, or ask for samples; without hits, remove the `cache`.",
+    ),
+    counter(
         "firsttoken_rescues_total{route,outcome} streams",
         help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
         more=(

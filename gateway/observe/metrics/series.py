@@ -304,6 +304,7 @@ class RequestMetrics:
         self.external_refused = counter("firsttoken_external_refused_total")
         self.escalations = counter("firsttoken_escalations_total")
         self.rescues = counter("firsttoken_rescues_total")
+        self.cached = counter("firsttoken_answer_cache_total")
         self.junk = counter("firsttoken_junk_events_total")
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
@@ -364,6 +365,8 @@ class RequestMetrics:
             self.external_refused.of[(route,)].value += 1
         if record.escalated:
             self.escalations.of[route, record.escalated].value += 1
+        if record.cache:
+            self.cached.of[route, record.cache].value += 1
         if record.rescue:
             self.rescues.of[route, record.rescue].value += 1
         if (ttft := record.ttft) is not None:
