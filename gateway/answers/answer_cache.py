@@ -52,7 +52,7 @@ class CacheUse:
 class AnswerCache:
     def __init__(self, store: AnswerStore, copies: int) -> None:
         self.store = store
-        self._copies = CopyBudget(copies)
+        self.copies = CopyBudget(copies)
         self._forms: dict[str, tuple[Routes, str]] = {}  # by route: the routes in force, and the form
 
     def use(
@@ -89,7 +89,7 @@ class AnswerCache:
         if use is None:
             return Relay(http)
         http.lines = (*http.lines, f"{HEADER}: miss")
-        return CopyingRelay(http, self._copies)
+        return CopyingRelay(http, self.copies)
 
     def keep(self, use: CacheUse | None, relay: Relay, route: Route, timeline: RequestTimeline) -> None:
         """Keep the answer that went to the caller, if it is complete. `route`: of the decision."""

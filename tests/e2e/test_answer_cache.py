@@ -202,6 +202,7 @@ async def test_an_answer_that_is_incomplete_or_too_large_is_not_kept(broken: Scr
     async with caching(broken, [STREAMED]) as (gateway, api):
         found = [(await sent(gateway, stream))[0] for _ in range(3)]
         assert found == ["miss", "miss", "hit; age=0"]
+        assert gateway.proxy.answers.copies.left == gateway.config.state.answer_bytes
         assert len(api.requests) == 2
 
 
