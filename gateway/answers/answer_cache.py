@@ -5,7 +5,8 @@ Rules:
   that a reload has changed, or whose pools have other models, has no answer yet.
 - Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller.
 - Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
-  completions and Messages. Never Responses, which name state of an engine.
+  completions and Messages. Never Responses, which name state of an engine, and never an
+  answer with its cost.
 - A caller may send `cache-control: no-cache`, for a new answer that is kept, or `no-store`, for one that is not.
 - Looked up once key and quotas have let the request in: it counts as a request of its key, without tokens and cost.
 - An answer from here counts in no objective, has no first token in the metrics and teaches no prediction.
@@ -102,7 +103,7 @@ class AnswerCache:
 
 
 def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
-    if request.size > MAX_REQUEST:
+    if request.size > MAX_REQUEST or request.wants_cost:
         return False
     if request.operation in UNSAMPLED:
         return True
