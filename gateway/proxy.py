@@ -24,6 +24,7 @@ from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
+from gateway.api.tags import listed_tags
 from gateway.cache_warming import CacheWarming
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
@@ -197,6 +198,8 @@ class Proxy:
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
         timeline.end_stage(Stage.PARSE)
+        if listed := runtime.config.telemetry.tags:
+            timeline.tagged(listed_tags(listed, http.headers, request.body))
         named = self.named_route(http, request, runtime, tenant)
         route = named.route
         timeline.routed(request, route)

@@ -26,6 +26,7 @@ from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workl
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
+MAX_TAGS = 100  # each is three metric series or more
 MAX_LIMIT = 10**12  # of any limit of a key
 
 
@@ -158,6 +159,8 @@ class TelemetrySection(Section):
     """Send trace context to external APIs too; engines always receive it."""
     access_log: fields.AccessLog = "stdout"
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
+    tags: Annotated[tuple[fields.Name, ...], Field(max_length=MAX_TAGS)] = ()
+    """Tags of requests to be recorded and counted; callers name them in `x-firsttoken-tags` or `metadata.tags`."""
     prompts: Literal["never"] = "never"
     """Prompts and answers are never recorded."""
 

@@ -150,6 +150,7 @@ class Record:
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     cache: str = ""  # of a route with a cache of answers: hit or miss
+    tags: Sequence[str] = ()  # of the listed ones, those that the caller named
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
@@ -226,7 +227,7 @@ SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
     *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache"),
+    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache", "tags"),
 )
 TIMES = (
     *(

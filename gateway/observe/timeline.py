@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, time
 
@@ -172,6 +172,9 @@ class RequestTimeline:
     def escalated(self, shortcoming: str) -> None:
         """Another pool is asked for a better answer."""
         self.record.escalated = shortcoming
+
+    def tagged(self, tags: Sequence[str]) -> None:
+        self.record.tags = tags
 
     def looked_up(self, found: bool) -> None:
         """Note the result of a look into the cache of answers."""

@@ -308,6 +308,9 @@ class RequestMetrics:
         self.junk = counter("firsttoken_junk_events_total")
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
+        self.tagged = counter("firsttoken_tagged_requests_total")
+        self.tagged_tokens = counter("firsttoken_tagged_tokens_total")
+        self.tagged_cost = counter("firsttoken_tagged_cost_usd_total")
         self.loop_lag = LoopLag()
         self._all: list[Collector] = list(vars(self).values())
         self._waiting: list[Record] = []
@@ -365,6 +368,10 @@ class RequestMetrics:
             self.external_refused.of[(route,)].value += 1
         if record.escalated:
             self.escalations.of[route, record.escalated].value += 1
+        for tag in record.tags:
+            self.tagged.of[tag, record.end._value_].value += 1
+            self.tagged_tokens.of[(tag,)].value += sum(attempt.tokens for attempt in record.attempts)
+            self.tagged_cost.of[(tag,)].value += record.cost_usd
         if record.cache:
             self.cached.of[route, record.cache].value += 1
         if record.rescue:
