@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gateway.admission.key_store import RedisKeys
 from gateway.admission.keyring import Keyring
 from gateway.cli.main import main
 from gateway.cluster.redis_client import RedisClient
+from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
 from tests.support.builders import calling
 from tests.support.gateways import pool, running
@@ -206,3 +207,20 @@ def test_an_invalid_command_is_one_line_and_exit_code_2(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(message)
     assert "CANARY" not in err
+
+
+async def test_a_change_between_the_look_at_a_key_and_its_replacement_is_kept(server: RedisServer) -> None:
+    """The comparison and the write are one step in Redis."""
+    async with server.client() as client:
+
+        async def ask(question: Callable[[Any], Any], timeout: float) -> Any:
+            if looked_up.is_set():
+                await client.hset(key_store.HASH, "a", key("a", weight=9).model_dump_json(exclude_defaults=True))
+            looked_up.set()
+            return await question(client)
+
+        looked_up = asyncio.Event()
+        store = RedisKeys(ask, parse_redis_url(server.url), 5.0)
+        await client.hset(key_store.HASH, "a", key("a").model_dump_json(exclude_defaults=True))
+        assert not await store.replace(key("a"), key("a", weight=2))
+        assert json.loads(str(await client.hget(key_store.HASH, "a")))["weight"] == 9
