@@ -249,9 +249,9 @@ class Race:
         """USD of all attempts up to now. 0: their pools have no price, or the cost would tell what is in a cache that
         several tenants share."""
         attempts = self.attempts.values()
-        return (
-            0.0 if any(each.rewriting.masks_counts for each in attempts) else sum(map(WireAttempt.cost_usd, attempts))
-        )
+        if any(each.rewriting.masks_counts for each in attempts):
+            return 0.0
+        return sum(each.cost_usd() for each in attempts)
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
