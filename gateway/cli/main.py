@@ -138,7 +138,7 @@ def _add_commands(command: AddCommand) -> None:
         "--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as (default: none)"
     )
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
-    keys = "callers' keys that are kept in Redis: add, revoke, list"
+    keys = "stored keys of callers: add, revoke, list"
     _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
@@ -196,7 +196,7 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--cache-group", metavar="NAME", help="keys of one group share prefix caches (default: its own)"
             )
-        action.add_argument("--config", dest="files", help="of the gateway, with state.redis (default: none)", **FILES)
+        action.add_argument("--config", dest="files", help="of the gateway, with state.keys (default: none)", **FILES)
 
 
 def _add_import(importing: argparse.ArgumentParser) -> None:
