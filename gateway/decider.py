@@ -102,8 +102,9 @@ class Decider:
         return replace(found, uncached_tokens=estimate.uncached_tokens)
 
     async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
-        unread = self.estimator.unread(text) if text.prompt.effort > LARGE else 0
-        return await self.off_loop(unread, self.estimator.estimate, text, expected_output)
+        if text.prompt.effort <= LARGE:
+            return self.estimator.estimate(text, expected_output)
+        return await self.off_loop(self.estimator.unread(text), self.estimator.estimate, text, expected_output)
 
     async def _count(self, text: PromptText, expected_output: int) -> PromptEstimate:
         await self.off_loop(text.prompt.effort * COUNTING, deque, self.estimator.count(text), 0)
