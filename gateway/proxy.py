@@ -17,12 +17,14 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
-from gateway.api.api_error import ApiError, internal, retry_later, stopped
+from gateway.answers.answer_cache import AnswerCache, CacheUse, replay
+from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
+from gateway.api.tags import listed_tags
 from gateway.cache_warming import CacheWarming
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
@@ -32,18 +34,26 @@ from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
+from gateway.refusals import (
+    not_found,
+    offers_websocket,
+    origin_refused,
+    outcome_of,
+    reject_unplaced,
+    websocket_refused,
+    wrong_method,
+)
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
-from policies.types import Decision, Placement, PromptEstimate, RejectionKind
+from policies.types import Decision, PromptEstimate
 
 log = logging.getLogger("firsttoken")
 
@@ -62,6 +72,7 @@ class Proxy:
     recorder: Recorder
     cache_warming: CacheWarming
     admission: Admission
+    answers: AnswerCache
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
     large_replies: LargeReplies = field(default_factory=LargeReplies)
@@ -94,7 +105,7 @@ class Proxy:
         if http.path == Operation.RESPONSES.value and offers_websocket(http):
             return websocket_refused()
         if (methods := METHODS.get(http.path)) is None:
-            return _not_found()
+            return not_found()
         if (
             http.method == "OPTIONS"
             and ASKED_METHOD in http.headers
@@ -102,7 +113,7 @@ class Proxy:
         ):
             return None if cors.allows(http.headers.get("origin", "")) else origin_refused()
         if http.method not in methods:
-            return _wrong_method(methods[0])
+            return wrong_method(methods[0])
         if http.path in PROBES:
             return None
         try:
@@ -187,6 +198,8 @@ class Proxy:
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
         timeline.end_stage(Stage.PARSE)
+        if listed := runtime.config.telemetry.tags:
+            timeline.tagged(listed_tags(listed, http.headers, request.body))
         named = self.named_route(http, request, runtime, tenant)
         route = named.route
         timeline.routed(request, route)
@@ -207,6 +220,11 @@ class Proxy:
             )
         if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, timeline, estimate)
+            return
+        use = self.answers.use(http, request, route, runtime, tenant)
+        if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
+            timeline.end_stage(Stage.ADMIT)
+            await replay(answer, http, request.stream, timeline)
             return
         timeline.end_stage(Stage.ADMIT)
         entered_at = timeline.mark
@@ -234,12 +252,18 @@ class Proxy:
             masked_pools=self.runtime.current.masked_pools,
             idle=defaults.stream_idle,
         )
-        race = Race(self.dispatcher, routed, Relay(http))
+        await self.race(routed, http, use)
+
+    async def race(self, routed: RoutedRequest, http: HttpRequest, use: CacheUse | None) -> None:
+        """Relay an answer, and keep what others may use of request and answer. Raises ApiError."""
+        relay = self.answers.relay(use, http)
+        race = Race(self.dispatcher, routed, relay)
         try:
             await race.run()
         finally:
             if race.winner is not None:
                 self.cache_warming.answered(race.winner, routed, http.body)
+            self.answers.keep(use, relay, routed.route, routed.timeline)
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
@@ -344,64 +368,6 @@ GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
 METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
 
 
-def reject_unplaced(decision: Decision) -> None:
-    """Raises ApiError where the decision has placed the request nowhere."""
-    if decision.outcome is Placement.PLACE:
-        return
-    later = retry_later(decision.retry_after)
-    if decision.outcome is Placement.SHED:
-        message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
-        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
-    if decision.outcome is Placement.RATE_LIMITED:
-        message = f"No endpoint takes a request now: {decision.reason}."
-        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
-    if decision.outcome is Placement.OVERLOADED:
-        message = f"No server has time for this request now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    if decision.outcome is Placement.UNAVAILABLE:
-        message = f"No endpoint is usable now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    too_long = decision.cause is RejectionKind.CONTEXT_WINDOW
-    code = "context_length_exceeded" if too_long else "no_suitable_tier"
-    raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
-
-
-def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
-    """The outcome to record: an error after placement is a failure of the backends, unless the request is at fault."""
-    placement = None if decision is None else decision.outcome
-    if placement in (Placement.SHED, Placement.OVERLOADED):
-        return RequestOutcome.SHED
-    if placement in (Placement.UNAVAILABLE, Placement.RATE_LIMITED):
-        return RequestOutcome.UNAVAILABLE
-    if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
-        return RequestOutcome.FAILED
-    return RequestOutcome.REFUSED
-
-
 def has_large_body(http: HttpRequest) -> bool:
     """By its head. A small body is read to the end, so that a refusal does not close the connection."""
     return "transfer-encoding" in http.headers or int(http.headers.get("content-length", 0)) > SMALL_BODY
-
-
-def offers_websocket(http: HttpRequest) -> bool:
-    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
-
-
-def websocket_refused() -> ApiError:
-    """Coding agents ask for a WebSocket first; after this status alone they go on with HTTP at once (Codex 0.118 and
-    later). The reply names the protocol to use (RFC 9110, section 15.5.22)."""
-    message = "Responses are not served over WebSocket here. Send POST /v1/responses over HTTP, with stream: true."
-    headers = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
-    return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
-
-
-def origin_refused() -> ApiError:
-    return ApiError(403, "This origin is not listed in server.cors.origins.", code="origin_not_allowed")
-
-
-def _not_found() -> ApiError:
-    return ApiError(404, "There is nothing at this path.", code="unknown_url")
-
-
-def _wrong_method(right: str) -> ApiError:
-    return ApiError(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})

@@ -33,6 +33,7 @@ class Parameters:
     tools: bool
     json_schema: bool
     choices: int = 1
+    wants_cost: bool = False
     definitions: tuple[int, ...] = field(default=(), compare=False)  # digests of fields rendered before the messages
 
 

@@ -125,6 +125,8 @@ def _add_commands(command: AddCommand) -> None:
     check.add_argument("--live", action="store_true", help="ask every endpoint for its models and one token too")
     check.add_argument("--no-tokens", action="store_true", help="with --live: ask for nothing that costs anything")
     check.add_argument("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 10)")
+    measure = "measure a pool's TTFT and TPOT by prompt size, for the gateway to begin with"
+    _add_probe(command("probe", measure, "gateway.cli.live.probe:probe"))
     explain = command("explain", "where a request would go, and why; nothing is sent", "gateway.cli.explain:explain")
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
@@ -136,7 +138,7 @@ def _add_commands(command: AddCommand) -> None:
         "--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as (default: none)"
     )
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
-    keys = "callers' keys that are kept in Redis: add, revoke, list"
+    keys = "stored keys of callers: add, revoke, list"
     _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
@@ -152,6 +154,17 @@ def _add_ports(command: argparse.ArgumentParser) -> None:
     command.add_argument("--admin-port", type=PORT, metavar="N", help="admin port (default: as in the file, or 9090)")
     local = "without a file: ports of this machine to ask, as 8000,11434, or none (default: those of model servers)"
     command.add_argument("--local", type=_ports, metavar="PORTS", help=local)
+
+
+def _add_probe(probe: argparse.ArgumentParser) -> None:
+    probe.add_argument("pool", metavar="POOL", help="name of the pool")
+    probe.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
+    tokens = probe.add_mutually_exclusive_group()
+    yes, no = "send the requests, whatever they cost", "print what would be sent, and its price"
+    tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
+    tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
+    probe.add_argument("--timeout", type=positive, default=120.0, metavar="S", help="of one request")
+    probe.add_argument("--svg", type=Path, metavar="FILE", help="write a plot (default: none)")
 
 
 def _add_up(up: argparse.ArgumentParser) -> None:
@@ -183,7 +196,7 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--cache-group", metavar="NAME", help="keys of one group share prefix caches (default: its own)"
             )
-        action.add_argument("--config", dest="files", help="of the gateway, with state.redis (default: none)", **FILES)
+        action.add_argument("--config", dest="files", help="of the gateway, with state.keys (default: none)", **FILES)
 
 
 def _add_import(importing: argparse.ArgumentParser) -> None:

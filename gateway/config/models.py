@@ -28,6 +28,7 @@ from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workl
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
+MAX_TAGS = 100  # each is three metric series or more
 MAX_LIMIT = 10**12  # of any limit of a key
 
 
@@ -49,7 +50,9 @@ class ServerSection(Section):
     listen: fields.Listen = written("127.0.0.1:8080")
     """Data port, host:port."""
     admin: fields.Listen = written("127.0.0.1:9090")
-    """Admin port: metrics, requests, explain. It requires no key: keep it private."""
+    """Admin port: metrics, requests, explain. It requires no key, but for `/keys`: keep it private."""
+    admin_key: fields.OwnSecret | None = None
+    """Key of `/keys` on the admin port, which makes, limits and revokes callers' keys; absent: no such path."""
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
     """Processes that share the listening port and their state of loads and caches."""
     open: bool = False
@@ -103,10 +106,14 @@ class StateSection(Section):
     """Redis that replicas share; absent: all state is kept in this process."""
     dir: fields.Directory | None = None
     """Directory for what was learned of engines, kept over a restart; absent: in Redis, if configured."""
-    cache_secret: fields.CacheSecret | None = None
+    cache_secret: fields.OwnSecret | None = None
     """Secret from which cache names are derived, the same for all replicas. Absent: the digests of `keys`."""
-    keys: Literal["config", "redis"] = "config"
-    """redis: API keys are those of this file and those that `firsttoken keys` stores in Redis."""
+    keys: Literal["config", "redis", "dir"] = "config"
+    """redis, dir: API keys are those of this file and those that `firsttoken keys` or the admin port stores there."""
+    answers: Literal["memory", "redis"] = "memory"
+    """Where answers of routes with a `cache` are kept: in each process, or in Redis, readable there."""
+    answer_bytes: Annotated[Size, Field(ge=1 << 20)] = written("64MB")
+    """Maximum of all kept answers, in each process or in Redis; beyond, the group with most gives up its oldest."""
     namespace: fields.Namespace = "firsttoken"
     """Replicas with the same namespace share their state; two fleets on one Redis need two."""
 
@@ -154,6 +161,8 @@ class TelemetrySection(Section):
     """Send trace context to external APIs too; engines always receive it."""
     access_log: fields.AccessLog = "stdout"
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
+    tags: Annotated[tuple[fields.Name, ...], Field(max_length=MAX_TAGS)] = ()
+    """Tags of requests to be recorded and counted; callers name them in `x-firsttoken-tags` or `metadata.tags`."""
     prompts: Literal["never"] = "never"
     """Prompts and answers are never recorded."""
 
@@ -235,8 +244,8 @@ class Config(Section):
 
     @property
     def keyed(self) -> bool:
-        """Callers need a key. With keys in Redis, none may exist yet."""
-        return bool(self.keys) or self.state.keys == "redis"
+        """Callers need a key. With stored keys, none may exist yet."""
+        return bool(self.keys) or self.state.keys != "config"
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""

@@ -39,13 +39,14 @@ def notes(config: Config) -> list[str]:
 
 def _admin(config: Config) -> Iterator[str]:
     if not config.server.admin.loopback:
-        yield f"server.admin {config.server.admin} requires no key; keep it on a private network"
+        but = "" if config.server.admin_key is None else ", but for /keys"
+        yield f"server.admin {config.server.admin} requires no key{but}; keep it on a private network"
 
 
 def _cache_secret(config: Config) -> Iterator[str]:
-    if config.state.keys == "redis" and config.state.cache_secret is None:
+    if config.state.keys != "config" and config.state.cache_secret is None:
         yield (
-            "keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+            "stored keys that share a cache_group need state.cache_secret: without it every key that joins or"
             " leaves the group empties its caches"
         )
 

@@ -155,9 +155,9 @@ class HttpRequest:
 
     @property
     def address(self) -> str:
-        """Of the caller; of IPv6 the network, which one host may fill with addresses of its own."""
+        """Of the caller, as `network_of`."""
         peer = self.writer.transport.get_extra_info("peername")
-        return _host(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
+        return network_of(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
 
     @property
     def answering(self) -> bool:
@@ -166,7 +166,8 @@ class HttpRequest:
 
 
 @lru_cache(maxsize=4096)
-def _host(address: str) -> str:
+def network_of(address: str) -> str:
+    """The address of a caller; of IPv6 the network, which one host may fill with addresses of its own."""
     if ":" not in address:
         return address
     known = IPv6Address(address)

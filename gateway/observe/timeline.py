@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, time
 
@@ -178,6 +178,13 @@ class RequestTimeline:
     def escalated(self, shortcoming: str) -> None:
         """Another pool is asked for a better answer."""
         self.record.escalated = shortcoming
+
+    def tagged(self, tags: Sequence[str]) -> None:
+        self.record.tags = tags
+
+    def looked_up(self, found: bool) -> None:
+        """Note the result of a look into the cache of answers."""
+        self.record.cache = "hit" if found else "miss"
 
     def rescue(self, state: str) -> None:
         """Note what became of a stream that broke: failed (so far), rescued or refused."""

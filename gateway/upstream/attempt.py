@@ -419,6 +419,10 @@ class WireAttempt:
         cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
         return Consumption(prompt, output, cost)
 
+    def cost_usd(self) -> float:
+        """As of now, or of the end."""
+        return (self._consumed(self.output_tokens) if self.state is not WireState.OVER else self.consumption).cost_usd
+
     def tpot(self) -> float | None:
         """As of now, or of the end."""
         return self.times.tpot(self.output_tokens) if self.stream else None

@@ -59,6 +59,19 @@ class Arrival:
     follows: bool = False
 
 
+class SeenBlocks:
+    """Blocks of all prompts so far."""
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+
+    def new_tokens(self, arrival: Arrival) -> int:
+        """Tokens of an arriving prompt that no earlier prompt began with."""
+        known = next((i for i, block in enumerate(arrival.hashes) if block not in self._blocks), len(arrival.hashes))
+        self._blocks.update(arrival.hashes)
+        return arrival.prompt_tokens - min(known * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+
+
 # ---------------------------------------------------------------- recorded
 
 

@@ -241,7 +241,7 @@ def misfit(
 def is_count_needed(route: Route, estimate: PromptEstimate, output_cap: int | None, pools: Mapping[str, Pool]) -> bool:
     """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
     not."""
-    if any(prompt.margin > ROUGH * prompt.tokens for prompt in estimate.pools.values()):
+    if estimate.margin > ROUGH:
         return True
     for tier in route.tiers:
         prompt, pool = estimate.pools.get(tier.pool), pools.get(tier.pool)

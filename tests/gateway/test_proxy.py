@@ -15,7 +15,7 @@ from gateway.api.api_error import ApiError, bad_request, internal
 from gateway.downstream import answer_headers
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.proxy import outcome_of, reject_unplaced
+from gateway.refusals import outcome_of, reject_unplaced
 from policies.types import FOREVER, AttemptOutcome, Decision, Placement, RejectionKind
 from tests.support.builders import (
     ANSWER,

@@ -280,6 +280,34 @@ SENT = (
         act="Rises: the first tier's model is too small for this route, or its callers' max_tokens too low.",
     ),
     counter(
+        "firsttoken_tagged_requests_total{tag,outcome} requests",
+        help="Requests by the tags that callers gave them, and by outcome",
+        more="Only tags of `telemetry.tags`. A request with several tags counts for each.",
+        moves="The traffic of the team or job that sends the tag.",
+        act="No action: what a tag uses.",
+    ),
+    counter(
+        "firsttoken_tagged_tokens_total{tag} tokens",
+        help="Tokens of prompts and answers by tag, of all attempts",
+        more="As counted for quotas.",
+        moves="As above, and the length of prompts and answers.",
+        act="No action: what a tag uses.",
+    ),
+    counter(
+        "firsttoken_tagged_cost_usd_total{tag}",
+        help="Cost of requests by tag",
+        more="By the prices in the configuration, of all attempts.",
+        moves="As above, and the tiers that answer.",
+        act="Above what a team may spend: a limit on its key.",
+    ),
+    counter(
+        "firsttoken_answer_cache_total{route,result} requests",
+        help="Requests looked up in the cache of answers, by result",
+        more="Only of routes with a `cache`, and of requests whose answers may repeat. `result`: hit or miss.",
+        moves="Equal requests within the `ttl` of the route.",
+        act="Few hits: callers vary their requests, or ask for samples; without hits, remove the `cache`.",
+    ),
+    counter(
         "firsttoken_rescues_total{route,outcome} streams",
         help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
         more=(
