@@ -22,7 +22,8 @@ from gateway.config.field_types import authority
 from gateway.decider import Decider
 from gateway.observe.record import Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.proxy import OPERATIONS, reject_unplaced
+from gateway.proxy import OPERATIONS
+from gateway.refusals import reject_unplaced
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.upstream.routed_request import RoutedRequest

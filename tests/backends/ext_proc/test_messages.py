@@ -5,15 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    HttpBody,
-    HttpHeaders,
-    ProcessingRequest,
-    ProcessingResponse,
-    ProtocolConfiguration,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +19,15 @@ from backends.ext_proc.messages import (
     immediate,
 )
 from backends.ext_proc.protobuf import fields, sized
+from tests.support.ext_proc import (
+    HeaderMap,
+    HeaderValue,
+    HttpBody,
+    HttpHeaders,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+)
 
 KEY = "x-gateway-destination-endpoint"
 
@@ -40,9 +40,7 @@ def headers(**values: str) -> HttpHeaders:
 def test_headers_and_modes_of_the_first_message_are_read() -> None:
     sent = ProcessingRequest(request_headers=headers(x_one="1", content_type="application/json"))
     sent.protocol_config.CopyFrom(
-        ProtocolConfiguration(
-            request_body_mode=ProcessingMode.FULL_DUPLEX_STREAMED, response_body_mode=ProcessingMode.STREAMED
-        )
+        ProtocolConfiguration(request_body_mode="FULL_DUPLEX_STREAMED", response_body_mode="STREAMED")
     )
     found = decode(sent.SerializeToString())
     assert found.kind is MessageKind.REQUEST_HEADERS

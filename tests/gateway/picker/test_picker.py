@@ -9,15 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    HttpBody,
-    HttpHeaders,
-    HttpTrailers,
-    ProcessingRequest,
-    ProcessingResponse,
-    ProtocolConfiguration,
-)
 
 from backends.ext_proc.messages import PIECE, BodyMode
 from gateway.app import Gateway
@@ -25,6 +16,16 @@ from gateway.observe.record import RequestOutcome
 from gateway.picker.picker import DESTINATION
 from gateway.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
+from tests.support.ext_proc import (
+    HeaderMap,
+    HeaderValue,
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+)
 from tests.support.gateways import running
 from tests.support.grpc_client import GrpcClient, framed, grpc_client
 from tests.support.simulated import engine_pool, engines, eventually
