@@ -218,6 +218,9 @@ class Proxy:
             decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
+        if operation is Operation.COUNT_TOKENS and decision.cause is RejectionKind.CONTEXT_WINDOW:
+            self.count_tokens(http, timeline, estimate)
+            return
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
@@ -282,7 +285,8 @@ class Proxy:
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
-        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
+        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages, or none takes a
+        prompt of this length: an agent asks how much it has to leave out."""
         tokens = max(each.tokens for each in estimate.pools.values())
         http.respond(200, encode({"input_tokens": tokens}), gateway_headers(timeline, monotonic()))
         timeline.replied(200, monotonic())

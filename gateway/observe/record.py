@@ -125,6 +125,7 @@ class Record:
     total: float = 0.0
     tpot: float | None = None
     max_tokens: int | None = None  # as the caller asked
+    max_tokens_lowered: int | None = None  # as sent, where the caller's do not fit into the context window
     choices: int = 1  # answers asked for
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
@@ -213,7 +214,14 @@ class Record:
 # Members of a Record's JSON: as they are, and in milliseconds.
 SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
-    *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
+    *(
+        "max_tokens",
+        "max_tokens_lowered",
+        "choices",
+        "prompt_tokens_estimated",
+        "prompt_tokens_reported",
+        "cached_tokens_predicted",
+    ),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
     *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of"),
 )

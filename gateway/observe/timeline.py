@@ -164,6 +164,9 @@ class RequestTimeline:
         record.region = endpoint.region
         record.tier = candidate.tier
         record.chance = candidate.probability
+        record.max_tokens_lowered = (
+            None if record.decision is None else record.decision.output_limits.get(endpoint.pool)
+        )
         record.prompt_tokens_estimated = candidate.prompt_tokens
         record.cached_tokens_predicted = candidate.hit
         record.ttft_predicted_p50 = waited + forecast.p50
