@@ -28,8 +28,6 @@ MODEL = "chat"
 VLLM = "vllm"  # real engines
 KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
 FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
-# Tools always offered by Codex, unknown to a chat engine: search by the provider, tools in groups
-DROPPED = ("tools.web_search", "tools.namespace")
 WITHIN = 240.0  # s for all checks of a client
 IMAGE = b64encode(
     bytes.fromhex(
@@ -93,11 +91,10 @@ class Behind:
 
 def configuration(pools: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """A route for each pool. JSON is valid YAML."""
-    usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "pools": {f"{route}-pool": pool for route, pool in pools.items()},
-        "routes": {route: {"tiers": [f"{route}-pool"], **usual} for route in pools},
+        "routes": {route: {"tiers": [f"{route}-pool"], "ttft": {"budget": "10s"}} for route in pools},
         "keys": [{"name": "clients", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
         "telemetry": {"access_log": "off"},
     }
