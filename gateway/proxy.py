@@ -318,18 +318,20 @@ class Proxy:
     def models(self, http: HttpRequest) -> None:
         """List the names open to the caller's key: routes, aliases, models of pools."""
         tenant = self.authorize(http)
-        names = self.runtime.current.routes.listed(tenant)
-        http.respond(200, encode(model_list(names, http.headers)))
+        runtime = self.runtime.current
+        windows = {name: runtime.context_window(name, tenant) for name in runtime.routes.listed(tenant)}
+        http.respond(200, encode(model_list(windows, http.headers)))
 
     def model(self, http: HttpRequest) -> None:
         """Describe the model that the path names, if requests for it would be served."""
-        tenant, routes = self.authorize(http), self.runtime.current.routes
+        tenant, runtime = self.authorize(http), self.runtime.current
         try:
-            routes.admit(tenant, routes.match(http.model, tenant).route, http.model)
+            runtime.routes.admit(tenant, runtime.routes.match(http.model, tenant).route, http.model)
         except ApiError as refusal:
             http.refuse(refusal)
         else:
-            http.respond(200, encode(model_object(http.model, http.headers)))
+            window = runtime.context_window(http.model, tenant)
+            http.respond(200, encode(model_object(http.model, window, http.headers)))
 
     def health(self, http: HttpRequest) -> None:
         http.respond(200, b'{"status":"alive"}')
