@@ -14,7 +14,7 @@ from gateway.cli.agents.recipes import AGENTS, GatewayFacts, settings, shown
 from gateway.config.config_errors import ConfigError, did_you_mean
 
 PLACEHOLDER = "YOUR-KEY"
-_PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # what a shell, JSON, TOML and YAML take as it is
+_PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # needs no quotes in a shell, JSON, TOML or YAML
 PATIENCE = 10.0  # s
 MOST_BYTES = 4 * 2**20
 
@@ -33,7 +33,7 @@ def agents(args: argparse.Namespace) -> int:
 
 
 def asked(url: str, key: str, model: str | None = None, small_model: str | None = None) -> GatewayFacts:
-    """What the gateway at `url` says of its models. `model`: None takes the first of its list. `key`: empty for none,
+    """Ask the gateway at `url` for its models. `model`: None takes the first of the list. `key`: empty for none,
     and never part of the result."""
     windows = _windows(url, key)
     for name in filter(None, (model, small_model)):
@@ -47,6 +47,8 @@ def asked(url: str, key: str, model: str | None = None, small_model: str | None 
 
 def _windows(url: str, key: str) -> Mapping[str, int | None]:
     """Context windows by model."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError([f"{url}: not an address of HTTP, such as http://127.0.0.1:8080"])
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=PATIENCE) as response:

@@ -22,7 +22,7 @@ ANSWERS = 4  # a quarter of the window is for the answer
 
 @dataclass(frozen=True, slots=True)
 class GatewayFacts:
-    """What the settings say of a gateway. `url`: without `/v1`; `window`: tokens; None: unknown."""
+    """The address and models of a gateway. `url`: without `/v1`; `window`: tokens; None: unknown."""
 
     url: str
     key: str
@@ -143,8 +143,11 @@ chat model will do.""",
 CLINE = Agent(
     name="cline",
     title="Cline",
-    command="cline auth --provider openai --apikey $$FIRSTTOKEN_KEY --modelid $model --baseurl $url/v1 && cline",
+    command=f"cline auth --provider openai-compatible --apikey $${KEY_VARIABLE} --modelid $model --baseurl $url/v1"
+    " && cline",
     variables={KEY_VARIABLE: "$key"},
+    about="""In VS Code and JetBrains choose the provider "OpenAI Compatible", and enter the same address, key and model
+in its fields.""",
 )
 CONTINUE = Agent(
     name="continue",

@@ -32,8 +32,9 @@ the tokens of the answers, because a tiny model on a CPU calls no tool of its ow
 Every client gets its base URL, a key and a model name, and no patch; options that a check needs are named below. A
 check passes if the client returns what the engine said, or raises its own exception of that kind.
 
-- Codex takes these two from a provider in its `config.toml` (`wire_api = "responses"`), or from `openai_base_url` and
-  `codex login --with-api-key`. It tries a WebSocket first, and is told at once that there is none.
+- Coding agents get the settings of [agents](agents.md), and nothing else, before an engine of 32,768 tokens that
+  refuses one token too many. Codex takes `openai_base_url` and `codex login --with-api-key` too. It tries a WebSocket
+  first, and is told at once that there is none.
 - LlamaIndex's `OpenAI` knows the names of OpenAI's models alone: name a route so, or use its `OpenAILike`.
 - LangChain's `OpenAIEmbeddings` counts tokens with files that tiktoken downloads: `check_embedding_ctx_length=False`
   sends texts as they are.

@@ -131,6 +131,8 @@ def _command(function: Json, command: str) -> list[Call]:
         if name in _properties(function):
             words = _properties(function)[name].get("type") == "array"
             return [Call(function["name"], {name: ["sh", "-c", command] if words else command})]
+    if "commands" in _properties(function):  # Cline's
+        return [Call(function["name"], {"commands": [command]})]
     return []
 
 

@@ -57,14 +57,14 @@ check("a file is edited", async () => {
   edited(home);
 });
 
-// The answers to three prompts after two outputs that do not fit beside each other. Fails where nothing was compacted.
+// The answers to two prompts after two outputs that do not fit beside each other. Fails where nothing was compacted.
 async function compacted(more) {
   const wide = "run this command: `seq 1 5400`"; // 14,000 tokens, beside a prompt of 11,000
   const shell = ["--output-format", "stream-json", "--verbose", "--allowedTools", "Bash(seq:*)"];
   const [begun] = await claude(wide, shell, more);
   const answers = [];
   let compactions = 0;
-  for (const prompt of [wide, "hello", "hello again"]) {
+  for (const prompt of [wide, "hello"]) {
     const lines = await claude(prompt, [...shell, "--resume", begun.session_id], more);
     compactions += lines.filter((line) => line.subtype === "compact_boundary").length;
     answers.push(lines.at(-1).result);
@@ -75,12 +75,12 @@ async function compacted(more) {
 
 check("a full context window is compacted", async () => {
   const answers = await compacted();
-  equal(answers.slice(1), [text, text]);
+  equal(answers[1], text);
 });
 
 check("a refused prompt is compacted", async () => {
   const answers = await compacted({ CLAUDE_CODE_MAX_CONTEXT_TOKENS: undefined });
-  equal(answers.slice(1), [text, text]);
+  equal(answers[1], text);
 });
 
 check("x-api-key", async () => {

@@ -4,14 +4,14 @@ import { check, EDIT, edited, ended, expect, main, newHome, paste, settled, text
 const program = new URL("node_modules/.bin/cline", import.meta.url).pathname;
 
 async function cline(prompt, home = newHome("cline")) {
-  const env = paste("cline", home);
+  const env = { ...paste("cline", home), CLINE_SESSION_BACKEND_MODE: "local" }; // no process stays
   const [login] = settled("cline").split(" && ");
   await ended("sh", ["-c", login.replace(/^cline/, program)], { env, cwd: home });
-  return await ended(program, ["--json", "--yolo", prompt], { env, cwd: home });
+  return await ended(program, ["--json", "--timeout", "20", prompt], { env, cwd: home });
 }
 
 check("chat: stream", async () => {
-  const { out, error } = await cline("hello");
+  const { out, error } = await cline("hello there");
   expect(out.includes(text), out + error);
 });
 
