@@ -53,7 +53,7 @@ from gateway.upstream.routed_request import RoutedRequest
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
-from policies.types import Decision, PromptEstimate
+from policies.types import Decision, PromptEstimate, RejectionKind
 
 log = logging.getLogger("firsttoken")
 
@@ -236,6 +236,9 @@ class Proxy:
             decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
+        if operation is Operation.COUNT_TOKENS and decision.cause is RejectionKind.CONTEXT_WINDOW:
+            self.count_tokens(http, timeline, estimate)
+            return
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
@@ -306,7 +309,8 @@ class Proxy:
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
-        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
+        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages, or none takes a
+        prompt of this length: an agent asks how much it has to leave out."""
         tokens = max(each.tokens for each in estimate.pools.values())
         http.respond(200, encode({"input_tokens": tokens}), gateway_headers(timeline, monotonic()))
         timeline.replied(200, monotonic())
@@ -338,18 +342,20 @@ class Proxy:
     def models(self, http: HttpRequest) -> None:
         """List the names open to the caller's key: routes, aliases, models of pools."""
         tenant = self.authorize(http)
-        names = self.runtime.current.routes.listed(tenant)
-        http.respond(200, encode(model_list(names, http.headers)))
+        runtime = self.runtime.current
+        windows = {name: runtime.context_window(name, tenant) for name in runtime.routes.listed(tenant)}
+        http.respond(200, encode(model_list(windows, http.headers)))
 
     def model(self, http: HttpRequest) -> None:
         """Describe the model that the path names, if requests for it would be served."""
-        tenant, routes = self.authorize(http), self.runtime.current.routes
+        tenant, runtime = self.authorize(http), self.runtime.current
         try:
-            routes.admit(tenant, routes.match(http.model, tenant).route, http.model)
+            runtime.routes.admit(tenant, runtime.routes.match(http.model, tenant).route, http.model)
         except ApiError as refusal:
             http.refuse(refusal)
         else:
-            http.respond(200, encode(model_object(http.model, http.headers)))
+            window = runtime.context_window(http.model, tenant)
+            http.respond(200, encode(model_object(http.model, window, http.headers)))
 
     def health(self, http: HttpRequest) -> None:
         http.respond(200, b'{"status":"alive"}')

@@ -83,6 +83,13 @@ class Runtime:
         pools = dict.fromkeys(pool for route in routes for pool in route.pools)
         return [endpoint.id for pool in pools for endpoint in self.pools[pool].endpoints]
 
+    def context_window(self, model: str, tenant: Tenant) -> int | None:
+        """The largest of the pools that may serve a caller's model name; None: one of them is unknown. Raises ApiError
+        (404)."""
+        windows = [self.pools[pool].context_window for pool in self.routes.match(model, tenant).route.pools]
+        known = [window for window in windows if window is not None]
+        return max(known) if len(known) == len(windows) else None
+
     def state_ids(self, tenant: Tenant) -> StateIds:
         """Seals and opens the tenant's ids of state at backends."""
         secret = self.config.state.cache_secret

@@ -118,21 +118,21 @@ class RoutedRequest:
         return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
-        request = self.request
+        request, pool = self.request, attempt.candidate.endpoint.pool
         request_id = new_request_id()
         trace, traceparent, tracestate = self.timeline.record.trace, "", ""
         if trace is None:  # tracing is off
             traceparent = request.traceparent
         elif upstream.traced:
             traceparent, tracestate = trace.sent_by(attempt.number), trace.state
-        operation, body = self._spoken(attempt.candidate.endpoint.pool, upstream.backend)
+        operation, body = self._spoken(pool, upstream.backend)
         return BackendRequest(
             operation=operation,
             body=body,
             headers=request.dialect_headers,
             model=self.model_at(attempt.candidate.endpoint, upstream),
             stream=request.stream or self.assembled,
-            max_tokens=self.route.limits.output_tokens,
+            max_tokens=self.decision.output_limits.get(pool, self.route.limits.output_tokens),
             request_id=request_id,
             traceparent=traceparent,
             tracestate=tracestate,
