@@ -23,6 +23,7 @@ from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
+from gateway.api.threads import has_thread, not_found, open_thread, unsupported
 from gateway.cache_warming import CacheWarming
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
@@ -191,11 +192,8 @@ class Proxy:
         route = named.route
         timeline.routed(request, route)
         request.caller = http.address if tenant is ANYONE else tenant.name
-        if operation is Operation.RESPONSES:
-            request.state_ids = runtime.state_ids(tenant)
-            request.body, request.pinned = await self.decider.off_loop(
-                request.size, open_request, request.body, request.state_ids, runtime.endpoints(route)
-            )
+        if operation is Operation.RESPONSES or has_thread(request):
+            await self.open_state(request, runtime, route, tenant)
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
@@ -218,6 +216,8 @@ class Proxy:
             decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
+        if request.pinned and has_thread(request) and decision.outcome is not Placement.PLACE:
+            raise not_found()  # the client begins the thread anew, at another endpoint
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
@@ -240,6 +240,17 @@ class Proxy:
         finally:
             if race.winner is not None:
                 self.cache_warming.answered(race.winner, routed, http.body)
+
+    async def open_state(self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant) -> None:
+        """Find the endpoint with the state that the request refers to. Raises ApiError for state that is unknown, and
+        for a thread that the route cannot keep."""
+        if has_thread(request) and not runtime.keeps_threads(route):
+            raise unsupported()
+        opened = open_thread if has_thread(request) else open_request
+        request.state_ids = runtime.state_ids(tenant)
+        request.body, request.pinned = await self.decider.off_loop(
+            request.size, opened, request.body, request.state_ids, runtime.endpoints(route)
+        )
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
@@ -279,6 +290,8 @@ class Proxy:
         timeline.routed(request, named.route)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
+        if has_thread(request) and not runtime.keeps_threads(named.route):
+            raise unsupported()
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
