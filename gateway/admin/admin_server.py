@@ -11,8 +11,9 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import gzip
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -34,6 +35,7 @@ from gateway.strict_json import encode
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
 MAX_BEACON = 4096  # bytes of a POST /ttft
+GZIP_LEVEL = 1  # a tenth of the size in a third of the time of level 6
 DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by marker in dashboard.html
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -99,11 +101,16 @@ class AdminServer:
         return await handler(request)
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
-        """Prometheus text, or OpenMetrics where accepted. Encoded in a thread: ten routes and five pools take 30 ms."""
+        """Prometheus text, or OpenMetrics where accepted, compressed where accepted. Made in a thread: 30 ms for ten
+        routes and five pools."""
         metrics = list((await self.data.metrics()).collect())
         encoder, content_type = choose_encoder(http.headers.get("accept", ""))
-        body = await asyncio.to_thread(encoder, SimpleNamespace(collect=lambda: metrics))
-        return web.Response(body=body, headers={"content-type": content_type})
+        headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+        page = SimpleNamespace(collect=lambda: metrics)
+        if not accepts_gzip(http.headers.getall("accept-encoding", ())):
+            return web.Response(body=await asyncio.to_thread(encoder, page), headers=headers)
+        body = await asyncio.to_thread(lambda: gzip.compress(encoder(page), GZIP_LEVEL))
+        return web.Response(body=body, headers=headers | {"content-encoding": "gzip"})
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
         filters = dict(http.query)
@@ -158,6 +165,12 @@ def json_response(status: int, body: bytes, headers: Mapping[str, str] | None = 
     response.content_type = "application/json"
     response.headers["server"] = "firsttoken"
     return response
+
+
+def accepts_gzip(codings: Iterable[str]) -> bool:
+    """`codings`: values of Accept-Encoding (RFC 9110, section 12.5.3)."""
+    weights = dict(coding.partition(";q=")[::2] for coding in ",".join(codings).replace(" ", "").lower().split(","))
+    return "gzip" in weights and (weights["gzip"] == "" or weights["gzip"].strip("0.") != "")
 
 
 def lowercase_headers(http: web.Request) -> dict[str, str]:
