@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,7 +104,7 @@ class Proxy:
         ):
             return None if cors.allows(http.headers.get("origin", "")) else origin_refused()
         if http.method not in methods:
-            return _wrong_method(methods[0])
+            return _wrong_method(methods)
         if http.path in PROBES:
             return None
         try:
@@ -416,5 +417,6 @@ def _not_found() -> ApiError:
     return ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
-def _wrong_method(right: str) -> ApiError:
-    return ApiError(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})
+def _wrong_method(right: Collection[str]) -> ApiError:
+    said, allow = " or ".join(right), ", ".join(right)
+    return ApiError(405, f"This path takes {said} only.", code="method_not_allowed", headers={"allow": allow})
