@@ -157,6 +157,7 @@ class Tap(Protocol):
     times: EngineTimes
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     missing: bytes  # the last event of a stream, until seen
+    terminated: bool  # the last event of a stream was seen: [DONE], message_stop, response.completed
     failure: Failure | None  # an error event
     strict: bool  # an event that is no JSON ends the stream, wherever it may have held text
     junk: int  # events so far that are no JSON; to be dropped unless the stream is spoiled

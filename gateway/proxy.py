@@ -18,6 +18,7 @@ from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
 from gateway.answers.answer_cache import AnswerCache, CacheUse, replay
+from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
 from gateway.api.inference_request import InferenceRequest, request_id_of
@@ -53,7 +54,7 @@ from gateway.upstream.routed_request import RoutedRequest
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
-from policies.types import Decision, PromptEstimate, RejectionKind
+from policies.types import Decision, Placement, PromptEstimate, RejectionKind
 
 log = logging.getLogger("firsttoken")
 
@@ -113,7 +114,7 @@ class Proxy:
         ):
             return None if cors.allows(http.headers.get("origin", "")) else origin_refused()
         if http.method not in methods:
-            return wrong_method(methods[0])
+            return wrong_method(methods)
         if http.path in PROBES:
             return None
         try:
@@ -204,11 +205,8 @@ class Proxy:
         route = named.route
         timeline.routed(request, route)
         request.caller = http.address if tenant is ANYONE else tenant.name
-        if operation is Operation.RESPONSES:
-            request.state_ids = runtime.state_ids(tenant)
-            request.body, request.pinned = await self.decider.off_loop(
-                request.size, open_request, request.body, request.state_ids, runtime.endpoints(route)
-            )
+        if operation is Operation.RESPONSES or threads.has_thread(request):
+            await self.open_state(request, runtime, route, tenant)
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
@@ -239,6 +237,8 @@ class Proxy:
         if operation is Operation.COUNT_TOKENS and decision.cause is RejectionKind.CONTEXT_WINDOW:
             self.count_tokens(http, timeline, estimate)
             return
+        if request.pinned and threads.has_thread(request) and decision.outcome is not Placement.PLACE:
+            raise threads.not_found()  # the client begins the thread anew, at another endpoint
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
@@ -267,6 +267,17 @@ class Proxy:
             if race.winner is not None:
                 self.cache_warming.answered(race.winner, routed, http.body)
             self.answers.keep(use, relay, routed.route, routed.timeline)
+
+    async def open_state(self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant) -> None:
+        """Find the endpoint with the state that the request refers to. Raises ApiError for state that is unknown, and
+        for a thread that the route cannot keep."""
+        if threads.has_thread(request) and not runtime.keeps_threads(route):
+            raise threads.unsupported()
+        opened = threads.open_thread if threads.has_thread(request) else open_request
+        request.state_ids = runtime.state_ids(tenant)
+        request.body, request.pinned = await self.decider.off_loop(
+            request.size, opened, request.body, request.state_ids, runtime.endpoints(route)
+        )
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
@@ -306,6 +317,8 @@ class Proxy:
         timeline.routed(request, named.route)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
+        if threads.has_thread(request) and not runtime.keeps_threads(named.route):
+            raise threads.unsupported()
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
     def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gateway.api.api_error import ApiError, retry_later
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome
@@ -62,5 +64,6 @@ def not_found() -> ApiError:
     return ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
-def wrong_method(right: str) -> ApiError:
-    return ApiError(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})
+def wrong_method(right: Collection[str]) -> ApiError:
+    said, allow = " or ".join(right), ", ".join(right)
+    return ApiError(405, f"This path takes {said} only.", code="method_not_allowed", headers={"allow": allow})

@@ -12,6 +12,7 @@ from backends.translation.reply_translation import AnswerTranslation, RewrittenA
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.api.state_answer import StateAnswer
+from gateway.api.threads import ThreadAnswer
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
@@ -168,7 +169,10 @@ class RoutedRequest:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
         if steps:
             return AnswerTranslation(steps, bodies)
-        return None if self.request.state_ids is None else StateAnswer(self.request.state_ids, endpoint.id)
+        if self.request.state_ids is None:
+            return None
+        keeper = StateAnswer if self.request.operation is Operation.RESPONSES else ThreadAnswer
+        return keeper(self.request.state_ids, endpoint.id)
 
 
 def header_safe(model: str) -> str:

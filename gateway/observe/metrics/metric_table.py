@@ -225,9 +225,9 @@ PREDICTED = (
         act="Above 0 for long: safe budgets are missed. Check `/fleet`, and the scrapes of the engine's `/metrics`.",
     ),
     counter(
-        "firsttoken_ttft_prediction_covered_total{pool,quantile,covered} requests",
-        help="Requests with a TTFT within the predicted quantile, or not",
-        more="Streams only; `true` / all of a quantile is its calibration.",
+        "firsttoken_ttft_prediction_covered_total{pool,percentile,covered} requests",
+        help="Requests with a TTFT within the predicted percentile, or not",
+        more="Streams only; `true` / all of a percentile is its calibration.",
         moves="`p50` should cover half, `p90` nine in ten.",
         act="p90 below 0.85: routes run closer to their budgets than intended. Raise `target` until it recovers.",
     ),

@@ -96,4 +96,4 @@ async def test_a_page_without_models_has_no_ids() -> None:
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT"])
 async def test_a_model_is_read_only(gateway: Gateway, method: str) -> None:
     status, headers, _ = await get(gateway.url, "/v1/models/chat", ALL, method=method)
-    assert (status, headers["allow"]) == (405, "GET")
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
