@@ -17,8 +17,10 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
+from gateway.api import responses_dialect
 from gateway.api.api_error import ApiError, internal, retry_later, stopped
 from gateway.api.cors import ASKED_METHOD
+from gateway.api.count_replies import COUNTS, count_reply
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
@@ -191,7 +193,7 @@ class Proxy:
         route = named.route
         timeline.routed(request, route)
         request.caller = http.address if tenant is ANYONE else tenant.name
-        if operation is Operation.RESPONSES:
+        if operation in responses_dialect.OPERATIONS:
             request.state_ids = runtime.state_ids(tenant)
             request.body, request.pinned = await self.decider.off_loop(
                 request.size, open_request, request.body, request.state_ids, runtime.endpoints(route)
@@ -205,8 +207,8 @@ class Proxy:
             estimate = await self.admission.reserve(
                 tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline, count
             )
-        if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
-            self.count_tokens(http, timeline, estimate)
+        if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
+            self.count_tokens(http, request, timeline, estimate)
             return
         timeline.end_stage(Stage.ADMIT)
         entered_at = timeline.mark
@@ -281,10 +283,11 @@ class Proxy:
         request.unfit, request.translated = {}, {}
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
-    def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
-        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
-        tokens = max(each.tokens for each in estimate.pools.values())
-        http.respond(200, encode({"input_tokens": tokens}), gateway_headers(timeline, monotonic()))
+    def count_tokens(
+        self, http: HttpRequest, request: InferenceRequest, timeline: RequestTimeline, estimate: PromptEstimate
+    ) -> None:
+        """Answer with the gateway's own count, where no pool counts tokens in the caller's dialect."""
+        http.respond(200, count_reply(request, estimate), gateway_headers(timeline, monotonic()))
         timeline.replied(200, monotonic())
 
     def refuse(

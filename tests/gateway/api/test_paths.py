@@ -39,6 +39,8 @@ UPGRADE = "connection: Upgrade\r\nupgrade: WebSocket\r\nsec-websocket-version: 1
         ("/messages", ("/v1/messages", "")),
         ("/responses", ("/v1/responses", "")),
         ("/responses/r1", ("/v1/responses/{id}", "r1")),
+        ("/responses/compact", ("/v1/responses/compact", "")),
+        ("/openai/v1/responses/input_tokens", ("/v1/responses/input_tokens", "")),
         ("/embeddings", ("/v1/embeddings", "")),
         ("/models", ("/v1/models", "")),
         ("/models/a/b", (MODEL, "a/b")),
