@@ -149,6 +149,7 @@ class Record:
     held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
+    left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
@@ -201,6 +202,7 @@ class Record:
             name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
         }
         shown["held_ms"] = {rule: _ms(seconds) for rule, seconds in self.held.items()}
+        shown["left_out"] = list(self.left_out)
         shown["ttft_met"] = self.ttft_met
         shown["tpot_met"] = self.tpot_met
         shown["total_met"] = self.total_met

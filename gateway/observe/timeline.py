@@ -173,6 +173,10 @@ class RequestTimeline:
         """Another pool is asked for a better answer."""
         self.record.escalated = shortcoming
 
+    def left_out(self, members: Mapping[str, str]) -> None:
+        """Note the members of the request that its translation for the pool has lost."""
+        self.record.left_out = members
+
     def rescue(self, state: str) -> None:
         """Note what became of a stream that broke: failed (so far), rescued or refused."""
         self.record.rescue = state

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from backends.translation.omissions import Omissions
 from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
 from backends.translation.translation import Json, UntranslatableError
 
@@ -34,7 +35,7 @@ _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_con
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
 
 
-def responses_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def responses_to_chat(body: Mapping[str, Any], dropped: Omissions) -> Json:
     members = Members(body, dropped)
     for name in ("previous_response_id", "conversation"):
         if members.take(name) is not None:
@@ -314,7 +315,7 @@ def _logprobs(members: Members) -> Json:
     for wish in map(str, members.array("include")):
         if wish == _LOGPROBS:
             found["logprobs"] = True
-        elif wish != _ENCRYPTED and wish not in members.dropped:
+        elif wish != _ENCRYPTED and not members.dropped.drop(wish):
             raise UntranslatableError("include", f"'include': '{wish[:64]}' is not given by this backend")
     if (top := members.take("top_logprobs")) is not None and top != 0:
         found |= {"logprobs": True, "top_logprobs": top}

@@ -280,6 +280,13 @@ SENT = (
         act="Rises: the first tier's model is too small for this route, or its callers' max_tokens too low.",
     ),
     counter(
+        "firsttoken_left_out_total{route,pool,member} requests",
+        help="Answered requests of which a member was left out, as the dialect of the pool cannot express it",
+        more="Members that the route drops, and labels without effect on an answer (docs/dialects.md).",
+        moves="Clients that send members of the own dialect to pools of another.",
+        act="A member that should count: a pool of the caller's dialect for the route, or no `drop` of the member.",
+    ),
+    counter(
         "firsttoken_rescues_total{route,outcome} streams",
         help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
         more=(
