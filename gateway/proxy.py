@@ -34,6 +34,7 @@ from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
+from gateway.responses.responses_sockets import ResponsesSockets, offers_websocket, websocket_refused
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
@@ -67,6 +68,7 @@ class Proxy:
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
     large_replies: LargeReplies = field(default_factory=LargeReplies)
+    sockets: ResponsesSockets = field(default_factory=ResponsesSockets)
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
 
     async def handle(self, http: HttpRequest) -> None:
@@ -86,6 +88,8 @@ class Proxy:
             self.preflight(http)
         elif http.path in STORED:
             await self.stored(http)
+        elif http.websocket is not None and http.path == Operation.RESPONSES.value:
+            await self.websocket(http)
         else:
             GETS[http.path](self, http)
 
@@ -94,7 +98,7 @@ class Proxy:
         if http.path not in METHODS:
             http.path, http.model = canonical(http.path)
         if http.path == Operation.RESPONSES.value and offers_websocket(http):
-            return websocket_refused()
+            return self.precheck_websocket(http)
         if (methods := METHODS.get(http.path)) is None:
             return _not_found()
         if (
@@ -112,6 +116,27 @@ class Proxy:
         except ApiError as refusal:
             return refusal
         return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
+
+    def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
+        offer = http.websocket
+        if not self.runtime.current.config.server.websockets or offer is None or not offer.is_acceptable:
+            return websocket_refused()
+        if self.draining:
+            return stopped()
+        try:
+            self.authorize(http)
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    async def websocket(self, http: HttpRequest) -> None:
+        """Serve Responses over a WebSocket; each turn checks the key again."""
+        tenant, most = self.authorize(http), self.runtime.current.config.server.max_connections
+        caller, infer = self.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
+        try:
+            await self.sockets.serve(http, caller, most, infer, lambda: self.draining)
+        except ApiError as refusal:
+            http.refuse(refusal)
 
     async def stored(self, http: HttpRequest) -> None:
         """Answer a request about a stored response, from the endpoint with the response, and emit a Record."""
@@ -150,6 +175,9 @@ class Proxy:
         if runtime.same_origin is not None:
             runtime.same_origin.check(http.headers, http.writer.transport)
         return runtime.keys.tenant(http.headers)
+
+    def caller(self, http: HttpRequest, tenant: Tenant) -> str:
+        return http.address if tenant is ANYONE else tenant.name
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
@@ -192,7 +220,7 @@ class Proxy:
         named = self.named_route(http, request, runtime, tenant)
         route = named.route
         timeline.routed(request, route)
-        request.caller = http.address if tenant is ANYONE else tenant.name
+        request.caller = self.caller(http, tenant)
         if operation in responses_dialect.OPERATIONS:
             request.state_ids = runtime.state_ids(tenant)
             request.body, request.pinned = await self.decider.off_loop(
@@ -384,18 +412,6 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
 def has_large_body(http: HttpRequest) -> bool:
     """By its head. A small body is read to the end, so that a refusal does not close the connection."""
     return "transfer-encoding" in http.headers or int(http.headers.get("content-length", 0)) > SMALL_BODY
-
-
-def offers_websocket(http: HttpRequest) -> bool:
-    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
-
-
-def websocket_refused() -> ApiError:
-    """Coding agents ask for a WebSocket first; after this status alone they go on with HTTP at once (Codex 0.118 and
-    later). The reply names the protocol to use (RFC 9110, section 15.5.22)."""
-    message = "Responses are not served over WebSocket here. Send POST /v1/responses over HTTP, with stream: true."
-    headers = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
-    return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
 
 
 def origin_refused() -> ApiError:

@@ -19,6 +19,7 @@ from tests.support.dialogues import Json
 from tests.support.gateways import pool, running
 from tests.support.open_responses import faults
 from tests.support.responses_server import ResponsesServer
+from tests.support.sockets import SocketCaller
 
 ROUTES = ("native", "chat", "anthropic")
 TOOL: Json = {
@@ -142,3 +143,87 @@ async def test_the_tokens_of_an_input_are_counted_by_the_server_or_by_the_gatewa
     assert native == (200, {"object": "response.input_tokens", "input_tokens": 14})
     assert (status, own["object"]) == (200, "response.input_tokens")
     assert 0 < own["input_tokens"] < longer["input_tokens"]
+
+
+# ------------------------------------------------------------------- WebSocket
+
+
+@asynccontextmanager
+async def socket(caller: aiohttp.ClientSession) -> AsyncIterator[SocketCaller]:
+    async with caller.ws_connect("/v1/responses") as opened:
+        yield SocketCaller(opened)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_websocket_response(route: str) -> None:
+    """The same events as over HTTP, a message each, with nothing after the last."""
+    body = {"model": route, "input": [said("user", "Count from 1 to 3.")]}
+    async with session() as caller, socket(caller) as ws:
+        await ws.send(**body)
+        events = await ws.events()
+        async with caller.post("/v1/responses", json={**body, "stream": True}) as reply:
+            streamed = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: {")]
+    assert [event["type"] for event in events] == [event["type"] for event in streamed]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [faults(event["response"]) for event in events if "response" in event] == [[], [], []]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_websocket_sequential_responses(route: str) -> None:
+    """Two messages at once are answered one after the other."""
+    async with session() as caller, socket(caller) as ws:
+        for _ in range(2):
+            await ws.send(model=route, store=False, input="Hello.")
+        first, second = await ws.events(), await ws.events()
+    assert [turn[-1]["type"] for turn in (first, second)] == ["response.completed"] * 2
+    assert [turn[0]["type"] for turn in (first, second)] == ["response.created"] * 2
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_websocket_continuation(route: str) -> None:
+    async with session() as caller, socket(caller) as ws:
+        first = await ws.ask(model=route, store=False, input="The word is cobalt.")
+        again: Json = {"store": False, "previous_response_id": first["response"]["id"]}
+        second = await ws.ask(model=route, input="What is the word?", **again)
+    assert (second["type"], faults(second["response"])) == ("response.completed", [])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_websocket_reconnect_store_false_recovery(route: str) -> None:
+    async with session() as caller:
+        async with socket(caller) as ws:
+            first = await ws.ask(model=route, store=False, input="Hello.")
+        async with socket(caller) as ws:
+            again: Json = {"store": False, "previous_response_id": first["response"]["id"]}
+            lost = await ws.ask(model=route, input="Go on.", **again)
+            found = await ws.ask(model=route, store=False, input="Start anew.")
+    assert (lost["type"], lost["status"], lost["error"]["code"]) == ("error", 400, "previous_response_not_found")
+    assert found["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+async def test_websocket_previous_response_not_found(route: str, stores: bool) -> None:
+    async with session() as caller, socket(caller) as ws:
+        lost = await ws.ask(model=route, store=stores, previous_response_id="resp_unknown", input="Go on.")
+    assert (lost["type"], lost["error"]["code"]) == ("error", "previous_response_not_found")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_websocket_failed_continuation_evicts_cache(route: str) -> None:
+    output = {"type": "function_call_output", "call_id": "call_missing", "output": "42"}
+    async with session() as caller, socket(caller) as ws:
+        first = await ws.ask(model=route, store=False, input="Hello.")
+        again: Json = {"model": route, "store": False, "previous_response_id": first["response"]["id"]}
+        failed = await ws.ask(input=[output], **again)
+        lost = await ws.ask(input="Go on.", **again)
+    assert (failed["type"], failed["status"], failed["error"]["param"]) == ("error", 400, "input")
+    assert lost["error"]["code"] == "previous_response_not_found"
+
+
+async def test_websocket_compact_new_chain() -> None:
+    async with session() as caller, socket(caller) as ws:
+        _, found = await ask(caller, {"model": "native", "input": HISTORY}, "/compact")
+        items = [*found["output"], said("user", "Go on.")]
+        last = await ws.ask(model="native", store=False, input=items, tools=[])
+    assert (last["type"], faults(last["response"])) == ("response.completed", [])

@@ -33,7 +33,7 @@ Every client gets its base URL, a key and a model name, and no patch; options th
 check passes if the client returns what the engine said, or raises its own exception of that kind.
 
 - Codex takes these two from a provider in its `config.toml` (`wire_api = "responses"`), or from `openai_base_url` and
-  `codex login --with-api-key`. It tries a WebSocket first, and is told at once that there is none.
+  `codex login --with-api-key`. It tries a WebSocket first, and is served there.
 - LlamaIndex's `OpenAI` knows the names of OpenAI's models alone: name a route so, or use its `OpenAILike`.
 - LangChain's `OpenAIEmbeddings` counts tokens with files that tiktoken downloads: `check_embedding_ctx_length=False`
   sends texts as they are.
