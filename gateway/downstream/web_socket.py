@@ -3,11 +3,13 @@
 Rules:
 - Messages are text; no compression, no subprotocol. A message has at most the size of a body, is counted with all
   bodies, and must arrive as fast as a body.
-- A peer that does not answer a ping is gone. Pings also keep balancers from closing a connection that is silent.
+- Pings keep balancers from closing a connection that is silent. No answer is asked for: many clients answer only while
+  they wait for a message, and run tools for minutes between two.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,9 +23,10 @@ from gateway.downstream.http_limits import body_deadline
 from gateway.downstream.intake import SMALL_BODY
 from gateway.downstream.response_writer import ResponseWriter
 
-PING = 30.0  # s of silence until a ping, and half as long until its answer
+PING = 30.0  # s between pings
 CLOSE_WAIT = 1.0  # s for the peer's close frame
 _TEXT = 0x81  # first byte of an unfragmented text frame (RFC 6455, section 5.2)
+_PING = b"\x89\x00"
 
 logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)  # its warnings quote subprotocols, which may hold a key
 
@@ -41,8 +44,9 @@ class WebSocket:
         self._arriving = 0  # bytes since the last complete message
         self._began = self._latest = 0.0  # of an incomplete message that is large: when it became so, and its last byte
         self._socket = WebSocketResponse(
-            timeout=CLOSE_WAIT, heartbeat=PING, compress=False, max_msg_size=max_message, decode_text=False
+            timeout=CLOSE_WAIT, compress=False, max_msg_size=max_message, decode_text=False
         )
+        self._pings: asyncio.TimerHandle | None = None
 
     @property
     def is_acceptable(self) -> bool:
@@ -53,6 +57,17 @@ class WebSocket:
         self.writer.flush()
         self._opened = True
         await self._socket.prepare(self._raw)
+        self._pings = asyncio.get_running_loop().call_later(PING, self._ping)
+
+    def _ping(self) -> None:
+        if not self.writer.transport.is_closing():
+            self.writer.write_through(_PING)
+            self._pings = asyncio.get_running_loop().call_later(PING, self._ping)
+
+    def end(self) -> None:
+        """The socket is closed, or its caller gone."""
+        if self._pings is not None:
+            self._pings.cancel()
 
     # -- messages -------------------------------------------------------------------------------
 

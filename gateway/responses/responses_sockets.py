@@ -104,6 +104,7 @@ class ResponsesSocket:
                 ahead = await self._turn(message)
             await self._socket.close(WSCloseCode.GOING_AWAY)
         finally:
+            self._socket.end()
             http.writer.flow_control = None
             self._turns.drop(self._caller, self)
 

@@ -189,6 +189,19 @@ async def test_a_stream_that_fails_is_ended_by_the_backends_own_event() -> None:
         assert (error["type"], error["response"]["error"]["code"]) == ("response.failed", "server_error")
 
 
+async def test_a_socket_that_nobody_reads_between_turns_stays_open() -> None:
+    """A caller runs a tool for minutes: its pongs wait until it reads again."""
+    async with before() as (gateway, _), socket(gateway) as ws:
+        assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"
+        await asyncio.sleep(100)
+        assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"
+
+
+async def test_an_idle_socket_is_pinged() -> None:
+    async with before() as (gateway, _), socket(gateway, autoping=False) as ws:
+        assert [(await ws.socket.receive()).type for _ in range(2)] == [aiohttp.WSMsgType.PING] * 2
+
+
 # ------------------------------------------------------------------- the end of a socket
 
 

@@ -72,7 +72,7 @@ check("responses: cached tokens", async () => {
   expect(usage.cached_input_tokens > 100, usage);
 });
 
-check("WebSocket declined at once", async () => {
+check("WebSocket", async () => {
   const home = newHome(`openai_base_url = "${baseURL}"`, model);
   await run(home, ["login", "--with-api-key"], apiKey);
   const started = Date.now();
