@@ -123,13 +123,11 @@ class ResponsesSocket:
     # -- a turn -------------------------------------------------------------------------------
 
     async def _turn(self, message: bytes) -> bytes | None:
-        """Answer a message, and watch for a close. Returns the message that has come meanwhile, if any."""
+        """Answer a message, and read on: a close, answered by aiohttp, ends the connection and so the turn. Returns
+        the message that has come meanwhile, if any."""
         turn, ahead = asyncio.create_task(self._answered(message)), asyncio.create_task(self._socket.receive())
         try:
             await asyncio.wait((turn, ahead), return_when=asyncio.FIRST_COMPLETED)
-            if ahead.done() and ahead.result() is None:
-                self._stopping = True
-                return None
             await turn
             came = ahead.result() if ahead.done() else None
             self._stopping |= self._drains()

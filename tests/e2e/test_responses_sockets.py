@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import Gateway
+from gateway.app import HANDLER_GRACE, Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.responses import responses_sockets
@@ -213,6 +213,7 @@ async def test_a_caller_that_leaves_ends_its_turn_at_the_engine(politely: bool) 
         await eventually(lambda: len(server.asked) == 1)
         if politely:
             await ws.socket.close()
+            assert ws.socket.close_code == 1000  # answered: aiohttp gives up after 10 s, with 1006
         else:
             ws.socket.get_extra_info("socket").shutdown(SHUT_RDWR)
         await eventually(lambda: gateway.recorder.live == 0)
@@ -222,8 +223,11 @@ async def test_a_caller_that_leaves_ends_its_turn_at_the_engine(politely: bool) 
 async def test_a_shutdown_closes_idle_sockets() -> None:
     async with before() as (gateway, _), socket(gateway) as ws:
         assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"
-        stopping = asyncio.create_task(gateway.stop(grace=5.0))
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(1)  # the turn is over
+        stopping, began = asyncio.create_task(gateway.stop(grace=5.0)), loop.time()
         assert (await ws.socket.receive()).data == 1001
+        assert loop.time() - began < HANDLER_GRACE / 2  # after it, handlers are cancelled
         await stopping
 
 
@@ -232,12 +236,13 @@ async def test_a_drain_waits_for_the_turn_in_progress_which_is_the_sockets_last(
         server.gated = True
         await ws.send(model="chat", input="hi")
         await eventually(lambda: len(server.asked) == 1)
-        stopping = asyncio.create_task(gateway.stop(grace=60.0, wait=5.0))
+        stopping = asyncio.create_task(gateway.stop(grace=60.0, wait=60.0))
         await asyncio.sleep(1)
         assert await refused(gateway) == 503
         server.proceed()
         assert (await ws.events())[-1]["type"] == "response.completed"
         assert (await ws.socket.receive()).data == 1001
+        assert await refused(gateway) == 503  # the port is still open
         await stopping
 
 
