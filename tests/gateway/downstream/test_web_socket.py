@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
-from tests.support.builders import Caller, calling
+from tests.support.builders import Caller, calling, last
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ResponsesServer
 from tests.support.simulated import eventually
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk
 
 pytestmark = pytest.mark.virtual_time
 
@@ -77,3 +78,20 @@ async def gone(caller: Caller) -> bool:
     except ConnectionError:
         pass
     return True
+
+
+async def test_a_caller_that_does_not_read_pauses_its_engine_and_is_disconnected() -> None:
+    """Events wait in a buffer of bounded size, as over HTTP."""
+    delta = b'data: {"type":"response.output_text.delta","delta":"%b"}\n\n' % (b"x" * 10_000)
+    script = [STREAM_HEAD + chunk(delta), chunk(delta) * 3000 + LAST_CHUNK]
+    async with (
+        Upstream(script) as engine,
+        running({"only": pool(engine.url, backend="openai")}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        assert (await caller.ask(OFFER))[0] == 101
+        asked = b'{"type":"response.create","model":"chat","input":"hi"}'
+        caller.writer.write(b"\x81" + bytes((0x80 | len(asked),)) + b"\0\0\0\0" + asked)
+        await eventually(lambda: gateway.recorder.live == 1)
+        await asyncio.sleep(80)
+        assert "read nothing" in (last(gateway).error or "")
