@@ -20,6 +20,8 @@ class Operation(Enum):
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
     RESPONSES = "/v1/responses"
+    COMPACT = "/v1/responses/compact"
+    INPUT_TOKENS = "/v1/responses/input_tokens"
     MESSAGES = "/v1/messages"
     COUNT_TOKENS = "/v1/messages/count_tokens"
     EMBEDDINGS = "/v1/embeddings"

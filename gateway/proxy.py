@@ -18,9 +18,10 @@ from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
 from gateway.answers.answer_cache import AnswerCache, CacheUse, replay
-from gateway.api import threads
+from gateway.api import responses_dialect, threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
+from gateway.api.count_replies import COUNTS, count_reply
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
@@ -35,15 +36,8 @@ from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
-from gateway.refusals import (
-    not_found,
-    offers_websocket,
-    origin_refused,
-    outcome_of,
-    reject_unplaced,
-    websocket_refused,
-    wrong_method,
-)
+from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
+from gateway.responses.responses_sockets import ResponsesSockets, offers_websocket, websocket_refused
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
@@ -77,6 +71,7 @@ class Proxy:
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
     large_replies: LargeReplies = field(default_factory=LargeReplies)
+    sockets: ResponsesSockets = field(default_factory=ResponsesSockets)
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
 
     async def handle(self, http: HttpRequest) -> None:
@@ -96,6 +91,8 @@ class Proxy:
             self.preflight(http)
         elif http.path in STORED:
             await self.stored(http)
+        elif http.websocket is not None and http.path == Operation.RESPONSES.value:
+            await self.websocket(http)
         else:
             GETS[http.path](self, http)
 
@@ -104,7 +101,7 @@ class Proxy:
         if http.path not in METHODS:
             http.path, http.model = canonical(http.path)
         if http.path == Operation.RESPONSES.value and offers_websocket(http):
-            return websocket_refused()
+            return self.precheck_websocket(http)
         if (methods := METHODS.get(http.path)) is None:
             return not_found()
         if (
@@ -122,6 +119,27 @@ class Proxy:
         except ApiError as refusal:
             return refusal
         return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
+
+    def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
+        offer = http.websocket
+        if not self.runtime.current.config.server.websockets or offer is None or not offer.is_acceptable:
+            return websocket_refused()
+        if self.draining:
+            return stopped()
+        try:
+            self.authorize(http)
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    async def websocket(self, http: HttpRequest) -> None:
+        """Serve Responses over a WebSocket; each turn checks the key again."""
+        tenant, most = self.authorize(http), self.runtime.current.config.server.max_connections
+        caller, infer = self.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
+        try:
+            await self.sockets.serve(http, caller, most, infer, lambda: self.draining)
+        except ApiError as refusal:
+            http.refuse(refusal)
 
     async def stored(self, http: HttpRequest) -> None:
         """Answer a request about a stored response, from the endpoint with the response, and emit a Record."""
@@ -160,6 +178,9 @@ class Proxy:
         if runtime.same_origin is not None:
             runtime.same_origin.check(http.headers, http.writer.transport)
         return runtime.keys.tenant(http.headers)
+
+    def caller(self, http: HttpRequest, tenant: Tenant) -> str:
+        return http.address if tenant is ANYONE else tenant.name
 
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
@@ -204,8 +225,8 @@ class Proxy:
         named = self.named_route(http, request, runtime, tenant)
         route = named.route
         timeline.routed(request, route)
-        request.caller = http.address if tenant is ANYONE else tenant.name
-        if operation is Operation.RESPONSES or threads.has_thread(request):
+        request.caller = self.caller(http, tenant)
+        if operation in responses_dialect.OPERATIONS or threads.has_thread(request):
             await self.open_state(request, runtime, route, tenant)
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
@@ -216,8 +237,8 @@ class Proxy:
             estimate = await self.admission.reserve(
                 tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline, count
             )
-        if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
-            self.count_tokens(http, timeline, estimate)
+        if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
+            self.count_tokens(http, request, timeline, estimate)
             return
         use = self.answers.use(http, request, route, runtime, tenant)
         if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
@@ -234,8 +255,8 @@ class Proxy:
             decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
-        if operation is Operation.COUNT_TOKENS and decision.cause is RejectionKind.CONTEXT_WINDOW:
-            self.count_tokens(http, timeline, estimate)
+        if operation in COUNTS and decision.cause is RejectionKind.CONTEXT_WINDOW:
+            self.count_tokens(http, request, timeline, estimate)
             return
         if request.pinned and threads.has_thread(request) and decision.outcome is not Placement.PLACE:
             raise threads.not_found()  # the client begins the thread anew, at another endpoint
@@ -321,11 +342,12 @@ class Proxy:
             raise threads.unsupported()
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
-    def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
-        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages, or none takes a
+    def count_tokens(
+        self, http: HttpRequest, request: InferenceRequest, timeline: RequestTimeline, estimate: PromptEstimate
+    ) -> None:
+        """Answer with the gateway's own count, where no pool counts tokens in the caller's dialect, or none takes a
         prompt of this length: an agent asks how much it has to leave out."""
-        tokens = max(each.tokens for each in estimate.pools.values())
-        http.respond(200, encode({"input_tokens": tokens}), gateway_headers(timeline, monotonic()))
+        http.respond(200, count_reply(request, estimate), gateway_headers(timeline, monotonic()))
         timeline.replied(200, monotonic())
 
     def refuse(

@@ -3,9 +3,9 @@
 - The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
   background responses) and tools that run at the provider are refused by name; Codex's are left out
   (`backends/translation/offered_tools.py`).
-- An item of an earlier reply carries its id, status, phase, annotations and logprobs: no part of a prompt, left out. So
-  is the telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning,
-  text, calls) become one message, as chat completions write a turn.
+- An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. So is the
+  telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning, text,
+  calls) become one message, as chat completions write a turn.
 - Images and files in the result of a call follow in the user's message: a chat's tool messages hold texts alone.
 - Reasoning text is returned in the clear, as its own summary where the caller asks for one, and accepted back as it was
   returned: a caller's wish for summaries or encrypted reasoning is met. Foreign encrypted reasoning is refused.
@@ -31,7 +31,6 @@ EXTENSIONS = tuple(
     "structured_outputs".split()
 )
 _OF_REPLY = ("id", "status", "annotations", "logprobs")  # members of an item or a part left from the earlier reply
-_LABELS = (*_OF_REPLY, "phase")  # of items: `phase` says whether a text was commentary or the final answer
 _TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
@@ -93,7 +92,8 @@ class _History:
             kind = "message" if role is not None else "item_reference"
         if (read := _ITEMS.get(kind)) is None:
             return item.refuse_kind(kind)
-        item.take_all((*_LABELS, *_TELEMETRY))
+        item.take_all((*_OF_REPLY, *_TELEMETRY))
+        item.label("phase")  # of a text: commentary, or the final answer
         if read is not _History.output and role != "user":
             self.close()
         read(self, item, role)

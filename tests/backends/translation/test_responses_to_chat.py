@@ -156,7 +156,9 @@ def test_a_wish_for_usage_is_met_without_an_option(usage: bool | None) -> None:
 
 def test_the_phase_of_a_turn_sent_back_is_no_part_of_the_prompt() -> None:
     item = {"role": "assistant", "content": "a", "phase": "commentary"}
-    assert RESPONSES_TO_CHAT.request(said(item), Omissions())["messages"] == [{"role": "assistant", "content": "a"}]
+    left = Omissions()
+    assert RESPONSES_TO_CHAT.request(said(item), left)["messages"] == [{"role": "assistant", "content": "a"}]
+    assert left.noted == {"input.phase": "input.phase"}
 
 
 SEEN = {"type": "input_image", "image_url": "https://images.example/cat.png"}

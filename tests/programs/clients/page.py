@@ -34,7 +34,7 @@ check passes if the client returns what the engine said, or raises its own excep
 
 - Coding agents get the settings of [agents](agents.md), and nothing else, before an engine of 32,768 tokens that
   refuses one token too many. Codex takes `openai_base_url` and `codex login --with-api-key` too. It tries a WebSocket
-  first, and is told at once that there is none.
+  first, and is served there.
 - LlamaIndex's `OpenAI` knows the names of OpenAI's models alone: name a route so, or use its `OpenAILike`.
 - LangChain's `OpenAIEmbeddings` counts tokens with files that tiktoken downloads: `check_embedding_ctx_length=False`
   sends texts as they are.

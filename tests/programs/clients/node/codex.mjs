@@ -64,7 +64,7 @@ check("a conversation beyond the context window is compacted", async () => {
   for (const prompt of [wide, wide, wide, "hello"]) equal((await exec(prompt, user, ["resume", "--last"])).failed, "");
 });
 
-check("WebSocket declined at once", async () => {
+check("WebSocket", async () => {
   const user = pasted();
   writeFileSync(config(user.home), `model = "agent"\nopenai_base_url = "${baseURL}"\n`);
   await ended(program, ["login", "--with-api-key"], { env: user.env, cwd: user.home, input: apiKey });
