@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
+from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.deferred_counts import DeferredCounts
@@ -84,7 +85,7 @@ class Decider:
         estimate = await self._read(text, expected)
         if not estimate.counted:
             pools = self.fleet.snapshot(monotonic()).pools
-            if request.operation is Operation.COUNT_TOKENS or is_count_needed(route, estimate, cap, pools):
+            if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools):
                 estimate = await self._count(text, expected)
             elif estimate.margin > SURE or tenant.limits is not None or random() < SAMPLED:
                 self.counts.add(text.prompt.size, self.estimator.count(text))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gateway.api.api_error import ApiError, retry_later
-from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome
 from policies.types import Decision, Placement, RejectionKind
 
@@ -42,18 +43,6 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
     return RequestOutcome.REFUSED
 
 
-def offers_websocket(http: HttpRequest) -> bool:
-    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
-
-
-def websocket_refused() -> ApiError:
-    """Coding agents ask for a WebSocket first; after this status alone they go on with HTTP at once (Codex 0.118 and
-    later). The reply names the protocol to use (RFC 9110, section 15.5.22)."""
-    message = "Responses are not served over WebSocket here. Send POST /v1/responses over HTTP, with stream: true."
-    headers = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
-    return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
-
-
 def origin_refused() -> ApiError:
     return ApiError(403, "This origin is not listed in server.cors.origins.", code="origin_not_allowed")
 
@@ -62,5 +51,6 @@ def not_found() -> ApiError:
     return ApiError(404, "There is nothing at this path.", code="unknown_url")
 
 
-def wrong_method(right: str) -> ApiError:
-    return ApiError(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})
+def wrong_method(right: Collection[str]) -> ApiError:
+    said, allow = " or ".join(right), ", ".join(right)
+    return ApiError(405, f"This path takes {said} only.", code="method_not_allowed", headers={"allow": allow})

@@ -392,6 +392,7 @@ class Decision:
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     cause: RejectionKind | None = None  # of a refusal
+    output_limits: Mapping[str, int] = field(default_factory=dict)  # tokens by pool, where the caller's do not fit
     chosen: Candidate | None = field(init=False)
 
     def __post_init__(self) -> None:

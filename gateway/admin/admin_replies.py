@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import web
 
@@ -44,3 +44,9 @@ async def read_body(http: web.Request, limit: int) -> bytes:
         if len(body) > limit:
             raise ApiError(413, f"The body is larger than {limit} bytes.", close=True)
     return bytes(body)
+
+
+def accepts_gzip(codings: Iterable[str]) -> bool:
+    """`codings`: values of Accept-Encoding (RFC 9110, section 12.5.3)."""
+    weights = dict(coding.partition(";q=")[::2] for coding in ",".join(codings).replace(" ", "").lower().split(","))
+    return "gzip" in weights and (weights["gzip"] == "" or weights["gzip"].strip("0.") != "")

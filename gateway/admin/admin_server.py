@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import gzip
 from base64 import b64encode
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import cache
@@ -24,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
-from gateway.admin.admin_replies import Handler, json_errors, json_response, lowercase_headers, read_body
+from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
 from gateway.admin.admin_views import RequestQuery, parse_query
 from gateway.admin.key_paths import KeyPaths
 from gateway.api.api_error import ApiError
@@ -35,6 +36,7 @@ from gateway.strict_json import encode
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
 MAX_BEACON = 4096  # bytes of a POST /ttft
+GZIP_LEVEL = 1  # a tenth of the size in a third of the time of level 6
 DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by marker in dashboard.html
 
 
@@ -99,11 +101,16 @@ class AdminServer:
         return await handler(request)
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
-        """Prometheus text, or OpenMetrics where accepted. Encoded in a thread: ten routes and five pools take 30 ms."""
+        """Prometheus text, or OpenMetrics where accepted, compressed where accepted. Made in a thread: 30 ms for ten
+        routes and five pools."""
         metrics = list((await self.data.metrics()).collect())
         encoder, content_type = choose_encoder(http.headers.get("accept", ""))
-        body = await asyncio.to_thread(encoder, SimpleNamespace(collect=lambda: metrics))
-        return web.Response(body=body, headers={"content-type": content_type})
+        headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+        page = SimpleNamespace(collect=lambda: metrics)
+        if not accepts_gzip(http.headers.getall("accept-encoding", ())):
+            return web.Response(body=await asyncio.to_thread(encoder, page), headers=headers)
+        body = await asyncio.to_thread(lambda: gzip.compress(encoder(page), GZIP_LEVEL))
+        return web.Response(body=body, headers=headers | {"content-encoding": "gzip"})
 
     async def requests(self, http: web.Request) -> web.StreamResponse:
         filters = dict(http.query)

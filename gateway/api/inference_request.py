@@ -202,12 +202,14 @@ _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 @dataclass(slots=True)
 class TranslatedBody:
-    """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of."""
+    """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of.
+    `left_out`: members lost on the way, as the caller is told, with the label of the metric."""
 
     operation: Operation
     body: Mapping[str, Any]
     translations: tuple[Translation, ...]
     before: tuple[Mapping[str, Any], ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,7 +228,7 @@ class InferenceRequest(RequestView):
     size: int  # bytes of body
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
-    state_ids: StateIds | None = None  # of Responses: seals the ids in the answer
+    state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
 
     def sent_to(self, backend: Backend) -> Mapping[str, Any]:

@@ -138,6 +138,7 @@ def _add_commands(command: AddCommand) -> None:
         "--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as (default: none)"
     )
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
+    _add_agents(command("agents", "the settings of a coding agent, to paste", "gateway.cli.agents.command:agents"))
     keys = "stored keys of callers: add, revoke, list"
     _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
@@ -174,6 +175,14 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     yes, no = "time first tokens of APIs too, unasked: they cost", "send no prompt to any server"
     tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
     tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
+
+
+def _add_agents(agents: argparse.ArgumentParser) -> None:
+    agents.add_argument("agent", metavar="AGENT", nargs="?", help="such as claude-code (default: list their names)")
+    agents.add_argument("--url", metavar="URL", default="http://127.0.0.1:8080", help="of the running gateway")
+    agents.add_argument("--key-env", metavar="NAME", help="the variable with a key to ask its models (default: none)")
+    agents.add_argument("--model", metavar="NAME", help="the model to use (default: the first of its list)")
+    agents.add_argument("--small-model", metavar="NAME", help="for titles and summaries (default: the same)")
 
 
 def _ports(text: str) -> tuple[int, ...]:

@@ -67,6 +67,8 @@ class ServerSection(Section):
     """Maximum of all request bodies in one worker's memory together; beyond: 503, except for bodies up to 64 KiB."""
     cors: CorsSection | None = None
     """Web pages of other origins; absent: none may read answers."""
+    websockets: bool = True
+    """Serve /v1/responses over WebSocket too; false: 426, after which clients go on with HTTP."""
     tls: ServerTlsSection | None = None
     """Certificate of the data port; absent: plain HTTP."""
 

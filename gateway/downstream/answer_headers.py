@@ -70,6 +70,10 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
     if record.ttft_predicted_p50 is not None:
         lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
+    if record.max_tokens_lowered is not None:
+        lines.append(f"x-firsttoken-max-tokens: {record.max_tokens_lowered}")
+    if record.left_out:
+        lines.append(f"x-firsttoken-left-out: {', '.join(record.left_out)}")
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
     if record.quota is not None:

@@ -45,13 +45,14 @@ from gateway.downstream.http_limits import (
 )
 from gateway.downstream.http_request import (
     HttpRequest,
-    ResponseWriter,
     framing_error,
     refuse_repeated_keys,
     rendered,
     too_large,
 )
 from gateway.downstream.intake import LINGERING, Intake
+from gateway.downstream.response_writer import ResponseWriter
+from gateway.downstream.web_socket import WebSocket
 
 log = logging.getLogger("firsttoken")
 
@@ -215,6 +216,8 @@ class DownstreamConnection(RequestHandler):
         if self._arrival is None:
             self._arrival = monotonic()
         self._received += len(data)
+        if self.request is not None and self.request.websocket is not None:
+            self.request.websocket.on_bytes(len(data))
         super().data_received(data)
         if self._messages:
             self._expects_request = False
@@ -319,6 +322,8 @@ class DownstreamConnection(RequestHandler):
             writer=self.writer,
             query=raw.rel_url.raw_query_string,
         )
+        if headers.get("upgrade", "").lower() == "websocket":
+            request.websocket = WebSocket(raw, self.writer, self.server.max_body, self._hold)
         if self._pipelined:
             self._count_pipelined()
         self.task = raw.task
@@ -461,6 +466,8 @@ class DownstreamConnection(RequestHandler):
         if transport.is_closing():
             self._closing_since = self._closing_since or now
             overdue = now - self._closing_since > timeouts.unread
+        elif self.request is not None and self.request.websocket is not None:
+            overdue = self.request.websocket.is_overdue(now, timeouts.body)
         else:
             overdue = self.request is None and self._arrival is not None and now - self._arrival > timeouts.head
         if overdue:

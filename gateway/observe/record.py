@@ -125,6 +125,7 @@ class Record:
     total: float = 0.0
     tpot: float | None = None
     max_tokens: int | None = None  # as the caller asked
+    max_tokens_lowered: int | None = None  # as sent, where the caller's do not fit into the context window
     choices: int = 1  # answers asked for
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
@@ -151,6 +152,7 @@ class Record:
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     cache: str = ""  # of a route with a cache of answers: hit or miss
     tags: Sequence[str] = ()  # of the listed ones, those that the caller named
+    left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
@@ -213,6 +215,7 @@ class Record:
             name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
         }
         shown["held_ms"] = {rule: _ms(seconds) for rule, seconds in self.held.items()}
+        shown["left_out"] = list(self.left_out)
         shown["ttft_met"] = self.ttft_met
         shown["tpot_met"] = self.tpot_met
         shown["total_met"] = self.total_met
@@ -225,7 +228,14 @@ class Record:
 # Members of a Record's JSON: as they are, and in milliseconds.
 SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
-    *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
+    *(
+        "max_tokens",
+        "max_tokens_lowered",
+        "choices",
+        "prompt_tokens_estimated",
+        "prompt_tokens_reported",
+        "cached_tokens_predicted",
+    ),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
     *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache", "tags"),
 )

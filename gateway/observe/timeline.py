@@ -170,6 +170,9 @@ class RequestTimeline:
         record.region = endpoint.region
         record.tier = candidate.tier
         record.chance = candidate.probability
+        record.max_tokens_lowered = (
+            None if record.decision is None else record.decision.output_limits.get(endpoint.pool)
+        )
         record.prompt_tokens_estimated = candidate.prompt_tokens
         record.cached_tokens_predicted = candidate.hit
         record.ttft_predicted_p50 = waited + forecast.p50
@@ -185,6 +188,10 @@ class RequestTimeline:
     def looked_up(self, found: bool) -> None:
         """Note the result of a look into the cache of answers."""
         self.record.cache = "hit" if found else "miss"
+
+    def left_out(self, members: Mapping[str, str]) -> None:
+        """Note the members of the request that its translation for the pool has lost."""
+        self.record.left_out = members
 
     def rescue(self, state: str) -> None:
         """Note what became of a stream that broke: failed (so far), rescued or refused."""

@@ -343,6 +343,14 @@ class WireAttempt:
             return replace(UNKNOWN_MODEL, cause=failure.cause)
         return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
+    def leave_read(self) -> None:
+        """End the attempt after the last event of its answer. The end of the reply is still read, as the connection is
+        worth more than that."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.drain()
+        self.stop(AttemptOutcome.COMPLETED)
+
     def stop(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
         """End the attempt, and close an open exchange; nothing is written on a connection that is still being made. No
         effect after the end."""

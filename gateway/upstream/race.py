@@ -258,6 +258,9 @@ class Race:
         if why is Leaving.LATE:
             wire.stop(AttemptOutcome.CANCELLED)
             self._end_broken(BrokenOff(LATE))
+        elif why is Leaving.READ:
+            wire.leave_read()
+            self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
         else:
             self.on_wire(wire, wire.on_failure(SILENT))
 

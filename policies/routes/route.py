@@ -145,7 +145,7 @@ class Total(Budget):
     """Time to the last byte."""
 
     limit: Annotated[Positive | Literal["off"], BeforeValidator(_switch)] | None = None
-    """An answer that takes longer is ended by an error; absent: ten times the budget."""
+    """An answer that takes longer is ended by an error; `off`: never; absent: ten times the budget."""
 
     @model_validator(mode="after")
     def _limit_after_budget(self) -> Self:

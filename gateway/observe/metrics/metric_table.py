@@ -225,9 +225,9 @@ PREDICTED = (
         act="Above 0 for long: safe budgets are missed. Check `/fleet`, and the scrapes of the engine's `/metrics`.",
     ),
     counter(
-        "firsttoken_ttft_prediction_covered_total{pool,quantile,covered} requests",
-        help="Requests with a TTFT within the predicted quantile, or not",
-        more="Streams only; `true` / all of a quantile is its calibration.",
+        "firsttoken_ttft_prediction_covered_total{pool,percentile,covered} requests",
+        help="Requests with a TTFT within the predicted percentile, or not",
+        more="Streams only; `true` / all of a percentile is its calibration.",
         moves="`p50` should cover half, `p90` nine in ten.",
         act="p90 below 0.85: routes run closer to their budgets than intended. Raise `target` until it recovers.",
     ),
@@ -306,6 +306,13 @@ SENT = (
         more="Only of routes with a `cache`, and of requests whose answers may repeat. `result`: hit or miss.",
         moves="Equal requests within the `ttl` of the route.",
         act="Few hits: callers vary their requests, or ask for samples; without hits, remove the `cache`.",
+    ),
+    counter(
+        "firsttoken_left_out_total{route,pool,member} requests",
+        help="Answered requests of which a member was left out, as the dialect of the pool cannot express it",
+        more="Members that the route drops, and labels without effect on an answer (docs/dialects.md).",
+        moves="Clients that send members of the own dialect to pools of another.",
+        act="A member that should count: a pool of the caller's dialect for the route, or no `drop` of the member.",
     ),
     counter(
         "firsttoken_rescues_total{route,outcome} streams",

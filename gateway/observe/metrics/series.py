@@ -303,6 +303,7 @@ class RequestMetrics:
         self.hedges = counter("firsttoken_hedges_total")
         self.external_refused = counter("firsttoken_external_refused_total")
         self.escalations = counter("firsttoken_escalations_total")
+        self.left_out = counter("firsttoken_left_out_total")
         self.rescues = counter("firsttoken_rescues_total")
         self.cached = counter("firsttoken_answer_cache_total")
         self.junk = counter("firsttoken_junk_events_total")
@@ -374,6 +375,8 @@ class RequestMetrics:
             self.tagged_cost.of[(tag,)].value += record.cost_usd
         if record.cache:
             self.cached.of[route, record.cache].value += 1
+        for member in set(record.left_out.values()):
+            self.left_out.of[route, pool, member].value += 1
         if record.rescue:
             self.rescues.of[route, record.rescue].value += 1
         if (ttft := record.ttft) is not None:

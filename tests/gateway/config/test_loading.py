@@ -18,7 +18,9 @@ from tests.support.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, p
 
 SHORT = "a secret needs at least 16 characters: openssl rand -hex 32"
 
-SERVER_KEYS = "listen, admin, admin_key, workers, open, drain, hosts, max_connections, max_body_bytes, cors, tls"
+SERVER_KEYS = (
+    "listen, admin, admin_key, workers, open, drain, hosts, max_connections, max_body_bytes, cors, websockets, tls"
+)
 
 
 @pytest.mark.parametrize(
