@@ -68,7 +68,7 @@ envoy: $(DEV) ## run the endpoint picker behind three versions of the real Envoy
 
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra redis --extra schemas \
+	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra pick --extra redis --extra schemas \
 	  --extra tokenizers --output-file deploy/locks/image.txt pyproject.toml
 	@echo 'hatchling>=1.27' | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --upgrade --custom-compile-command "make lock" --output-file deploy/locks/build.txt -

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).resolve().parent.parent / ".cache" / "envoy"
 def binary(version: str) -> Path | None:
     """None: not installed."""
     found = [path for path in (FOLDER / version).rglob("envoy") if path.is_file()]
-    return next((path for path in found if path.parent.name == "bin"), None)
+    return next((path for path in found if path.parent.name == "_bin"), None)
 
 
 def install(version: str) -> None:

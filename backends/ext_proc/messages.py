@@ -1,7 +1,7 @@
 """Messages of Envoy's external processing (envoy.service.ext_proc.v3), as values.
 
-What Envoy sends becomes a `Message`; what a picker answers is encoded here. Field numbers are those of the protocol's
-files; the tests check both directions against the generated classes of `xds-protos`.
+What Envoy sends becomes an `EnvoyMessage`; what a picker answers is encoded here. Field numbers are those of the
+protocol's files; the tests check both directions against Envoy's own definitions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BodyMode(IntEnum):
 
 
 @dataclass(slots=True)
-class Message:
+class EnvoyMessage:
     """A ProcessingRequest. `metadata`: text values by namespace and key, lists as text with commas. `modes`: of the
     bodies of request and response, in the first message."""
 
@@ -55,9 +55,9 @@ _KINDS = {kind.value: kind for kind in MessageKind}
 _METADATA, _ATTRIBUTES, _PROTOCOL_CONFIG = 8, 9, 11
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> EnvoyMessage:
     """Raises ValueError."""
-    message = Message()
+    message = EnvoyMessage()
     for name, value in fields(data):
         if (kind := _KINDS.get(name)) is not None:
             message.kind = kind
@@ -73,7 +73,7 @@ def decode(data: bytes) -> Message:
     return message
 
 
-def _read_part(message: Message, kind: MessageKind, data: bytes) -> None:
+def _read_part(message: EnvoyMessage, kind: MessageKind, data: bytes) -> None:
     is_body = kind in (MessageKind.REQUEST_BODY, MessageKind.RESPONSE_BODY)
     is_headers = kind in (MessageKind.REQUEST_HEADERS, MessageKind.RESPONSE_HEADERS)
     for name, value in fields(data):

@@ -194,6 +194,7 @@ class Config(Section):
     """API keys; absent: open to this machine."""
     telemetry: TelemetrySection = TelemetrySection()
     pick: PickSection | None = None
+    """An endpoint picker for Envoy (ext_proc)."""
     kubernetes: KubernetesSection = KubernetesSection()
     """The API server that is asked for endpoints."""
     _discovered: Discovered | None = None  # None: discovery has not begun
@@ -209,6 +210,10 @@ class Config(Section):
     def with_workers(self, count: int) -> Config:
         """A copy with `server.workers: count`."""
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
+
+    def with_picker(self) -> Config:
+        """A copy with a picker, by its defaults where the file has none."""
+        return self.model_copy(update={"pick": self.pick or PickSection()})
 
     def with_ports(self, data: int | None, admin: int | None) -> Config:
         """A copy with other ports, where given."""

@@ -16,7 +16,7 @@ from time import monotonic
 
 from backends.ext_proc.messages import (
     BodyMode,
-    Message,
+    EnvoyMessage,
     MessageKind,
     Mutation,
     answer,
@@ -34,7 +34,7 @@ SUBSET = "envoy.lb.subset_hint"
 SERVED = "upstream.address"
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     HEADERS = "headers"
     PICKED = "picked"
     ANSWERED = "answered"
@@ -48,20 +48,20 @@ class EnvoyRequest:
         self._picker = picker
         self._timeline = timeline
         self._max_body = max_body
-        self._phase = Phase.HEADERS
+        self._phase = RequestPhase.HEADERS
         self._modes = BodyMode.NONE, BodyMode.NONE
-        self._head = Message()
+        self._head = EnvoyMessage()
         self._body = bytearray()
         self._pick: Pick | None = None
         self._served: ServedAnswer | None = None
 
-    async def on(self, message: Message) -> list[bytes]:
+    async def on(self, message: EnvoyMessage) -> list[bytes]:
         match message.kind:
             case MessageKind.REQUEST_HEADERS:
                 return await self._on_request_headers(message)
-            case MessageKind.REQUEST_BODY if self._phase is Phase.HEADERS:
+            case MessageKind.REQUEST_BODY if self._phase is RequestPhase.HEADERS:
                 return await self._on_request_body(message)
-            case MessageKind.REQUEST_TRAILERS if self._phase is Phase.HEADERS:
+            case MessageKind.REQUEST_TRAILERS if self._phase is RequestPhase.HEADERS:
                 return [*await self._on_whole_duplex_body(is_last=False), answer(MessageKind.REQUEST_TRAILERS)]
             case MessageKind.RESPONSE_HEADERS:
                 self._on_response_headers(message)
@@ -71,7 +71,7 @@ class EnvoyRequest:
 
     # -- the request ----------------------------------------------------------------------
 
-    async def _on_request_headers(self, message: Message) -> list[bytes]:
+    async def _on_request_headers(self, message: EnvoyMessage) -> list[bytes]:
         self._head = message
         self._modes = message.modes or self._modes
         waits_for_body = self._modes[0] in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX) and not message.end_of_stream
@@ -79,7 +79,7 @@ class EnvoyRequest:
             return await self._picked(MessageKind.REQUEST_HEADERS)
         return [answer(MessageKind.REQUEST_HEADERS)] if self._modes[0] is BodyMode.BUFFERED else []
 
-    async def _on_request_body(self, message: Message) -> list[bytes]:
+    async def _on_request_body(self, message: EnvoyMessage) -> list[bytes]:
         self._body += message.body
         if len(self._body) > self._max_body:
             return self._refused(ApiError(413, f"The body is longer than {self._max_body} bytes."))
@@ -93,7 +93,7 @@ class EnvoyRequest:
         """The choice, and the body behind it; trailers follow where it is not the last."""
         body = bytes(self._body)
         found = await self._picked(MessageKind.REQUEST_HEADERS)
-        if self._phase is Phase.PICKED:
+        if self._phase is RequestPhase.PICKED:
             found += body_answers(MessageKind.REQUEST_BODY, body, is_last)
         return found
 
@@ -106,7 +106,7 @@ class EnvoyRequest:
             self._pick = pick = await self._picker.pick(asked, self._timeline)
         except ApiError as refusal:
             return self._refused(refusal)
-        self._phase, chosen = Phase.PICKED, ",".join(pick.addresses)
+        self._phase, chosen = RequestPhase.PICKED, ",".join(pick.addresses)
         self._body.clear()
         self._note_sent(pick.addresses[0])
         self._picker.on_sent(pick)
@@ -114,7 +114,7 @@ class EnvoyRequest:
         return [answer(kind, Mutation({DESTINATION: chosen}, removed, {LB: {DESTINATION: chosen}}))]
 
     def _refused(self, refusal: ApiError) -> list[bytes]:
-        self._phase = Phase.OVER
+        self._phase = RequestPhase.OVER
         now, end = monotonic(), RequestOutcome.SHED if refusal.status in (429, 503) else RequestOutcome.REFUSED
         self._timeline.refused(refusal.status, refusal.logged, end, now)
         headers = {"content-type": "application/json", **refusal.headers}
@@ -130,20 +130,20 @@ class EnvoyRequest:
 
     # -- the answer -----------------------------------------------------------------------
 
-    def _on_response_headers(self, message: Message) -> None:
+    def _on_response_headers(self, message: EnvoyMessage) -> None:
         told = message.metadata.get(LB, {}).get(f"{DESTINATION}-served") or message.attributes.get(SERVED, "")
         if self._pick is not None and told and told != self._pick.addresses[0]:
             if self._served is not None:
                 self._served.leave(monotonic())
             self._served = None
             self._note_sent(told)
-        self._phase = Phase.ANSWERED
+        self._phase = RequestPhase.ANSWERED
         if self._served is not None:
             self._served.on_head(int(message.headers.get(":status", "0") or 0), message.headers)
         if message.end_of_stream:
             self._ended()
 
-    def _on_response_body(self, message: Message) -> list[bytes]:
+    def _on_response_body(self, message: EnvoyMessage) -> list[bytes]:
         if self._served is not None:
             self._served.on_body(message.body, monotonic(), self._timeline)
         if message.end_of_stream:
@@ -154,9 +154,9 @@ class EnvoyRequest:
 
     def _ended(self) -> None:
         """The last byte of the answer is out."""
-        if self._phase is Phase.OVER:
+        if self._phase is RequestPhase.OVER:
             return
-        self._phase, now = Phase.OVER, monotonic()
+        self._phase, now = RequestPhase.OVER, monotonic()
         outcome = RequestOutcome.COMPLETED
         if self._served is not None and not self._served.end(now, self._timeline):
             outcome = RequestOutcome.FAILED
@@ -164,12 +164,12 @@ class EnvoyRequest:
 
     def close(self) -> None:
         """The call is over: with the request where no body of the answer is seen, else the caller is gone."""
-        if self._phase is Phase.OVER:
+        if self._phase is RequestPhase.OVER:
             return
-        if self._phase is Phase.ANSWERED and self._modes[1] in (BodyMode.NONE, BodyMode.BUFFERED):
+        if self._phase is RequestPhase.ANSWERED and self._modes[1] in (BodyMode.NONE, BodyMode.BUFFERED):
             self._ended()
             return
-        self._phase, now = Phase.OVER, monotonic()
+        self._phase, now = RequestPhase.OVER, monotonic()
         if self._served is not None:
             self._served.leave(now)
         self._timeline.finished(RequestOutcome.CLIENT_GONE, now)

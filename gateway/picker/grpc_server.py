@@ -126,7 +126,7 @@ class Call:
 
 @dataclass(slots=True)
 class Outbox:
-    """What waits for the peer's window: messages, and the end."""
+    """Messages that wait for the peer's window, and the end."""
 
     data: deque[bytes] = field(default_factory=deque)
     size: int = 0

@@ -54,7 +54,8 @@ async def envoy(
     try:
         yield await listening(admin)
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 
