@@ -29,7 +29,7 @@ TRAFFIC = {
     "TPOT in the tier walk": "long tiers",
     "hedging": "hanging",
     "price of TPOT misses": "long sessions",
-    "harm of late requests": "many sessions",
+    "harm of late requests": "batch",
     "calm engine for late prefills": "long sessions",
 }
 
@@ -39,7 +39,7 @@ def busy(traffic: str) -> tuple[Scenario, list[Arrival]]:
     """A scenario with more than its engines can serve, for a few seconds."""
     if traffic == "hanging":
         return replace(scenarios.setting("c"), hung=0.1), chats(150, rate=20.0, route="chat")
-    found = scenarios.setting("c" if traffic in ("tiers", "long tiers") else "d")
+    found = scenarios.setting("c" if traffic in ("tiers", "long tiers", "batch") else "d")
     routes = cycle(found.routes)
     shape = Agents(seconds=8.0, sessions=30.0, pause=1.0, task=6_000)
     if traffic == "long sessions":
@@ -48,6 +48,8 @@ def busy(traffic: str) -> tuple[Scenario, list[Arrival]]:
         shape = Agents(seconds=30.0, sessions=10.0, pause=2.0, task=10_000)
     if traffic == "long tiers":
         shape, routes = Agents(seconds=30.0, sessions=8.0, pause=1.0, task=1_000), cycle(["chat"])
+    if traffic == "batch":
+        shape, routes = Agents(seconds=30.0, sessions=8.0, pause=1.0, task=6_000), cycle(["agent", "batch"])
     sessions = agents(shape, 1)
     return found, [replace(arrival, route=next(routes)) for arrival in sessions]
 
