@@ -34,7 +34,6 @@ T = TypeVar("T")
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
 MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
 COUNTING = 10  # times as long as parsing
-SURE, SAMPLED = 0.12, 0.25  # margin up to which this share of the prompts is counted: enough to notice other texts
 SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
 
 
@@ -74,8 +73,7 @@ class Decider:
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route. Text that was not counted yet is counted once
-        the request is sent; here, where the decision needs the count. Where the key's texts are known well and no limit
-        of the key is settled by the count, one prompt of four is.
+        the request is sent; here, where the decision needs the count.
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
@@ -87,7 +85,7 @@ class Decider:
             pools = self.fleet.snapshot(monotonic()).pools
             if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools):
                 estimate = await self._count(text, expected)
-            elif estimate.margin > SURE or tenant.limits is not None or random() < SAMPLED:
+            else:
                 self.counts.add(text.prompt.size, self.estimator.count(text))
         if not route.budget_grows:
             return estimate

@@ -238,14 +238,9 @@ class PromptEstimate:
     uncached_tokens: int = 0  # that the best endpoint would have to compute; where the TTFT budget grows with these
 
     @property
-    def margin(self) -> float:
-        """Largest margin of a pool, as a share of the tokens."""
-        return max([pool.margin / pool.tokens for pool in self.pools.values() if pool.margin], default=0.0)
-
-    @property
     def counted(self) -> bool:
         """No part of the prompt is estimated."""
-        return not self.margin
+        return all(not pool.margin for pool in self.pools.values())
 
 
 # --------------------------------------------------------------------------- predictions

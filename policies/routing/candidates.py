@@ -264,7 +264,7 @@ def misfit(
 def is_count_needed(route: Route, estimate: PromptEstimate, output_cap: int | None, pools: Mapping[str, Pool]) -> bool:
     """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
     not."""
-    if estimate.margin > ROUGH:
+    if any(prompt.margin > ROUGH * prompt.tokens for prompt in estimate.pools.values()):
         return True
     least = least_output(output_cap)
     for tier in route.tiers:

@@ -37,6 +37,10 @@ LEFT_OUT: Mapping[str, str] = {  # reason by the end of a check's name
     "retry after a 429": "A real engine has no fault on demand.",
 }
 LEFT_OUT_OF: Mapping[str, dict[str, str]] = {  # by client
+    "claude-code": dict.fromkeys(
+        ("a full context window is compacted", "a refused prompt is compacted"),
+        "A window of prompts takes minutes on a CPU.",
+    ),
     "openai-python": {"responses: delete": "vLLM deletes no response: refused by name."},
     "vercel-ai": {"responses: reasoning": "vLLM gives the reasoning itself; the library reads summaries alone."},
 }
