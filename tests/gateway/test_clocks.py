@@ -28,7 +28,7 @@ READERS = {
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
-    "gateway/cli/top.py": "ages on a screen",
+    "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/downstream/http_request.py": "the Date of a reply",
     "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
     "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
