@@ -49,7 +49,8 @@ class Anthropic(OpenAI):
 
     def call(self, forward: BackendRequest) -> HttpCall:
         call = super().call(forward)
-        if self.config.prompt_caching and forward.operation is Operation.MESSAGES and not has_own(call.body):
+        may_mark = self.config.prompt_caching and "thread" not in forward.body  # a thread has marks of its own
+        if may_mark and forward.operation is Operation.MESSAGES and not has_own(call.body):
             call = replace(call, body=self._encoded(with_breakpoints(self._body(forward))))
         callers = {name: forward.headers[name] for name in _CALLERS if name in forward.headers}
         own = {name: value for name, value in callers.items() if name not in self._configured}

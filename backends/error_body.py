@@ -65,7 +65,8 @@ def read_error(reply: Any) -> ErrorBody:
 
 
 def _of_object(error: Mapping[Any, Any]) -> ErrorBody:
-    message, code, details = error.get("message") or error.get("detail") or "", error.get("code"), error.get("details")
+    message, details = error.get("message") or error.get("detail") or "", error.get("details")
+    code = error.get("code") or (details.get("error_code") if isinstance(details, Mapping) else None)  # Anthropic's
     text = _text(message) if isinstance(message, str) else _joined(message)
     metadata, inner = error.get("metadata"), error.get("innererror")
     return ErrorBody(

@@ -20,6 +20,8 @@ class Operation(Enum):
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
     RESPONSES = "/v1/responses"
+    COMPACT = "/v1/responses/compact"
+    INPUT_TOKENS = "/v1/responses/input_tokens"
     MESSAGES = "/v1/messages"
     COUNT_TOKENS = "/v1/messages/count_tokens"
     EMBEDDINGS = "/v1/embeddings"
@@ -157,6 +159,7 @@ class Tap(Protocol):
     times: EngineTimes
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     missing: bytes  # the last event of a stream, until seen
+    terminated: bool  # the last event of a stream was seen: [DONE], message_stop, response.completed
     failure: Failure | None  # an error event
     strict: bool  # an event that is no JSON ends the stream, wherever it may have held text
     junk: int  # events so far that are no JSON; to be dropped unless the stream is spoiled

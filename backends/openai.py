@@ -42,7 +42,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
 _REASONING = ("reasoning_content", "reasoning_details")
-_WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES)
+_WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES, Operation.COMPACT)
 _RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 _encode = msgspec.json.Encoder().encode
 # Members of a request that change nothing about the form of its answer, whole or streamed.
@@ -149,7 +149,7 @@ class OpenAI(Backend):
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:
             return MessagesTap(self._secret) if forward.stream else MessagesBodyTap(self._secret)
-        if forward.operation is Operation.RESPONSES:
+        if forward.operation in (Operation.RESPONSES, Operation.COMPACT):
             return ResponsesTap(self._secret) if forward.stream else ResponsesBodyTap(self._secret)
         if not forward.stream:
             return BodyTap(self._secret)
@@ -236,6 +236,7 @@ class OpenAIPlatform(OpenAI):
     """OpenAI's own API. Requests of a cache group are kept together by `prompt_cache_key` (guide "Prompt caching",
     2026-11: the key is combined with a hash of the prefix), where the caller sets none."""
 
+    native = OpenAI.native | {Operation.COMPACT, Operation.INPUT_TOKENS}
     caches_by_key = True
     whole_forms = {Operation.CHAT: OPENAI_CHAT, Operation.COMPLETION: OPENAI_COMPLETION}
     assembled_members = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from socket import socket
 from time import monotonic
@@ -19,19 +19,23 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.gateway_admin import GatewayAdmin
-from gateway.admission.key_store import Keyring
+from gateway.admission.key_store import FileKeys, RedisKeys
+from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission, Quotas
 from gateway.admission.redis_quotas import RedisQuotas
+from gateway.answers.answer_cache import AnswerCache
+from gateway.answers.answer_stores import answer_store
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
 from gateway.cluster.redis_client import RedisClient
 from gateway.cluster.replicas import Replicas
-from gateway.config.models import Config
+from gateway.config.endpoint_section import Discovered
+from gateway.config.models import Config, Key
 from gateway.decider import Decider
 from gateway.downstream.http_server import HttpServer
 from gateway.downstream.intake import Intake
-from gateway.fleet.dns_discovery import DnsDiscovery
+from gateway.fleet.discovery import Discovery
 from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
 from gateway.fleet.monitor import Monitor, PollTarget
 from gateway.observe.logs import AccessLog
@@ -78,15 +82,15 @@ class Gateway:
         self.worker = worker
         self.url = self.admin_url = ""
         self.force_stop = False
-        self.runtime = RuntimeHolder(build_runtime(config.with_addresses({})))
+        self.runtime = RuntimeHolder(build_runtime(config.with_discovered(Discovered())))
         self._build_decisions()
         self._build_observers(config)
         self._build_shared_state(config)
         self._build_servers(config)
         self.kv_events = self._build_kv_events()
-        self.dns = DnsDiscovery()
+        self.discovery = Discovery()
         self._reloading = asyncio.Lock()
-        self._following_names: asyncio.Task[None] | None = None
+        self._following_addresses: asyncio.Task[None] | None = None
 
     # -- build ------------------------------------------------------------------------------
 
@@ -145,9 +149,13 @@ class Gateway:
             self.registry.register(self.redis)
             self.shared_quotas = RedisQuotas(self.redis, config.server.workers)
             if config.state.keys == "redis":
-                self.keyring = Keyring(self.redis, self._swap_keys)
+                self.keyring = Keyring(RedisKeys(self.redis.call, self.redis.url, self.redis.timeout), self._swap_keys)
+                self.redis.on_up(self.keyring.check_soon)
             group = new_group() if worker is None else worker.group
             self.replicas = Replicas(self.redis, config.state.namespace, group, self.fleet.knows)
+        if config.state.keys == "dir" and config.state.dir is not None:
+            self.keyring = Keyring(FileKeys(config.state.dir), self._swap_keys)
+        self.answers = answer_store(config.state)
         self.learned_keeper = self._build_learned_keeper(config)
         self.fleet.peers = None if worker is None else worker.peers
         if self.replicas is not None:
@@ -184,6 +192,7 @@ class Gateway:
             recorder=self.recorder,
             cache_warming=self.cache_warming,
             admission=Admission(quotas, self.recorder, self.registry),
+            answers=AnswerCache(self.answers, config.state.answer_bytes),
             tracer=None if self.telemetry is None else Tracer(config.telemetry.traces),
         )
         self.admin = GatewayAdmin(
@@ -241,14 +250,22 @@ class Gateway:
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
-        for component in (self.kv_events, self.telemetry, self.redis, self.shared_quotas, self.keyring, self.replicas):
+        for component in (
+            self.kv_events,
+            self.telemetry,
+            self.redis,
+            self.shared_quotas,
+            self.keyring,
+            self.replicas,
+            self.answers,
+        ):
             if component is not None:
                 component.start()
-        if self.config.resolved_hosts():
+        if self.config.is_dynamic:
             await self.apply_config(self.config)
         if self.learned_keeper is not None:
             await self.learned_keeper.start()
-        self._following_names = asyncio.create_task(self._follow_names())
+        self._following_addresses = asyncio.create_task(self._follow_addresses())
 
     async def open(self, data: socket) -> None:
         """Opens the data port."""
@@ -273,24 +290,22 @@ class Gateway:
     async def apply_config(self, config: Config) -> None:
         """Brings another configuration into force."""
         async with self._reloading:
-            await self.dns.follow(config.resolved_hosts())
+            await self.discovery.follow(config)
             await self._reload(config)
 
-    async def _follow_names(self) -> None:
-        """Reloads the configuration in force after a change of DNS addresses."""
+    async def _follow_addresses(self) -> None:
+        """Reloads the configuration in force after a change of addresses."""
         while True:
-            await self.dns.changed()
+            await self.discovery.changed()
             try:
                 async with self._reloading:
                     await self._reload(self.config)
             except Exception:
-                log.exception("DNS addresses changed, but the new endpoints could not be applied")
+                log.exception("addresses changed, but the new endpoints could not be applied")
 
     async def _reload(self, wanted: Config) -> None:
         """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
-        new = await asyncio.to_thread(
-            build_warm_runtime, wanted.with_addresses(self.dns.addresses), self.runtime.current
-        )
+        new = await asyncio.to_thread(self._build_runtime, wanted.with_discovered(self.discovery.found))
         while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
         unused = {*self.runtime.current.connections.values()} - {*new.connections.values()}
@@ -298,10 +313,12 @@ class Gateway:
         for connections in unused:
             await connections.close()
 
+    def _build_runtime(self, wanted: Config) -> Runtime:
+        new = build_warm_runtime(wanted, self.runtime.current)
+        return new if self.keyring is None else new.with_stored_keys(self.keyring.known)
+
     def _swap(self, new: Runtime) -> None:
         """Puts `new` in force by one assignment, then tells components with learned or derived state."""
-        if self.keyring is not None:
-            new = new.with_stored_keys(self.keyring.known)
         replaced = new.replaced_routes(self.runtime.current)
         self.runtime.current = new
         routes = new.routes.all
@@ -324,10 +341,10 @@ class Gateway:
         if self.access_log is not None:
             self.access_log.reopen()
 
-    def _swap_keys(self) -> None:
-        """Called when the keys in Redis have changed."""
-        if self.keyring is not None:
-            self.runtime.current = self.runtime.current.with_stored_keys(self.keyring.known)
+    async def _swap_keys(self, stored: Sequence[Key]) -> None:
+        """Called when the stored keys have changed. Thousands take tens of milliseconds: in a thread."""
+        async with self._reloading:
+            self.runtime.current = await asyncio.to_thread(self.runtime.current.with_stored_keys, stored)
 
     def _watch_endpoints(self) -> None:
         watched = {
@@ -369,9 +386,9 @@ class Gateway:
             await self._abort_requests(self.http_server)
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
-        if self._following_names is not None:
-            self._following_names.cancel()
-        for component in (self.dns, self.cache_warming, self.witness_probes, self.monitor):
+        if self._following_addresses is not None:
+            self._following_addresses.cancel()
+        for component in (self.discovery, self.cache_warming, self.witness_probes, self.monitor, self.answers):
             await component.close()
         for optional_component in (
             self.learned_keeper,

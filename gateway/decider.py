@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
+from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.observe.record import Record, RequestOutcome
 from gateway.tokenize.deferred_counts import DeferredCounts
@@ -33,6 +34,7 @@ T = TypeVar("T")
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
 MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
 COUNTING = 10  # times as long as parsing
+SURE, SAMPLED = 0.12, 0.25  # margin up to which this share of the prompts is counted: enough to notice other texts
 SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
 
 
@@ -72,7 +74,8 @@ class Decider:
 
     async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route. Text that was not counted yet is counted once
-        the request is sent; here, where the decision needs the count.
+        the request is sent; here, where the decision needs the count. Where the key's texts are known well and no limit
+        of the key is settled by the count, one prompt of four is.
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
@@ -82,9 +85,9 @@ class Decider:
         estimate = await self._read(text, expected)
         if not estimate.counted:
             pools = self.fleet.snapshot(monotonic()).pools
-            if request.operation is Operation.COUNT_TOKENS or is_count_needed(route, estimate, cap, pools):
+            if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools):
                 estimate = await self._count(text, expected)
-            else:
+            elif estimate.margin > SURE or tenant.limits is not None or random() < SAMPLED:
                 self.counts.add(text.prompt.size, self.estimator.count(text))
         if not route.budget_grows:
             return estimate
@@ -100,8 +103,9 @@ class Decider:
         return replace(found, uncached_tokens=estimate.uncached_tokens)
 
     async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
-        unread = self.estimator.unread(text) if text.prompt.effort > LARGE else 0
-        return await self.off_loop(unread, self.estimator.estimate, text, expected_output)
+        if text.prompt.effort <= LARGE:
+            return self.estimator.estimate(text, expected_output)
+        return await self.off_loop(self.estimator.unread(text), self.estimator.estimate, text, expected_output)
 
     async def _count(self, text: PromptText, expected_output: int) -> PromptEstimate:
         await self.off_loop(text.prompt.effort * COUNTING, deque, self.estimator.count(text), 0)

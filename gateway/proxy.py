@@ -17,12 +17,16 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
-from gateway.api.api_error import ApiError, internal, retry_later, stopped
+from gateway.answers.answer_cache import AnswerCache, CacheUse, replay
+from gateway.api import responses_dialect, threads
+from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
+from gateway.api.count_replies import COUNTS, count_reply
 from gateway.api.inference_request import InferenceRequest, request_id_of
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
 from gateway.api.state_ids import open_request
+from gateway.api.tags import listed_tags
 from gateway.cache_warming import CacheWarming
 from gateway.decider import Decider
 from gateway.downstream.answer_headers import gateway_headers, waiting_headers
@@ -32,13 +36,14 @@ from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import Recorder, RequestTimeline
 from gateway.observe.trace_context import Tracer
+from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
+from gateway.responses.responses_sockets import ResponsesSockets, offers_websocket, websocket_refused
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
-from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
@@ -62,9 +67,11 @@ class Proxy:
     recorder: Recorder
     cache_warming: CacheWarming
     admission: Admission
+    answers: AnswerCache
     tracer: Tracer | None = None
     draining: bool = False  # each answer is the last of its connection
     large_replies: LargeReplies = field(default_factory=LargeReplies)
+    sockets: ResponsesSockets = field(default_factory=ResponsesSockets)
     stopping: bool = False  # a task cancelled now is cancelled by the gateway, not by the caller
 
     async def handle(self, http: HttpRequest) -> None:
@@ -84,6 +91,8 @@ class Proxy:
             self.preflight(http)
         elif http.path in STORED:
             await self.stored(http)
+        elif http.websocket is not None and http.path == Operation.RESPONSES.value:
+            await self.websocket(http)
         else:
             GETS[http.path](self, http)
 
@@ -92,9 +101,9 @@ class Proxy:
         if http.path not in METHODS:
             http.path, http.model = canonical(http.path)
         if http.path == Operation.RESPONSES.value and offers_websocket(http):
-            return websocket_refused()
+            return self.precheck_websocket(http)
         if (methods := METHODS.get(http.path)) is None:
-            return _not_found()
+            return not_found()
         if (
             http.method == "OPTIONS"
             and ASKED_METHOD in http.headers
@@ -102,7 +111,7 @@ class Proxy:
         ):
             return None if cors.allows(http.headers.get("origin", "")) else origin_refused()
         if http.method not in methods:
-            return _wrong_method(methods[0])
+            return wrong_method(methods)
         if http.path in PROBES:
             return None
         try:
@@ -110,6 +119,27 @@ class Proxy:
         except ApiError as refusal:
             return refusal
         return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
+
+    def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
+        offer = http.websocket
+        if not self.runtime.current.config.server.websockets or offer is None or not offer.is_acceptable:
+            return websocket_refused()
+        if self.draining:
+            return stopped()
+        try:
+            self.authorize(http)
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    async def websocket(self, http: HttpRequest) -> None:
+        """Serve Responses over a WebSocket; each turn checks the key again."""
+        tenant, most = self.authorize(http), self.runtime.current.config.server.max_connections
+        caller, infer = self.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
+        try:
+            await self.sockets.serve(http, caller, most, infer, lambda: self.draining)
+        except ApiError as refusal:
+            http.refuse(refusal)
 
     async def stored(self, http: HttpRequest) -> None:
         """Answer a request about a stored response, from the endpoint with the response, and emit a Record."""
@@ -149,6 +179,9 @@ class Proxy:
             runtime.same_origin.check(http.headers, http.writer.transport)
         return runtime.keys.tenant(http.headers)
 
+    def caller(self, http: HttpRequest, tenant: Tenant) -> str:
+        return http.address if tenant is ANYONE else tenant.name
+
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
@@ -187,15 +220,14 @@ class Proxy:
             operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
         )
         timeline.end_stage(Stage.PARSE)
+        if listed := runtime.config.telemetry.tags:
+            timeline.tagged(listed_tags(listed, http.headers, request.body))
         named = self.named_route(http, request, runtime, tenant)
         route = named.route
         timeline.routed(request, route)
-        request.caller = http.address if tenant is ANYONE else tenant.name
-        if operation is Operation.RESPONSES:
-            request.state_ids = runtime.state_ids(tenant)
-            request.body, request.pinned = await self.decider.off_loop(
-                request.size, open_request, request.body, request.state_ids, runtime.endpoints(route)
-            )
+        request.caller = self.caller(http, tenant)
+        if operation in responses_dialect.OPERATIONS or threads.has_thread(request):
+            await self.open_state(request, runtime, route, tenant)
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
@@ -205,8 +237,13 @@ class Proxy:
             estimate = await self.admission.reserve(
                 tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline, count
             )
-        if operation is Operation.COUNT_TOKENS and all(pool in request.unfit for pool in route.pools):
-            self.count_tokens(http, timeline, estimate)
+        if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
+            self.count_tokens(http, request, timeline, estimate)
+            return
+        use = self.answers.use(http, request, route, runtime, tenant)
+        if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
+            timeline.end_stage(Stage.ADMIT)
+            await replay(answer, http, request.stream, timeline)
             return
         timeline.end_stage(Stage.ADMIT)
         entered_at = timeline.mark
@@ -218,6 +255,11 @@ class Proxy:
             decision = await self.place(queued, entered_at, timeline)
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
+        if operation in COUNTS and decision.cause is RejectionKind.CONTEXT_WINDOW:
+            self.count_tokens(http, request, timeline, estimate)
+            return
+        if request.pinned and threads.has_thread(request) and decision.outcome is not Placement.PLACE:
+            raise threads.not_found()  # the client begins the thread anew, at another endpoint
         reject_unplaced(decision)
         routed = RoutedRequest(
             request=request,
@@ -234,12 +276,29 @@ class Proxy:
             masked_pools=self.runtime.current.masked_pools,
             idle=defaults.stream_idle,
         )
-        race = Race(self.dispatcher, routed, Relay(http))
+        await self.race(routed, http, use)
+
+    async def race(self, routed: RoutedRequest, http: HttpRequest, use: CacheUse | None) -> None:
+        """Relay an answer, and keep what others may use of request and answer. Raises ApiError."""
+        relay = self.answers.relay(use, http)
+        race = Race(self.dispatcher, routed, relay)
         try:
             await race.run()
         finally:
             if race.winner is not None:
                 self.cache_warming.answered(race.winner, routed, http.body)
+            self.answers.keep(use, relay, routed.route, routed.timeline)
+
+    async def open_state(self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant) -> None:
+        """Find the endpoint with the state that the request refers to. Raises ApiError for state that is unknown, and
+        for a thread that the route cannot keep."""
+        if threads.has_thread(request) and not runtime.keeps_threads(route):
+            raise threads.unsupported()
+        opened = threads.open_thread if threads.has_thread(request) else open_request
+        request.state_ids = runtime.state_ids(tenant)
+        request.body, request.pinned = await self.decider.off_loop(
+            request.size, opened, request.body, request.state_ids, runtime.endpoints(route)
+        )
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
@@ -279,12 +338,16 @@ class Proxy:
         timeline.routed(request, named.route)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
+        if threads.has_thread(request) and not runtime.keeps_threads(named.route):
+            raise threads.unsupported()
         return named, await self.estimate(request, runtime, named.route, tenant, timeline)
 
-    def count_tokens(self, http: HttpRequest, timeline: RequestTimeline, estimate: PromptEstimate) -> None:
-        """Answer with the gateway's own count, where no pool counts the tokens of Anthropic's Messages."""
-        tokens = max(each.tokens for each in estimate.pools.values())
-        http.respond(200, encode({"input_tokens": tokens}), gateway_headers(timeline, monotonic()))
+    def count_tokens(
+        self, http: HttpRequest, request: InferenceRequest, timeline: RequestTimeline, estimate: PromptEstimate
+    ) -> None:
+        """Answer with the gateway's own count, where no pool counts tokens in the caller's dialect, or none takes a
+        prompt of this length: an agent asks how much it has to leave out."""
+        http.respond(200, count_reply(request, estimate), gateway_headers(timeline, monotonic()))
         timeline.replied(200, monotonic())
 
     def refuse(
@@ -314,18 +377,20 @@ class Proxy:
     def models(self, http: HttpRequest) -> None:
         """List the names open to the caller's key: routes, aliases, models of pools."""
         tenant = self.authorize(http)
-        names = self.runtime.current.routes.listed(tenant)
-        http.respond(200, encode(model_list(names, http.headers)))
+        runtime = self.runtime.current
+        windows = {name: runtime.context_window(name, tenant) for name in runtime.routes.listed(tenant)}
+        http.respond(200, encode(model_list(windows, http.headers)))
 
     def model(self, http: HttpRequest) -> None:
         """Describe the model that the path names, if requests for it would be served."""
-        tenant, routes = self.authorize(http), self.runtime.current.routes
+        tenant, runtime = self.authorize(http), self.runtime.current
         try:
-            routes.admit(tenant, routes.match(http.model, tenant).route, http.model)
+            runtime.routes.admit(tenant, runtime.routes.match(http.model, tenant).route, http.model)
         except ApiError as refusal:
             http.refuse(refusal)
         else:
-            http.respond(200, encode(model_object(http.model, http.headers)))
+            window = runtime.context_window(http.model, tenant)
+            http.respond(200, encode(model_object(http.model, window, http.headers)))
 
     def health(self, http: HttpRequest) -> None:
         http.respond(200, b'{"status":"alive"}')
@@ -344,64 +409,6 @@ GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
 METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
 
 
-def reject_unplaced(decision: Decision) -> None:
-    """Raises ApiError where the decision has placed the request nowhere."""
-    if decision.outcome is Placement.PLACE:
-        return
-    later = retry_later(decision.retry_after)
-    if decision.outcome is Placement.SHED:
-        message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
-        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
-    if decision.outcome is Placement.RATE_LIMITED:
-        message = f"No endpoint takes a request now: {decision.reason}."
-        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
-    if decision.outcome is Placement.OVERLOADED:
-        message = f"No server has time for this request now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    if decision.outcome is Placement.UNAVAILABLE:
-        message = f"No endpoint is usable now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    too_long = decision.cause is RejectionKind.CONTEXT_WINDOW
-    code = "context_length_exceeded" if too_long else "no_suitable_tier"
-    raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
-
-
-def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
-    """The outcome to record: an error after placement is a failure of the backends, unless the request is at fault."""
-    placement = None if decision is None else decision.outcome
-    if placement in (Placement.SHED, Placement.OVERLOADED):
-        return RequestOutcome.SHED
-    if placement in (Placement.UNAVAILABLE, Placement.RATE_LIMITED):
-        return RequestOutcome.UNAVAILABLE
-    if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
-        return RequestOutcome.FAILED
-    return RequestOutcome.REFUSED
-
-
 def has_large_body(http: HttpRequest) -> bool:
     """By its head. A small body is read to the end, so that a refusal does not close the connection."""
     return "transfer-encoding" in http.headers or int(http.headers.get("content-length", 0)) > SMALL_BODY
-
-
-def offers_websocket(http: HttpRequest) -> bool:
-    return http.method == "GET" and http.headers.get("upgrade", "").lower() == "websocket"
-
-
-def websocket_refused() -> ApiError:
-    """Coding agents ask for a WebSocket first; after this status alone they go on with HTTP at once (Codex 0.118 and
-    later). The reply names the protocol to use (RFC 9110, section 15.5.22)."""
-    message = "Responses are not served over WebSocket here. Send POST /v1/responses over HTTP, with stream: true."
-    headers = {"upgrade": "HTTP/1.1", "connection": "upgrade"}
-    return ApiError(426, message, code="websocket_not_supported", headers=headers, close=True)
-
-
-def origin_refused() -> ApiError:
-    return ApiError(403, "This origin is not listed in server.cors.origins.", code="origin_not_allowed")
-
-
-def _not_found() -> ApiError:
-    return ApiError(404, "There is nothing at this path.", code="unknown_url")
-
-
-def _wrong_method(right: str) -> ApiError:
-    return ApiError(405, f"This path takes {right} only.", code="method_not_allowed", headers={"allow": right})

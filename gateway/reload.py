@@ -20,7 +20,7 @@ from aiohttp import web
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.admin.admin_server import json_response
+from gateway.admin.admin_replies import json_response
 from gateway.api.api_error import ApiError
 from gateway.config.config_errors import ConfigError
 from gateway.config.file_watch import CHECK_INTERVAL, FileWatch

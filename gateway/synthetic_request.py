@@ -1,4 +1,4 @@
-"""Requests of the gateway's own: a single token of output, to warm up a cache or to see whether an endpoint answers.
+"""Requests of the gateway's own: to warm up a cache, to see whether an endpoint answers, or to measure its times.
 
 To the fleet a synthetic request is an attempt as any other: charged, and a source for learning. It has no
 Record and is not retried.
@@ -48,6 +48,8 @@ class _Course:
 
     def follow(self, wire: WireAttempt, event: WireEvent) -> None:
         if event is Milestone.FIRST_TOKEN:
+            if wire.stream and wire.times.first_in is not None:
+                wire.fleet.on_first_token(wire, wire.times.first_in)
             wire.take_buffered()
             wire.join(_Dropped())
         if event is Milestone.WHOLE:
@@ -60,16 +62,21 @@ class _Course:
 
 
 def synthetic(
-    upstream: Upstream, operation: Operation, body: Mapping[str, Any], model: str, cache_group: str = ""
+    upstream: Upstream,
+    operation: Operation,
+    body: Mapping[str, Any],
+    model: str,
+    cache_group: str = "",
+    max_tokens: int = 1,
 ) -> BackendRequest:
-    """A request for a single token of output. `cache_group`: tenant that owns the caches of the prompt."""
+    """A request for `max_tokens` of output. `cache_group`: tenant that owns the caches of the prompt."""
     request_id = new_request_id()
     return BackendRequest(
         operation,
         body,
         model,
         stream=True,
-        max_tokens=1,
+        max_tokens=max_tokens,
         request_id=request_id,
         cache_salt=cache_group,
         session_id=request_id if upstream.kv_events else "",

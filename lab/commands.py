@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from pathlib import Path
 
 from gateway.cli.arguments import COUNT, FILES, PORT, WORKERS, WORKERS_HELP, AddCommand, positive
 
@@ -21,7 +22,7 @@ def _add_replay(replay: ArgumentParser) -> None:
     add = replay.add_argument
     formats = "Mooncake JSON lines, an Azure CSV, our own access log, recorded sessions, or synthetic:agents"
     add("traces", metavar="[ROUTE=]TRACE", nargs="+", help=formats)
-    add("--config", dest="files", help="the policy to try (required)", required=True, **FILES)
+    add("--config", dest="files", help="the policy to try, with --live the budgets (default: none)", **FILES)
     add("--config-b", dest="files_b", help="another one (default: none)", **FILES)
     add("--load", default="1", help="multiple of the rate of the trace: 1, 0.6,1,1.4 or 0.6..1.4")
     add("--seed", type=COUNT, default=0, help="seed of the first replay")
@@ -43,6 +44,25 @@ def _add_replay(replay: ArgumentParser) -> None:
     faults = "slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5 (default: none)"
     add("--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT", help=faults)
     add("--json", action="store_true", help="print every replay as JSON")
+    _add_live(replay)
+
+
+def _add_live(replay: ArgumentParser) -> None:
+    """Options of a replay in real time."""
+    add = replay.add_argument
+    add("--live", metavar="URL", help="send the trace there, to an OpenAI-compatible API (default: none, virtual time)")
+    add(
+        "--ttft",
+        metavar="TIME",
+        help="with --live: TTFT budget of all routes, as 800ms (default: as in --config)",
+    )
+    add("--speed", type=positive, metavar="X", help="with --live: times as fast as recorded (default: 1)")
+    add("--model", metavar="NAME", help="with --live: model to ask for (default: the route)")
+    key = replay.add_mutually_exclusive_group().add_argument
+    key("--key", metavar="KEY", help="with --live: API key, which other users of this machine may see (default: none)")
+    key("--key-env", metavar="NAME", help="with --live: variable with the API key (default: none)")
+    add("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 300)")
+    add("--svg", type=Path, metavar="FILE", help="with --live: write a plot of the first tokens (default: none)")
 
 
 def _add_demo(demo: ArgumentParser) -> None:

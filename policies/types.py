@@ -238,9 +238,14 @@ class PromptEstimate:
     uncached_tokens: int = 0  # that the best endpoint would have to compute; where the TTFT budget grows with these
 
     @property
+    def margin(self) -> float:
+        """Largest margin of a pool, as a share of the tokens."""
+        return max([pool.margin / pool.tokens for pool in self.pools.values() if pool.margin], default=0.0)
+
+    @property
     def counted(self) -> bool:
         """No part of the prompt is estimated."""
-        return all(not pool.margin for pool in self.pools.values())
+        return not self.margin
 
 
 # --------------------------------------------------------------------------- predictions
@@ -387,6 +392,7 @@ class Decision:
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     cause: RejectionKind | None = None  # of a refusal
+    output_limits: Mapping[str, int] = field(default_factory=dict)  # tokens by pool, where the caller's do not fit
     chosen: Candidate | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -99,7 +99,7 @@ def name_of(node: ast.AST) -> str:
 def names_of(library_class: type) -> set[str]:
     """Attributes of a class, those that its methods set included."""
     names = set(dir(library_class))
-    for each in library_class.__mro__:
+    for each in getattr(library_class, "__mro__", ()):  # typing.NamedTuple is a function
         with suppress(OSError, TypeError):  # written in C
             names.update(re.findall(r"\bself\.(\w+)", inspect.getsource(each)))
     return names

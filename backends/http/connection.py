@@ -74,6 +74,7 @@ class WriteCoalescer:
             transport.write(b"".join(pending))
 
 
+DRAIN_TIME, DRAIN_LIMIT = 1.0, 64 * 1024  # s and bytes for the end of a reply after the last event of its stream
 HEAD_LIMIT = 64 * 1024  # bytes of headers, of trailers, of anything but body
 
 
@@ -123,6 +124,35 @@ class Exchange:
             carrier.abandon()
         elif carrier is not None:
             carrier.cancel()
+
+    def drain(self) -> None:
+        """Leave a reply of which only the end is missing: the connection is kept if it comes soon. The sink hears
+        nothing more."""
+        if isinstance(self.carrier, Connection):
+            self.sink = _Drain(self)
+            self.carrier.resume()
+
+
+class _Drain:
+    """Sink for the rest of a reply that nobody reads."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._most = exchange.bytes_in + DRAIN_LIMIT
+        self._timer = asyncio.get_running_loop().call_later(DRAIN_TIME, exchange.cancel)
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        if self._exchange.bytes_in > self._most:
+            self._timer.cancel()
+            self._exchange.cancel()
+
+    def on_end(self) -> None:
+        self._timer.cancel()
+
+    def on_failure(self, failure: Failure) -> None:
+        self._timer.cancel()
 
 
 class ConnectionOwner(Protocol):

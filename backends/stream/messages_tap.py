@@ -50,6 +50,7 @@ class MessagesTap(StreamTap):
             self._read_counts(event.usage)
             self.ended = self.ended or (bool(delta.get("stop_reason")) and self.failure is None)
         elif event.type == "message_stop":
+            self.terminated = True
             self.ended = self.failure is None
         elif event.error:
             self._fail(failures.of_event(event.error, self._secret))

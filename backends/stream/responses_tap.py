@@ -78,6 +78,7 @@ class ResponsesTap(StreamTap):
     def _read_end(self, response: ResponseShape | None) -> None:
         if response is not None:
             read_response_usage(self.usage, response.usage)
+        self.terminated = True
         self.ended = self.failure is None
 
     def _read_failure(self, kind: str, event: ResponseEventShape, data: bytes) -> None:

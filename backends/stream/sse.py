@@ -248,7 +248,7 @@ def _without_usage(data: bytes) -> bytes:
     if b'"usage"' not in data or _NO_CHOICES.search(data) is None:
         return data
     kept = []
-    for event in _events(data):
+    for event in events_of(data):
         if b'"usage"' in event and _is_usage(event):
             # The blank lines before stay: different reads attach blank lines to different events.
             event = event[: len(event) - len(event.lstrip(b"\r\n"))]
@@ -256,7 +256,7 @@ def _without_usage(data: bytes) -> bytes:
     return b"".join(kept)
 
 
-def _events(data: bytes) -> list[bytes]:
+def events_of(data: bytes) -> list[bytes]:
     """The events, and what follows the last blank line."""
     events, start = [], 0
     for blank in BLANK_LINE.finditer(data):
@@ -265,7 +265,7 @@ def _events(data: bytes) -> list[bytes]:
     return [*events, data[start:]]
 
 
-def _data_of(event: bytes) -> bytes | None:
+def data_of(event: bytes) -> bytes | None:
     """None: there is no data line."""
     lines = [
         line[5:].removeprefix(b" ")
@@ -277,7 +277,7 @@ def _data_of(event: bytes) -> bytes | None:
 
 def _is_usage(event: bytes) -> bool:
     try:
-        chunk = _decode_chunk(_data_of(event) or b"")
+        chunk = _decode_chunk(data_of(event) or b"")
     except (ValueError, RecursionError):
         return False
     return chunk.choices == [] and bool(chunk.usage)
@@ -301,7 +301,7 @@ class JunkFilter:
     def feed(self, data: bytes) -> bytes:
         if self._overflowed:
             return data
-        *events, self._held = _events(self._held + data)
+        *events, self._held = events_of(self._held + data)
         passed = b"".join(map(self._passed, events))
         self._overflowed = len(self._held) > JUDGED_LIMIT
         return passed + self.close() if self._overflowed else passed
@@ -315,7 +315,7 @@ class JunkFilter:
         return rest
 
     def _passed(self, event: bytes) -> bytes:
-        data = _data_of(event)
+        data = data_of(event)
         if data is None:  # a comment
             return event
         if data.startswith(b"[DONE]"):

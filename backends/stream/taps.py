@@ -71,6 +71,7 @@ class _ReplyTap:
         self.times = EngineTimes()
         self.ended = False
         self.missing = b""
+        self.terminated = False
         self.failure: Failure | None = None
         self.strict = False
         self.junk = 0
@@ -183,6 +184,7 @@ class StreamTap(_ReplyTap):
             if event.data.startswith(b"[DONE]"):
                 self.missing = b""
                 if self.done_ends:
+                    self.terminated = True
                     self._end()
                 if self._doubtful:
                     self._settle()

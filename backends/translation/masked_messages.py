@@ -12,6 +12,7 @@ from typing import Any
 from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent
 from backends.translation.messages_to_chat.answer import error_event
+from backends.translation.omissions import Omissions
 from backends.translation.translation import EventTranslator, Json, Translation, decode_event, sse
 
 _PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -44,7 +45,7 @@ class MaskedMessagesEvents(EventTranslator):
         return error_event(failure)
 
 
-def _same(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _same(body: Mapping[str, Any], dropped: Omissions) -> Json:
     return dict(body)
 
 

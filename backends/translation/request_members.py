@@ -6,10 +6,10 @@ Responses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from backends.translation.omissions import Omissions
 from backends.translation.translation import Json, UntranslatableError
 
 # Members of chat completions and of Responses with the same name and meaning.
@@ -18,31 +18,36 @@ SAME_MEMBERS = tuple(
     "prompt_cache_retention safety_identifier service_tier user".split()
 )
 ANY = object()  # a member is known whatever its value is
+LABEL = object()  # a member without effect on the answer, which the backend's dialect does not have
 _NEVER_DROPPED = frozenset({"model", "messages", "system", "tools", "max_tokens", "stream"})
-_INDEX = re.compile(r"\[\d+\]")
 
 
-def present(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
-    """Members with a value, without members dropped by the route."""
+def present(body: Mapping[str, Any], dropped: Omissions) -> Json:
+    """Members with a value, without members dropped by the route, which are noted."""
     return {
         name: value
         for name, value in body.items()
-        if value is not None and (name in _NEVER_DROPPED or name not in dropped)
+        if value is not None and (name in _NEVER_DROPPED or not dropped.drop(name))
     }
 
 
-def refuse(param: str, dropped: frozenset[str], reason: str = "") -> None:
+def refuse(param: str, dropped: Omissions, reason: str = "") -> None:
     """Refuse a member without an equivalent, unless the route drops the member, by its name or by its path."""
-    if param not in dropped and param.rpartition(".")[2] not in dropped:
+    if not dropped.drop(param):
         raise UntranslatableError(param, reason and f"'{param}' cannot be expressed: {reason}")
 
 
-def refuse_others(members: Mapping[str, Any], known: Mapping[str, Any], within: str, dropped: frozenset[str]) -> None:
-    """Refuse members that are not `known`. `known`: by name, the value that says nothing; ANY where each is read."""
+def refuse_others(members: Mapping[str, Any], known: Mapping[str, Any], within: str, dropped: Omissions) -> None:
+    """Refuse members that are not `known`, and note labels as left out. `known`: by name, the value that says nothing;
+    ANY where each is read; LABEL."""
     for name, value in members.items():
         if value is None or (name in known and known[name] in (ANY, value)):
             continue
-        refuse(f"{within}.{name}" if within else name, dropped)
+        path = f"{within}.{name}" if within else name
+        if known.get(name) is not LABEL:
+            refuse(path, dropped)
+        elif value:
+            dropped.leave_out(path)
 
 
 class Members:
@@ -52,7 +57,7 @@ class Members:
     (`tools.strict`).
     """
 
-    def __init__(self, members: Any, dropped: frozenset[str], path: str = "") -> None:
+    def __init__(self, members: Any, dropped: Omissions, path: str = "") -> None:
         if not isinstance(members, Mapping):
             raise UntranslatableError(path, f"'{path}' must be an object")
         self.path, self.dropped = path, dropped
@@ -114,18 +119,20 @@ class Members:
 
     def refuse(self, name: str, reason: str = "") -> None:
         """Raises UntranslatableError unless the member is to be dropped."""
-        if not self._drops(name):
+        if not self.dropped.drop(self.at(name)):
             raise UntranslatableError(self.at(name), reason)
 
-    def _drops(self, name: str) -> bool:
-        """A member or a type is dropped by its name, or by its path without indices (`tools.web_search`)."""
-        return name in self.dropped or _INDEX.sub("", self.at(name)) in self.dropped
-
     def refuse_kind(self, kind: str) -> None:
-        """Raises UntranslatableError for the whole object, unless objects of its type are to be dropped."""
-        if not self._drops(kind):
+        """Raises UntranslatableError for the whole object, unless objects of its type are to be dropped, by the type or
+        by the path with the type (`tools.web_search`)."""
+        if not self.dropped.drop(self.at(kind)):
             shown = f"'{self.path}' of type '{kind[:64]}'"
             raise UntranslatableError(self.path, f"{shown} cannot be expressed in the dialect of the backend")
+
+    def label(self, name: str) -> None:
+        """Leave out a member without effect on the answer, which the backend's dialect does not have."""
+        if self.take(name):
+            self.dropped.leave_out(self.at(name))
 
     def close(self) -> None:
         """Refuse what was not taken. Raises UntranslatableError."""

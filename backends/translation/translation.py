@@ -2,8 +2,9 @@
 
 A translation turns the caller's request into the backend's, and the backend's reply or event stream into the caller's.
 Rules:
-- A member without an equivalent raises `UntranslatableError` with its name, before anything is sent; where the route
-  drops the member by name, the translation leaves it out. Nothing is lost silently, nothing invented.
+- A member without an equivalent raises `UntranslatableError` with its name, before anything is sent. It is left out,
+  and noted in `Omissions`, where the route drops it by name, and where it is a label without effect on an answer.
+  Nothing is lost silently, nothing invented.
 - `X_to_Y` is for a caller who speaks X, before a server that speaks Y: `request.py` turns X into Y, `answer.py` turns
   reply and events back into X.
 - Translations are pure and know nothing of sockets or routes. A chain of two joins any pair of dialects through chat.
@@ -22,6 +23,7 @@ import msgspec
 from backends import failures
 from backends.interface import Failure, Operation
 from backends.stream.sse import ServerSentEvent, SseDecoder
+from backends.translation.omissions import Omissions
 
 Json = dict[str, Any]
 
@@ -87,8 +89,8 @@ class EventTranslator:
 
 
 class TranslateRequest(Protocol):
-    def __call__(self, body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
-        """Body of the backend's request. `dropped`: members to leave out. Raises UntranslatableError."""
+    def __call__(self, body: Mapping[str, Any], dropped: Omissions) -> Json:
+        """Body of the backend's request; notes in `dropped` what it leaves out. Raises UntranslatableError."""
         ...
 
 

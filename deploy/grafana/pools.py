@@ -30,7 +30,7 @@ PREDICTIONS = Row(
             "The share of requests within the predicted p50 and p90. Ideal: 0.5 and 0.9.",
             "Below: too optimistic, routes miss. Above: too pessimistic, preferred tiers are skipped. Predictions "
             "adapt within some hundred requests; if they do not, the engine changes faster: check its queue.",
-            (Query(share(COVERED, 'covered="true"', POOL, "pool, quantile"), "{{pool}} {{quantile}}"),),
+            (Query(share(COVERED, 'covered="true"', POOL, "pool, percentile"), "{{pool}} {{percentile}}"),),
             "percentunit",
             maximum=1,
             thresholds=((0, "red"), (0.5, "yellow"), (0.9, "green")),

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from backends.interface import Operation
-from gateway.admin.admin_server import json_response
+from gateway.admin.admin_replies import json_response
 from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view, named_view
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request

@@ -64,7 +64,7 @@ class Keys:
         digest = hashlib.sha256(presented_key(headers).encode("utf-8", "surrogateescape")).digest()
         found = self._by_digest.get(digest)
         if found is None:
-            raise _unauthorized("The API key is not known here.")
+            raise _unauthorized("it is not known here.")
         return found
 
 
@@ -75,9 +75,9 @@ def presented_key(headers: Mapping[str, str]) -> str:
     found |= {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
     given = {name: key for name, key in found.items() if key}
     if len({*given.values()}) > 1:
-        raise _unauthorized(f"The headers {' and '.join(given)} have different API keys; send one.")
+        raise _unauthorized(f"the headers {' and '.join(given)} have different keys; send one.")
     if not given:
-        raise _unauthorized("No API key was given. Send 'authorization: Bearer <key>', x-api-key or api-key.")
+        raise _unauthorized("there is none. Send 'authorization: Bearer <key>', x-api-key or api-key.")
     return next(iter(given.values()))
 
 
@@ -86,10 +86,11 @@ def sent_keys(headers: Mapping[str, str]) -> list[str]:
     return [headers[name].rpartition(" ")[2] for name in KEY_HEADERS if name in headers]
 
 
-def _unauthorized(message: str) -> ApiError:
-    """Claude Code (2.1) repeats a 401 ten times, for minutes, unless told not to."""
+def _unauthorized(reason: str) -> ApiError:
+    """Claude Code (2.1) repeats a 401 ten times, for minutes, unless told not to. LiteLLM (1.81) knows a wrong key by
+    OpenAI's first words alone."""
     headers = {"www-authenticate": "Bearer", "x-should-retry": "false"}
-    return ApiError(401, message, code="invalid_api_key", headers=headers)
+    return ApiError(401, f"Incorrect API key provided: {reason}", code="invalid_api_key", headers=headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gateway.api.parsed_body import ParsedBody
 from gateway.strict_json import encode
 
 READERS: Mapping[Operation, Callable[[Operation, bytes], ParsedBody]] = {
-    Operation.RESPONSES: responses_dialect.read,
+    **dict.fromkeys(responses_dialect.OPERATIONS, responses_dialect.read),
     Operation.MESSAGES: messages_dialect.read,
     Operation.COUNT_TOKENS: messages_dialect.read,
     Operation.EMBEDDINGS: pooling_dialect.read,

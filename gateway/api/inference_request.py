@@ -99,7 +99,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
         digests[:0] = parameters.definitions
     most = max(filter(None, flags), default=0)
     return ParsedBody(
-        members=body,
+        members=without_cost_option(body),
         prompt=Prompt(sources, digests, len(messages), len(raw), decoded, media=most >= _MEDIA),
         parameters=parameters,
         user_turns=sum(map(flags.count, _USERS)) or 1,
@@ -145,7 +145,7 @@ def parse_full(operation: Operation, raw: bytes) -> ParsedBody:
     valid = checked(body, _SHAPES[operation])
     flags = [_message_flags(message) for message in valid.messages] if isinstance(valid, ChatShape) else []
     return ParsedBody(
-        members=body,
+        members=without_cost_option(body),
         prompt=prompt_of(operation, body),
         parameters=_parameters_of(valid, body),
         user_turns=sum(flag & _USER for flag in flags) or 1,
@@ -161,16 +161,26 @@ def _parameters_of(valid: ChatShape | CompletionShape, body: Mapping[str, Any]) 
     max_tokens = valid.max_tokens
     if isinstance(valid, ChatShape) and valid.max_completion_tokens is not None:
         max_tokens = valid.max_completion_tokens
+    usage = body.get("usage")
+    wants_cost = isinstance(usage, dict) and usage.get("include") is True
     return Parameters(
         model=valid.model,
         stream=bool(valid.stream),
-        wants_usage=bool(valid.stream_options and valid.stream_options.include_usage),
+        wants_usage=wants_cost or bool(valid.stream_options and valid.stream_options.include_usage),
+        wants_cost=wants_cost,
         max_tokens=output_limit(max_tokens),
         tools=bool(body.get("tools")),
         json_schema=isinstance(response_format, dict) and response_format.get("type") in ("json_schema", "json_object"),
         choices=max(valid.n or 1, valid.best_of or 1)
         * (_prompts(valid.prompt) if isinstance(valid, CompletionShape) else 1),
     )
+
+
+def without_cost_option(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without OpenRouter's `usage: {include: true}`, which the gateway answers: OpenAI refuses the member."""
+    if not isinstance(body.get("usage"), dict):
+        return body
+    return {name: value for name, value in body.items() if name != "usage"}
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> int:
@@ -192,12 +202,14 @@ _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 @dataclass(slots=True)
 class TranslatedBody:
-    """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of."""
+    """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of.
+    `left_out`: members lost on the way, as the caller is told, with the label of the metric."""
 
     operation: Operation
     body: Mapping[str, Any]
     translations: tuple[Translation, ...]
     before: tuple[Mapping[str, Any], ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,12 +222,13 @@ class InferenceRequest(RequestView):
     prompt: Prompt
     model: str
     wants_usage: bool  # the caller requested the usage chunk
+    wants_cost: bool  # and the cost in it
     traceparent: str
     request_id: str
     size: int  # bytes of body
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
-    state_ids: StateIds | None = None  # of Responses: seals the ids in the answer
+    state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
 
     def sent_to(self, backend: Backend) -> Mapping[str, Any]:
@@ -255,6 +268,7 @@ def parse(
         model=parameters.model,
         stream=parameters.stream,
         wants_usage=parameters.wants_usage,
+        wants_cost=parameters.wants_cost,
         max_tokens=parameters.max_tokens,
         choices=parameters.choices,
         tools=parameters.tools,

@@ -19,6 +19,15 @@ from gateway.strict_json import encode
 OVERLOADED = 529  # Anthropic's status for a server without capacity
 
 _IMAGE = "image"
+_DETAILED = frozenset(  # codes of errors after which clients go on in another way
+    {
+        "thread_not_found",
+        "thread_already_continued",
+        "thread_continue_in_flight",
+        "thread_fingerprint_mismatch",
+        "thread_unsupported_request",
+    }
+)
 
 
 class _Turn(msgspec.Struct):
@@ -84,4 +93,6 @@ def status_of(error: ApiError) -> int:
 def error_body(error: ApiError, request_id: str = "") -> bytes:
     kind = ERROR_TYPES.get(status_of(error), "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
+    if error.code in _DETAILED:
+        body["error"]["details"] = {"error_code": error.code}
     return encode(body | {"request_id": request_id or None})

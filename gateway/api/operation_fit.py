@@ -15,6 +15,7 @@ from time import monotonic
 import msgspec
 
 from backends.interface import Operation
+from backends.translation.omissions import Omissions
 from backends.translation.registry import chain
 from backends.translation.reply_translation import SHAPE_ERRORS
 from backends.translation.translation import Translation, UntranslatableError
@@ -93,8 +94,8 @@ def _counts(found: Mapping[str, float], caller: str) -> bool:
     return caller in recent or len(recent) >= WITNESSES
 
 
-def _translated(request: InferenceRequest, steps: tuple[Translation, ...], dropped: frozenset[str]) -> TranslatedBody:
-    bodies = [_decode(encode(request.body))]
+def _translated(request: InferenceRequest, steps: tuple[Translation, ...], drop: frozenset[str]) -> TranslatedBody:
+    bodies, dropped = [_decode(encode(request.body))], Omissions(drop)
     for step in steps:
         bodies.append(step.request(bodies[-1], dropped))
-    return TranslatedBody(steps[-1].backend, bodies[-1], steps, tuple(bodies[:-1]))
+    return TranslatedBody(steps[-1].backend, bodies[-1], steps, tuple(bodies[:-1]), dropped.noted)

@@ -21,6 +21,8 @@ _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "bo
 _PYTHON_TYPE = re.compile(r"\b(str|int|float|bool)\b")
 Shape = TypeVar("Shape")
 
+MAX_INTEGER = 1 << 53  # that a double holds exactly
+
 
 @dataclass(slots=True)
 class Parameters:
@@ -33,6 +35,7 @@ class Parameters:
     tools: bool
     json_schema: bool
     choices: int = 1
+    wants_cost: bool = False
     definitions: tuple[int, ...] = field(default=(), compare=False)  # digests of fields rendered before the messages
 
 
@@ -63,8 +66,20 @@ def checked(body: Mapping[str, Any], shape: type[Shape]) -> Shape:
     """Convert the members of a shape. Raises ApiError (400) with the name of the member."""
     try:
         return msgspec.convert(body, shape)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return msgspec.convert(_with_integers(body), shape)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
+
+
+def _with_integers(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The members with `1.0` read as the integer that JSON Schema takes it for."""
+    return {
+        name: int(value) if type(value) is float and value.is_integer() and abs(value) < MAX_INTEGER else value
+        for name, value in body.items()
+    }
 
 
 def output_limit(asked: int | None) -> int | None:

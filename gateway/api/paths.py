@@ -29,7 +29,8 @@ STORED = {  # methods of the paths of a stored response
 
 _STORED = re.compile(r"/v1/responses/([^/]+)(/input_items|/cancel|)")
 _ONE_MODEL = MODELS + "/"
-_VERSIONED = [path for path in (MODELS, *(each.value for each in Operation)) if path.startswith("/v1/")]
+_OPERATIONS = frozenset(each.value for each in Operation)
+_VERSIONED = [path for path in (MODELS, *_OPERATIONS) if path.startswith("/v1/")]
 _UNVERSIONED = frozenset(path.removeprefix("/v1") for path in _VERSIONED)
 _AZURE = re.compile(r"/openai(?:/deployments/([^/].*?)(/chat/completions|/completions|/embeddings)|(/v1/.+))")
 _RENAMED = {
@@ -48,7 +49,7 @@ def canonical(path: str) -> tuple[str, str]:
         if azure[1]:
             return "/v1" + azure[2], unquote(azure[1])
         path = azure[3]
-    if (stored := _STORED.fullmatch(path)) is not None:
+    if path not in _OPERATIONS and (stored := _STORED.fullmatch(path)) is not None:
         return f"/v1/responses/{{id}}{stored[2]}", unquote(stored[1])
     if path.startswith(_ONE_MODEL) and len(path) > len(_ONE_MODEL):
         return MODEL, unquote(path.removeprefix(_ONE_MODEL))

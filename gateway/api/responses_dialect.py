@@ -15,6 +15,8 @@ from gateway.api.api_error import bad_request
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit, translated_prompt
 from gateway.strict_json import encode
 
+OPERATIONS = (Operation.RESPONSES, Operation.COMPACT, Operation.INPUT_TOKENS)
+
 
 class _Responses(msgspec.Struct):
     """Fields read or type-checked by the gateway."""
@@ -45,9 +47,9 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
         prompt=translated_prompt(Operation.RESPONSES, body),
         parameters=Parameters(
             model=valid.model,
-            stream=bool(valid.stream),
+            stream=bool(valid.stream) and operation is Operation.RESPONSES,
             wants_usage=True,
-            max_tokens=output_limit(valid.max_output_tokens),
+            max_tokens=1 if operation is Operation.INPUT_TOKENS else output_limit(valid.max_output_tokens),
             tools=bool(valid.tools),
             json_schema=isinstance(text_format, dict) and text_format.get("type") in ("json_schema", "json_object"),
         ),

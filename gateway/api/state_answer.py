@@ -6,7 +6,7 @@ stay as they are. Of a stream, only the few events with such members are decoded
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -76,15 +76,16 @@ class StateAnswer:
 
 
 class StateStream:
-    """A `Rewriter` of an event stream. `seal`: the data of an event, sealed."""
+    """A `Rewriter` of an event stream. `seal`: the data of an event, sealed. `marks`: of the events with state."""
 
-    def __init__(self, seal: Callable[[bytes], bytes]) -> None:
+    def __init__(self, seal: Callable[[bytes], bytes], marks: Sequence[bytes] = _MARKS) -> None:
         self._decoder = SseDecoder()
         self._seal = seal
+        self._marks = marks
 
     def feed(self, data: bytes) -> bytes:
         """Raises ReplyShapeError."""
-        if not self._decoder.pending and data.endswith(b"\n\n") and not any(mark in data for mark in _MARKS):
+        if not self._decoder.pending and data.endswith(b"\n\n") and not any(mark in data for mark in self._marks):
             return data
         try:
             return b"".join(map(self._sealed, self._decoder.feed(data)))
@@ -99,6 +100,6 @@ class StateStream:
         return b"".join(map(self._sealed, self._decoder.flush()))
 
     def _sealed(self, event: ServerSentEvent) -> bytes:
-        if any(mark in event.data for mark in _MARKS):
+        if any(mark in event.data for mark in self._marks):
             event.data = self._seal(event.data)
         return bytes(event)

@@ -1,7 +1,8 @@
 """Commands on a configuration file: `firsttoken check`, `schema` and `keys`.
 
-`check`: counts, routes and notes of a valid configuration; with --live its endpoints too. `keys`: adds, revokes and
-lists API keys in the Redis of a configuration. A new key is printed once: only the SHA-256 is stored. `list` shows
+`check`: counts, routes and notes of a valid configuration, and budgets against the profile in `state.dir`; with --live
+its endpoints too. `keys`: adds, revokes and lists API keys in the store of a configuration. A new key is printed once:
+only the SHA-256 is stored. `list` shows
 neither.
 """
 
@@ -11,45 +12,37 @@ import argparse
 import asyncio
 import json
 import os
-import secrets
 import sys
-from collections.abc import Awaitable, Callable
-from hashlib import sha256
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from gateway.admission import key_store
+from gateway.admission.key_store import MAX_KEYS, StoreFull, operator_store
+from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, new_key
 from gateway.cli.tables import aligned
-from gateway.cluster.redis_client import create_client, error_text
+from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
-from gateway.config.config_errors import ConfigError, did_you_mean
-from gateway.config.field_types import parse_redis_url
+from gateway.config.config_errors import ConfigError, nearest
 from gateway.config.loading import load
 from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
 from policies.routes.route import Route, Tier, Ttft
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
 T = TypeVar("T")
 
-KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
-PATIENCE = 5.0  # s
 COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/month", "cache group", "weight")
-LIMITS = (
-    *("requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group"),
-    "weight",
-)
 
 
 def check(args: argparse.Namespace) -> int:
-    """Raises ConfigError if the configuration is invalid, or with --live if an endpoint is not as configured."""
+    """Raises ConfigError if the configuration is invalid, if a budget is infeasible by the profile in `state.dir`, or
+    with --live if an endpoint is not as configured."""
     config = load(args.files, os.environ)
     if not args.live and (args.no_tokens or args.timeout is not None):
         raise ConfigError(["firsttoken: --no-tokens and --timeout belong to --live: add --live"])
     print(report(config))
+    if config.state.dir is not None:
+        from gateway.cli.live.known_profile import check_budgets
+
+        check_budgets(config)
     if args.live:
         from gateway.cli.live.live_check import TIMEOUT, live_check
 
@@ -98,67 +91,50 @@ def schema(args: argparse.Namespace) -> int:
 def keys(args: argparse.Namespace) -> int:
     """Raises ConfigError for every mistake of the operator."""
     config = load(args.files, os.environ)
-    if config.state.redis is None or config.state.keys != "redis":
-        raise ConfigError(
-            ["state.keys is not 'redis': a gateway would not look there; write state: {redis: ..., keys: redis}"]
-        )
+    if config.state.keys == "config":
+        text = "a gateway would look there in its file alone: write state: {dir: ..., keys: dir}, or redis"
+        raise ConfigError([f"state.keys is 'config'; {text}"])
+    store = operator_store(config.state)
     if args.action == "add":
-        text = KIND + secrets.token_urlsafe(32)
-        key = _key(config, args, text)
-        if not _asked(config, lambda redis: key_store.add(redis, key)):
+        text, key = _key(config, args)
+        if not _asked(store.add(key)):
             raise ConfigError([f"there is a key '{key.name}' already; revoke it first"])
         print(text)
         print("firsttoken: this is the only time that the key is shown", file=sys.stderr)
     elif args.action == "revoke":
-        if any(key.name == args.name for key in config.keys):
-            raise ConfigError([f"the key '{args.name}' is in the configuration file, not in Redis: delete it there"])
-        if not _asked(config, lambda redis: key_store.revoke(redis, args.name)):
-            names = [key.name for key in _asked(config, key_store.all_keys)]
-            raise ConfigError([f"there is no key '{args.name}'{did_you_mean(args.name, names)}"])
+        if in_file(config, args.name):
+            raise ConfigError([f"the key '{args.name}' is in the configuration file: delete it there"])
+        if not _asked(store.revoke(args.name)):
+            names = [key.name for key in _asked(store.read())]
+            raise ConfigError([f"there is no key '{args.name}'{nearest(args.name, names)}"])
         print(f"revoked {args.name}")
     else:
-        print("\n".join(aligned([COLUMNS, *map(_key_row, _asked(config, key_store.all_keys))])))
+        print("\n".join(aligned([COLUMNS, *map(_key_row, _asked(store.read()))])))
     return 0
 
 
 def _key_row(key: Key) -> tuple[str, ...]:
     routes = None if key.routes is None else ",".join(key.routes)
-    cells = (key.name, routes, *(getattr(key, name) for name in LIMITS))
+    cells = (key.name, routes, *(getattr(key, name) for name in SETTINGS[1:]))
     return tuple("-" if cell is None else str(cell) for cell in cells)
 
 
-def _key(config: Config, args: argparse.Namespace, text: str) -> Key:
-    routes = None if args.routes is None else [name.strip() for name in args.routes.split(",")]
-    known = [route.name for route in config.all_routes]
-    for route in routes or ():
-        if route not in known:
-            raise ConfigError([f"--routes: no route '{route}'{did_you_mean(route, known)}"])
-    if any(key.name == args.name for key in config.keys):
+def _key(config: Config, args: argparse.Namespace) -> tuple[str, Key]:
+    if in_file(config, args.name):
         raise ConfigError([f"there is a key '{args.name}' in the configuration file; take another name"])
-    limits = {name: getattr(args, name) for name in LIMITS}
-    digest = sha256(text.encode()).hexdigest()
+    routes = None if args.routes is None else [name.strip() for name in args.routes.split(",")]
     try:
-        return Key.model_validate({"name": args.name, "sha256": digest, "routes": routes, **limits})
-    except ValidationError as error:
-        raise ConfigError(
-            [f"--{'-'.join(map(str, one['loc'])).replace('_', '-')}: {one['msg']}" for one in error.errors()]
-        ) from None
+        return new_key(config, args.name, {"routes": routes, **{name: getattr(args, name) for name in SETTINGS[1:]}})
+    except InvalidKey as error:
+        problems = [f"--{setting.replace('_', '-').replace('.', '-')}: {text}" for setting, text in error.problems]
+        raise ConfigError(problems) from None
 
 
-def _asked(config: Config, ask: Callable[[Redis], Awaitable[T]]) -> T:
-    """Raises ConfigError, without the password."""
-    assert config.state.redis is not None
-    url = parse_redis_url(config.state.redis.get_secret_value())
-
-    async def once() -> T:
-        client = create_client(url)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                return await ask(client)
-        finally:
-            await client.aclose()
-
+def _asked(question: Coroutine[Any, Any, T]) -> T:
+    """Raises ConfigError."""
     try:
-        return asyncio.run(once())
-    except Exception as error:
-        raise ConfigError([f"redis {url.redacted}: {error_text(error, url)}"]) from None
+        return asyncio.run(question)
+    except StoreFull:
+        raise ConfigError([f"there are {MAX_KEYS} keys; revoke some"]) from None
+    except Unavailable as error:
+        raise ConfigError([str(error)]) from None

@@ -127,6 +127,8 @@ def _add_commands(command: AddCommand) -> None:
     check.add_argument("--live", action="store_true", help="ask every endpoint for its models and one token too")
     check.add_argument("--no-tokens", action="store_true", help="with --live: ask for nothing that costs anything")
     check.add_argument("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 10)")
+    measure = "measure a pool's TTFT and TPOT by prompt size, for the gateway to begin with"
+    _add_probe(command("probe", measure, "gateway.cli.live.probe:probe"))
     explain = command("explain", "where a request would go, and why; nothing is sent", "gateway.cli.explain:explain")
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
@@ -138,7 +140,8 @@ def _add_commands(command: AddCommand) -> None:
         "--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as (default: none)"
     )
     explain.add_argument("--json", action="store_true", help="print the reply of POST /explain")
-    keys = "callers' keys that are kept in Redis: add, revoke, list"
+    _add_agents(command("agents", "the settings of a coding agent, to paste", "gateway.cli.agents.command:agents"))
+    keys = "stored keys of callers: add, revoke, list"
     _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
@@ -162,6 +165,17 @@ def _add_ports(command: argparse.ArgumentParser) -> None:
     command.add_argument("--local", type=_ports, metavar="PORTS", help=local)
 
 
+def _add_probe(probe: argparse.ArgumentParser) -> None:
+    probe.add_argument("pool", metavar="POOL", help="name of the pool")
+    probe.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
+    tokens = probe.add_mutually_exclusive_group()
+    yes, no = "send the requests, whatever they cost", "print what would be sent, and its price"
+    tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
+    tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
+    probe.add_argument("--timeout", type=positive, default=120.0, metavar="S", help="of one request")
+    probe.add_argument("--svg", type=Path, metavar="FILE", help="write a plot (default: none)")
+
+
 def _add_up(up: argparse.ArgumentParser) -> None:
     _add_ports(up)
     up.add_argument("--write", action="store_true", help="write firsttoken.yaml; never over an existing file")
@@ -169,6 +183,14 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     yes, no = "time first tokens of APIs too, unasked: they cost", "send no prompt to any server"
     tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
     tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
+
+
+def _add_agents(agents: argparse.ArgumentParser) -> None:
+    agents.add_argument("agent", metavar="AGENT", nargs="?", help="such as claude-code (default: list their names)")
+    agents.add_argument("--url", metavar="URL", default="http://127.0.0.1:8080", help="of the running gateway")
+    agents.add_argument("--key-env", metavar="NAME", help="the variable with a key to ask its models (default: none)")
+    agents.add_argument("--model", metavar="NAME", help="the model to use (default: the first of its list)")
+    agents.add_argument("--small-model", metavar="NAME", help="for titles and summaries (default: the same)")
 
 
 def _ports(text: str) -> tuple[int, ...]:
@@ -191,7 +213,7 @@ def _add_keys(keys: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--cache-group", metavar="NAME", help="keys of one group share prefix caches (default: its own)"
             )
-        action.add_argument("--config", dest="files", help="of the gateway, with state.redis (default: none)", **FILES)
+        action.add_argument("--config", dest="files", help="of the gateway, with state.keys (default: none)", **FILES)
 
 
 def _add_import(importing: argparse.ArgumentParser) -> None:

@@ -249,7 +249,7 @@ def digest(script: str) -> str:
 @dataclass(slots=True, eq=False)
 class ScriptCall:
     script: str
-    args: Sequence[str | int]  # number of keys, keys, other arguments
+    args: Sequence[str | int | bytes]  # number of keys, keys, other arguments
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -261,7 +261,7 @@ class ScriptPipeline:
         self._waiting: list[ScriptCall] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def call(self, script: str, keys: Sequence[str], args: Sequence[str | int]) -> asyncio.Future[Any]:
+    def call(self, script: str, keys: Sequence[str], args: Sequence[str | int | bytes]) -> asyncio.Future[Any]:
         """The future answer; fails with Unavailable, at once while Redis is unavailable."""
         call = ScriptCall(script, (len(keys), *keys, *args))
         if not self._redis.up:

@@ -314,7 +314,7 @@ ParameterName = Annotated[
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_proxy), _text(r"^http://[^/?#\s]+/?$")]
 RedisSetting = Annotated[SecretStr, AfterValidator(_redis), _text(r"^(rediss?(\+sentinel|\+cluster)?|unix)://")]
-CacheSecret = Annotated[
+OwnSecret = Annotated[
     SecretStr, _matching(r"(?s).{16,}", "a secret needs at least 16 characters: openssl rand -hex 32")
 ]
 BackendName = Annotated[str, _one_of("backend", KINDS), WithJsonSchema({"type": "string", "enum": sorted(KINDS)})]

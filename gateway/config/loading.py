@@ -221,7 +221,14 @@ def state(config: Config) -> Iterator[Problem]:
     if config.state.redis is not None:
         yield from _installed(("state", "redis"), "redis", "redis")
     elif config.state.keys == "redis":
-        yield Problem(("state", "keys"), "requires Redis: add state.redis, or remove this")
+        yield Problem(("state", "keys"), "requires Redis: add state.redis, or write keys: dir and state.dir")
+    if config.state.answers == "redis" and config.state.redis is None:
+        yield Problem(("state", "answers"), "requires Redis: add state.redis, or remove this")
+    if config.state.keys == "dir" and config.state.dir is None:
+        yield Problem(("state", "keys"), "requires a directory: add state.dir, or remove this")
+    if config.server.admin_key is not None and config.state.keys == "config":
+        text = "keys are made in state.dir or Redis: add state: {dir: ..., keys: dir}, or remove this"
+        yield Problem(("server", "admin_key"), text)
 
 
 def schemas(config: Config) -> Iterator[Problem]:

@@ -16,8 +16,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationInfo, field_validator
 
 from gateway.config import field_types as fields
+from gateway.config.endpoint_section import Discovered, EndpointAddress
 from gateway.config.field_types import Positive, Section, written
-from gateway.config.pool_section import Addresses, EndpointAddress, PoolSection, SilenceLimits
+from gateway.config.kubernetes_section import KubernetesSection, PodSource
+from gateway.config.pool_section import PoolSection, SilenceLimits
 from gateway.config.presets import with_preset
 from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
@@ -26,6 +28,7 @@ from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workl
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
+MAX_TAGS = 100  # each is three metric series or more
 MAX_LIMIT = 10**12  # of any limit of a key
 
 
@@ -47,7 +50,9 @@ class ServerSection(Section):
     listen: fields.Listen = written("127.0.0.1:8080")
     """Data port, host:port."""
     admin: fields.Listen = written("127.0.0.1:9090")
-    """Admin port: metrics, requests, explain. It requires no key: keep it private."""
+    """Admin port: metrics, requests, explain. It requires no key, but for `/keys`: keep it private."""
+    admin_key: fields.OwnSecret | None = None
+    """Key of `/keys` on the admin port, which makes, limits and revokes callers' keys; absent: no such path."""
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
     """Processes that share the listening port and their state of loads and caches."""
     open: bool = False
@@ -62,6 +67,8 @@ class ServerSection(Section):
     """Maximum of all request bodies in one worker's memory together; beyond: 503, except for bodies up to 64 KiB."""
     cors: CorsSection | None = None
     """Web pages of other origins; absent: none may read answers."""
+    websockets: bool = True
+    """Serve /v1/responses over WebSocket too; false: 426, after which clients go on with HTTP."""
     tls: ServerTlsSection | None = None
     """Certificate of the data port; absent: plain HTTP."""
 
@@ -101,10 +108,14 @@ class StateSection(Section):
     """Redis that replicas share; absent: all state is kept in this process."""
     dir: fields.Directory | None = None
     """Directory for what was learned of engines, kept over a restart; absent: in Redis, if configured."""
-    cache_secret: fields.CacheSecret | None = None
+    cache_secret: fields.OwnSecret | None = None
     """Secret from which cache names are derived, the same for all replicas. Absent: the digests of `keys`."""
-    keys: Literal["config", "redis"] = "config"
-    """redis: API keys are those of this file and those that `firsttoken keys` stores in Redis."""
+    keys: Literal["config", "redis", "dir"] = "config"
+    """redis, dir: API keys are those of this file and those that `firsttoken keys` or the admin port stores there."""
+    answers: Literal["memory", "redis"] = "memory"
+    """Where answers of routes with a `cache` are kept: in each process, or in Redis, readable there."""
+    answer_bytes: Annotated[Size, Field(ge=1 << 20)] = written("64MB")
+    """Maximum of all kept answers, in each process or in Redis; beyond, the group with most gives up its oldest."""
     namespace: fields.Namespace = "firsttoken"
     """Replicas with the same namespace share their state; two fleets on one Redis need two."""
 
@@ -152,6 +163,8 @@ class TelemetrySection(Section):
     """Send trace context to external APIs too; engines always receive it."""
     access_log: fields.AccessLog = "stdout"
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
+    tags: Annotated[tuple[fields.Name, ...], Field(max_length=MAX_TAGS)] = ()
+    """Tags of requests to be recorded and counted; callers name them in `x-firsttoken-tags` or `metadata.tags`."""
     prompts: Literal["never"] = "never"
     """Prompts and answers are never recorded."""
 
@@ -171,7 +184,9 @@ class Config(Section):
     keys: tuple[Key, ...] = ()
     """API keys; absent: open to this machine."""
     telemetry: TelemetrySection = TelemetrySection()
-    _addresses: Addresses | None = None  # of resolved host names; None: not resolved yet
+    kubernetes: KubernetesSection = KubernetesSection()
+    """The API server that is asked for endpoints."""
+    _discovered: Discovered | None = None  # None: discovery has not begun
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -203,25 +218,35 @@ class Config(Section):
                     found[endpoint.host] = min(endpoint.resolve, found.get(endpoint.host, endpoint.resolve))
         return found
 
-    def with_addresses(self, addresses: Addresses) -> Config:
-        """A copy in which the resolved host names have these addresses."""
+    @property
+    def is_dynamic(self) -> bool:
+        """Some endpoints are found while the gateway runs."""
+        return any(endpoint.is_dynamic for pool in self.pools.values() for endpoint in pool.endpoints)
+
+    def pod_sources(self) -> frozenset[PodSource]:
+        """Services and InferencePools whose pods are endpoints."""
+        sections = (endpoint.kubernetes for pool in self.pools.values() for endpoint in pool.endpoints)
+        return frozenset(section.source for section in sections if section is not None)
+
+    def with_discovered(self, found: Discovered) -> Config:
+        """A copy with the endpoints that discovery has found."""
         copied = self.model_copy()
-        copied._addresses = addresses
+        copied._discovered = found
         return copied
 
     @property
     def keyed(self) -> bool:
-        """Callers need a key. With keys in Redis, none may exist yet."""
-        return bool(self.keys) or self.state.keys == "redis"
+        """Callers need a key. With stored keys, none may exist yet."""
+        return bool(self.keys) or self.state.keys != "config"
 
     def fleet(self) -> tuple[facts.Pool, ...]:
         """The pools, as values of the policies."""
         apis, workers = self.defaults.of_apis, self.server.workers
-        return tuple(pool.to_pool(name, self._addresses, apis, workers) for name, pool in self.pools.items())
+        return tuple(pool.to_pool(name, self._discovered, apis, workers) for name, pool in self.pools.items())
 
     def addresses_of(self, pool: str) -> Mapping[str, EndpointAddress]:
         """Of one pool, by endpoint id."""
-        return self.pools[pool].addresses(pool, self._addresses)
+        return self.pools[pool].addresses(pool, self._discovered)
 
     def addresses(self) -> Mapping[str, EndpointAddress]:
         """By endpoint id."""

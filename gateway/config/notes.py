@@ -39,13 +39,14 @@ def notes(config: Config) -> list[str]:
 
 def _admin(config: Config) -> Iterator[str]:
     if not config.server.admin.loopback:
-        yield f"server.admin {config.server.admin} requires no key; keep it on a private network"
+        but = "" if config.server.admin_key is None else ", but for /keys"
+        yield f"server.admin {config.server.admin} requires no key{but}; keep it on a private network"
 
 
 def _cache_secret(config: Config) -> Iterator[str]:
-    if config.state.keys == "redis" and config.state.cache_secret is None:
+    if config.state.keys != "config" and config.state.cache_secret is None:
         yield (
-            "keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+            "stored keys that share a cache_group need state.cache_secret: without it every key that joins or"
             " leaves the group empties its caches"
         )
 
@@ -148,10 +149,10 @@ def _rescues(config: Config) -> Iterator[str]:
 
 
 def _has_peers(config: Config, route: Route) -> bool:
-    """A name with `resolve` may have any number of addresses."""
+    """An endpoint that stands for several servers may have any number."""
     pools = dict.fromkeys(route.pools)
-    resolved = any(endpoint.resolve is not None for pool in pools for endpoint in config.pools[pool].endpoints)
-    return resolved or sum(len(config.addresses_of(pool)) for pool in pools) > 1
+    several = any(endpoint.is_dynamic for pool in pools for endpoint in config.pools[pool].endpoints)
+    return several or sum(len(config.addresses_of(pool)) for pool in pools) > 1
 
 
 def _costs(config: Config) -> Iterator[str]:

@@ -12,100 +12,24 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from backends.catalog import KINDS, BackendKind
-from backends.http.connection_pool import BackendAddress
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import BackendConfig
 from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
-from gateway.config.field_types import Positive, Section, authority, is_ip, written
+from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection
+from gateway.config.field_types import Positive, Section, authority, written
 from policies import types as facts
 
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
 CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
-Addresses = Mapping[str, Sequence[str]]  # IP addresses by host name
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 
 _VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointAddress:
-    """Destination of requests. `ip`: one address of the URL's host name; "": the host is resolved per connection."""
-
-    url: str
-    ip: str = ""
-    region: str = ""
-    kv_events: str | None = None
-    kv_replay: str | None = None
-    dp_rank: int | None = None
-    key_number: int | None = None  # from 1, where the pool has several
-
-    def id(self, pool: str) -> str:
-        """Stable across reloads."""
-        rank = "" if self.dp_rank is None else f"/dp{self.dp_rank}"
-        return f"{pool}/{authority(self.url, self.ip)}{rank}" + (f"/key{self.key_number}" if self.key_number else "")
-
-    def shared_server(self, pool: str) -> str:
-        """The same for all keys; empty with one."""
-        return replace(self, key_number=None).id(pool) if self.key_number else ""
-
-
-class EndpointSection(Section):
-    """One server of a pool: a URL, or a mapping."""
-
-    url: fields.HttpUrl
-    region: str = ""
-    """Label, for affinity and metrics."""
-    kv_events: fields.TcpUrl | None = None
-    """ZMQ address of the engine's KV cache events."""
-    kv_replay: fields.TcpUrl | None = None
-    """ZMQ address for the replay of missed events."""
-    profile: fields.ProfileName | None = None
-    """Simulation profile for `replay`, where it differs from the pool's."""
-    resolve: Positive | None = None
-    """Every address of the host name becomes an endpoint; the value is the resolution interval, such as 10s."""
-    dp_rank: int | None = Field(default=None, ge=0, le=1023)
-    """A data-parallel rank of the server, as an endpoint of its own; requests name the rank in a header."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_url(cls, value: Any) -> Any:
-        return {"url": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.kv_replay and not self.kv_events:
-            raise ValueError("kv_replay requires kv_events: add kv_events, or remove kv_replay")
-        if self.resolve is None:
-            return self
-        if is_ip(self.host):
-            raise ValueError(f"{self.host} is an IP address, not a host name; remove resolve")
-        for key, url in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
-            if url is not None and url.removeprefix("tcp://").rpartition(":")[0] != self.host:
-                raise ValueError(f"{key} must have the host {self.host} too: resolve replaces it by each address")
-        return self
-
-    @property
-    def host(self) -> str:
-        return BackendAddress.parse(self.url).host
-
-    def addresses(self, resolved: Addresses | None) -> list[EndpointAddress]:
-        """A single address, or with `resolve` every address in `resolved` (None: not resolved yet)."""
-        if self.resolve is None or resolved is None:
-            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay, self.dp_rank)]
-        found = []
-        for ip in resolved.get(self.host, ()):
-            events, replay = (
-                url and f"tcp://{fields.ListenAddress(ip, int(url.rpartition(':')[2]))}"
-                for url in (self.kv_events, self.kv_replay)
-            )
-            found.append(EndpointAddress(self.url, ip, self.region, events, replay, self.dp_rank))
-        return found
 
 
 class PriceSection(Section):
@@ -199,7 +123,8 @@ class PoolSection(Section):
     models: fields.ModelNames = ()
     """Models that callers may ask for as POOL/MODEL: names, and `*` for every other one."""
     endpoints: tuple[EndpointSection, ...] = ()
-    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve, dp_rank}."""
+    """Servers: URLs, or {url, region, kv_events, kv_replay, profile, resolve, dp_rank}; {kubernetes: {service, port}}:
+    the ready pods of a service."""
     base_url: fields.HttpUrl | None = None
     """For an API, in place of endpoints; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
@@ -244,6 +169,11 @@ class PoolSection(Section):
     """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
     profile: fields.ProfileName | None = None
     """Simulation profile for `replay`: 8b-h100, 8b-a100, 8b-l4, 32b-2xh100, 70b-4xh100 or api."""
+
+    @field_validator("endpoints", mode="before")
+    @classmethod
+    def _one_endpoint(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) and "kubernetes" in value else value
 
     @field_validator("tokenizer")
     @classmethod
@@ -334,16 +264,16 @@ class PoolSection(Section):
         base = self.base_url or self.kind.base_url
         return (base,) if base else ()
 
-    def addresses(self, name: str, resolved: Addresses | None) -> Mapping[str, EndpointAddress]:
-        """By endpoint id, stable across reloads. `resolved`: addresses by host name; None: not resolved yet."""
+    def addresses(self, name: str, found: Discovered | None) -> Mapping[str, EndpointAddress]:
+        """By endpoint id, stable across reloads. `found`: what discovery knows; None: it has not begun."""
         if self.endpoints:
-            found = [address for endpoint in self.endpoints for address in endpoint.addresses(resolved)]
+            known = [address for endpoint in self.endpoints for address in endpoint.addresses(found)]
         else:
-            found = [EndpointAddress(url) for url in self.urls]
+            known = [EndpointAddress(url) for url in self.urls]
         if len(self.api_keys) > 1:
             numbers = range(1, len(self.api_keys) + 1)
-            found = [replace(address, key_number=number) for address in found for number in numbers]
-        return {address.id(name): address for address in found}
+            known = [replace(address, key_number=number) for address in known for number in numbers]
+        return {address.id(name): address for address in known}
 
     def backend_config(self, dp_rank: int | None = None, key_number: int | None = None) -> BackendConfig:
         return BackendConfig(
@@ -363,7 +293,7 @@ class PoolSection(Section):
     def proxy_address(self) -> ProxyAddress | None:
         return None if self.proxy is None else ProxyAddress.parse(self.proxy.get_secret_value())
 
-    def to_pool(self, name: str, resolved: Addresses | None, of_apis: SilenceLimits, processes: int = 1) -> facts.Pool:
+    def to_pool(self, name: str, found: Discovered | None, of_apis: SilenceLimits, processes: int = 1) -> facts.Pool:
         """The pool as a value of the policies. `processes`: that share its limits per minute."""
         own = SilenceLimits() if self.kind.local else of_apis
         return facts.Pool(
@@ -378,7 +308,7 @@ class PoolSection(Section):
                     address.shared_server(name),
                     self.stream_idle or own.stream_idle,
                 )
-                for id, address in self.addresses(name, resolved).items()
+                for id, address in self.addresses(name, found).items()
             ),
             local=self.kind.local,
             context_window=self.context_window,

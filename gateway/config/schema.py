@@ -24,7 +24,9 @@ from gateway.config.mistake_hints import as_list, as_mapping, as_share, joined_v
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
 
-_SECRETS = frozenset({"api_key", "api_keys", "headers", "sha256", "redis", "cache_secret", "query", "proxy"})
+_SECRETS = frozenset(
+    {"api_key", "api_keys", "headers", "sha256", "redis", "cache_secret", "admin_key", "query", "proxy"}
+)
 _HOLDING = frozenset({"keys", "state", "pools"})  # text in place of a mapping there is probably a secret
 _TYPES = {
     "an integer": "int_type int_parsing int_from_float",
@@ -69,6 +71,10 @@ def schema() -> dict[str, Any]:
     generated = Config.model_json_schema(schema_generator=_AsWritten)
     models = generated["$defs"]
     models["Route"]["properties"].pop("name")
+    models["EndpointSection"].pop("required")  # a url, or kubernetes
+    endpoints = models["PoolSection"]["properties"]["endpoints"]
+    endpoints |= {"type": ["array", "object"], "required": ["kubernetes"]}  # a list, or the pods of one service
+    endpoints["properties"] = {"kubernetes": {"$ref": "#/$defs/PodsSection"}}
     for name, bare in BARE.items():
         models[name] = {"anyOf": [bare, models[name]]}
     generated = _with_variables(generated)

@@ -28,10 +28,11 @@ def answer_head(
     length: int | None,
     streams: bool,
     cost_usd: float = 0.0,
+    won: int = 1,
 ) -> bytes:
     """The head of an answer about to be written. `length`: of the body; None: it has chunks, or ends with the
-    connection. `cost_usd`: of the answer; 0: not known, or not to be told."""
-    headers = response_headers(backend, timeline, streams=streams)
+    connection. `cost_usd`: of the answer; 0: not known, or not to be told. `won`: as in `gateway_headers`."""
+    headers = response_headers(backend, timeline, streams=streams, won=won)
     if cost_usd:
         headers.append(f"x-firsttoken-cost-usd: {cost_usd:.8f}")
     lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'OK')}", date_line(), *http.lines, *headers]
@@ -44,12 +45,14 @@ def answer_head(
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def response_headers(backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool) -> list[str]:
+def response_headers(
+    backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool, won: int = 1
+) -> list[str]:
     """Header lines of an answer about to be written. `backend`: the headers of the backend's reply."""
     lines = [f"{name}: {backend[name]}" for name in ALLOWED if name in backend]
     if streams:
         lines += ["cache-control: no-cache", "x-accel-buffering: no"]
-    return lines + gateway_headers(timeline, monotonic(), won=1)
+    return lines + gateway_headers(timeline, monotonic(), won)
 
 
 def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list[str]:
@@ -67,6 +70,10 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
     if record.ttft_predicted_p50 is not None:
         lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
+    if record.max_tokens_lowered is not None:
+        lines.append(f"x-firsttoken-max-tokens: {record.max_tokens_lowered}")
+    if record.left_out:
+        lines.append(f"x-firsttoken-left-out: {', '.join(record.left_out)}")
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
     if record.quota is not None:

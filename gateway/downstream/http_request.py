@@ -7,35 +7,24 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
-from functools import lru_cache, partial
+from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network
 from time import time
 from typing import Protocol
 
-from backends.http.connection import WriteCoalescer
 from backends.interface import Failure, FailureKind
 from gateway.api.api_error import REASONS, ApiError
 from gateway.api.dialects import error_event, error_reply
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.same_origin import HOST
+from gateway.downstream.response_writer import ResponseWriter
+from gateway.downstream.web_socket import WebSocket
 
 UNKNOWN = "?"  # address of a caller
-
-
-class WriteFlowControl(Protocol):
-    """An answer in progress, with callbacks of its connection."""
-
-    def on_write_paused(self) -> None: ...
-
-    def on_write_resumed(self) -> None: ...
-
-    def on_shutdown(self) -> None:
-        """The server stops: end the answer now."""
 
 
 class PendingStream(Protocol):
@@ -48,70 +37,6 @@ class PendingStream(Protocol):
         """Write the last event of a stream whose head is written."""
 
 
-class ResponseWriter:
-    """Writes to one connection without waiting; a full socket buffer is reported to `flow_control`."""
-
-    def __init__(self, transport: asyncio.Transport, coalescer: WriteCoalescer) -> None:
-        self.transport = transport
-        self.flow_control: WriteFlowControl | None = None
-        self.paused = False
-        self.write = partial(coalescer.write, transport)  # now, or with other sockets' data in this turn of the loop
-        self.write_through = partial(coalescer.write_through, transport)  # now, after all earlier data
-        self.flush = partial(coalescer.flush_to, transport)
-
-    def unsent(self) -> int:
-        """Bytes that wait for the caller to read."""
-        try:
-            return self.transport.get_write_buffer_size()
-        except AttributeError:  # of a TLS connection that was closed twice, in asyncio of Python 3.11
-            return 0
-
-    async def drain(self, timeout: float) -> None:
-        """Wait until the caller has read what is written, but for a socket's buffer. Aborts after `timeout` s."""
-        self.flush()
-        if not self.paused:
-            return
-        self.flow_control = drained = Drained(asyncio.get_running_loop().create_future())
-        try:
-            async with asyncio.timeout(timeout):
-                await drained.future
-        except TimeoutError:
-            self.transport.abort()
-        finally:
-            self.flow_control = None
-
-    def end(self) -> None:
-        """Tell the caller that nothing follows. TLS knows no half-closed connection: there the close tells it."""
-        self.flush()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-
-    def on_write_paused(self) -> None:
-        self.paused = True
-        if self.flow_control is not None:
-            self.flow_control.on_write_paused()
-
-    def on_write_resumed(self) -> None:
-        self.paused = False
-        if self.flow_control is not None:
-            self.flow_control.on_write_resumed()
-
-
-@dataclass(slots=True, eq=False)
-class Drained:
-    """Flow control of a complete answer, in the buffer of its connection."""
-
-    future: asyncio.Future[None]
-
-    def on_write_paused(self) -> None: ...
-
-    def on_write_resumed(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-    on_shutdown = on_write_paused  # a shutdown leaves time to send written bytes
-
-
 @dataclass(slots=True, eq=False)
 class HttpRequest:
     """A complete request; with `fault`, an incomplete one to be refused for that reason.
@@ -119,7 +44,7 @@ class HttpRequest:
     `path` is percent-encoded as sent, without the query: decoding could hide another path. Header names are lower
     case; of repeated headers the last counts. `arrival` is the time of the first byte (monotonic, s). `model`: named by
     the path, or the id of a stored response. `query` is percent-encoded. `lines`: header lines of every answer.
-    `comments`: written until the answer begins.
+    `comments`: written until the answer begins. `websocket`: offered by the caller, to be opened in place of an answer.
     """
 
     method: str
@@ -136,6 +61,7 @@ class HttpRequest:
     lines: tuple[str, ...] = ()
     comments: PendingStream | None = None
     query: str = ""
+    websocket: WebSocket | None = None
 
     def respond(self, status: int, body: bytes, lines: Iterable[str] = ()) -> None:
         """Write a JSON reply with additional header lines."""
@@ -155,9 +81,9 @@ class HttpRequest:
 
     @property
     def address(self) -> str:
-        """Of the caller; of IPv6 the network, which one host may fill with addresses of its own."""
+        """Of the caller, as `network_of`."""
         peer = self.writer.transport.get_extra_info("peername")
-        return _host(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
+        return network_of(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
 
     @property
     def answering(self) -> bool:
@@ -166,7 +92,8 @@ class HttpRequest:
 
 
 @lru_cache(maxsize=4096)
-def _host(address: str) -> str:
+def network_of(address: str) -> str:
+    """The address of a caller; of IPv6 the network, which one host may fill with addresses of its own."""
     if ":" not in address:
         return address
     known = IPv6Address(address)

@@ -27,6 +27,7 @@ from aiohttp.web import BaseRequest, Server, StreamResponse
 from aiohttp.web_protocol import RequestHandler
 
 from backends.http.connection import WriteCoalescer
+from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.api.api_error import ApiError
 from gateway.downstream.http_limits import (
     DEFAULT_TIMEOUTS,
@@ -44,13 +45,14 @@ from gateway.downstream.http_limits import (
 )
 from gateway.downstream.http_request import (
     HttpRequest,
-    ResponseWriter,
     framing_error,
     refuse_repeated_keys,
     rendered,
     too_large,
 )
 from gateway.downstream.intake import LINGERING, Intake
+from gateway.downstream.response_writer import ResponseWriter
+from gateway.downstream.web_socket import WebSocket
 
 log = logging.getLogger("firsttoken")
 
@@ -112,6 +114,7 @@ class HttpServer(Server):
         self.intake = Intake() if intake is None else intake
         self.coalescer = WriteCoalescer()
         self.loop = asyncio.get_running_loop()
+        self._sweep_timer = LoopAwareTimer()  # what came in during a stall of the loop is read before the check
         self._unchecked: list[DownstreamConnection] = []  # of the sweep in progress
         self._sweep()
 
@@ -125,7 +128,7 @@ class HttpServer(Server):
         unchecked = self._unchecked = self._unchecked or cast("list[DownstreamConnection]", list(self.connections))
         while unchecked and aborted < ABORTS:
             aborted += unchecked.pop().check_timeouts(now)
-        self._sweep_timer = self.loop.call_later(ABORT_PAUSE if unchecked else SWEEP, self._sweep)
+        self._sweep_timer.set(monotonic() + (ABORT_PAUSE if unchecked else SWEEP), self._sweep)
 
     async def shutdown(self, timeout: float | None = 0.0) -> None:
         """End streams with an error event. Other requests, and unread answers, get `timeout` seconds each."""
@@ -213,6 +216,8 @@ class DownstreamConnection(RequestHandler):
         if self._arrival is None:
             self._arrival = monotonic()
         self._received += len(data)
+        if self.request is not None and self.request.websocket is not None:
+            self.request.websocket.on_bytes(len(data))
         super().data_received(data)
         if self._messages:
             self._expects_request = False
@@ -317,6 +322,8 @@ class DownstreamConnection(RequestHandler):
             writer=self.writer,
             query=raw.rel_url.raw_query_string,
         )
+        if headers.get("upgrade", "").lower() == "websocket":
+            request.websocket = WebSocket(raw, self.writer, self.server.max_body, self._hold)
         if self._pipelined:
             self._count_pipelined()
         self.task = raw.task
@@ -459,6 +466,8 @@ class DownstreamConnection(RequestHandler):
         if transport.is_closing():
             self._closing_since = self._closing_since or now
             overdue = now - self._closing_since > timeouts.unread
+        elif self.request is not None and self.request.websocket is not None:
+            overdue = self.request.websocket.is_overdue(now, timeouts.body)
         else:
             overdue = self.request is None and self._arrival is not None and now - self._arrival > timeouts.head
         if overdue:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.atomic_file import NotAFile, read_regular, replace_file
 from gateway.cluster.redis_client import PREFIX, RedisClient, Unavailable
 from gateway.observe.metrics.series import counter, gauge
 from gateway.runtime import RuntimeHolder
@@ -108,36 +107,13 @@ class StateFile:
         self.name = str(self._path)
 
     async def read(self) -> bytes | None:
-        return await asyncio.to_thread(self._read)
+        try:
+            return await asyncio.to_thread(read_regular, self._path, MAX_BYTES)
+        except NotAFile as reason:
+            raise UnusableState(str(reason)) from None
 
     async def write(self, raw: bytes) -> None:
-        await asyncio.to_thread(self._write, raw)
-
-    def _read(self) -> bytes | None:
-        try:
-            file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
-        except FileNotFoundError:
-            return None
-        with open(file, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise UnusableState("not a regular file")
-            return opened.read(MAX_BYTES + 1)
-
-    def _write(self, raw: bytes) -> None:
-        """Leaves the old file or the new one, whatever happens."""
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        temporary = self._path.with_name(f".{FILE}.{os.getpid()}")
-        try:
-            temporary.unlink(missing_ok=True)  # of a killed process, or a pipe that would block
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with open(os.open(temporary, flags, 0o600), "wb") as opened:
-                opened.write(raw)
-                opened.flush()
-                os.fsync(opened.fileno())
-            temporary.replace(self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        await asyncio.to_thread(replace_file, self._path, raw)
 
 
 class StateKey:
@@ -180,7 +156,7 @@ class LearnedKeeper(Collector):
 
     async def start(self) -> None:
         """Restores before the first request, where the store answers."""
-        await self._restore()
+        await self.restore()
         self._task = asyncio.get_running_loop().create_task(self._save_forever())
 
     async def close(self) -> None:
@@ -189,7 +165,7 @@ class LearnedKeeper(Collector):
             self._task.cancel()
             await asyncio.wait([self._task])
             if self._writes and self._read:
-                await self._save()
+                await self.save()
 
     def collect(self) -> Iterable[Metric]:
         yield from self._saves.collect()
@@ -200,8 +176,8 @@ class LearnedKeeper(Collector):
         while not self._closed and (self._writes or not self._read):
             await asyncio.sleep(SAVE_INTERVAL)
             if not self._read:
-                await self._restore()
-            elif (experience := self._experience()) != saved and await self._save():
+                await self.restore()
+            elif (experience := self._experience()) != saved and await self.save():
                 saved = experience
 
     def _experience(self) -> list[int]:
@@ -211,7 +187,8 @@ class LearnedKeeper(Collector):
 
     # -- save -------------------------------------------------------------------------------
 
-    async def _save(self) -> bool:
+    async def save(self) -> bool:
+        """Replaces what is stored. False: the store does not take it, with a line in the log."""
         try:
             state = await self._state()
             await self._store.write(await asyncio.to_thread(msgspec.json.encode, state))
@@ -258,7 +235,8 @@ class LearnedKeeper(Collector):
 
     # -- restore ----------------------------------------------------------------------------
 
-    async def _restore(self) -> None:
+    async def restore(self) -> None:
+        """Brings back what is stored of the present servers; what cannot be used is ignored, with a line in the log."""
         name = self._store.name
         try:
             raw = await self._store.read()

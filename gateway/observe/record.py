@@ -125,6 +125,7 @@ class Record:
     total: float = 0.0
     tpot: float | None = None
     max_tokens: int | None = None  # as the caller asked
+    max_tokens_lowered: int | None = None  # as sent, where the caller's do not fit into the context window
     choices: int = 1  # answers asked for
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
@@ -149,6 +150,9 @@ class Record:
     held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
+    cache: str = ""  # of a route with a cache of answers: hit or miss
+    tags: Sequence[str] = ()  # of the listed ones, those that the caller named
+    left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     trace_id: str = ""
@@ -161,17 +165,23 @@ class Record:
         return {stage: spent for stage, spent in zip(STAGES, self.spent, strict=True) if spent is not None}
 
     @property
+    def is_cached(self) -> bool:
+        """The answer to an earlier request was the answer."""
+        return self.cache == "hit"
+
+    @property
     def promised(self) -> float | None:
         """Seconds from arrival to the token that the TTFT budget is of; None: it never came."""
         return self.ttft if self.ttft_of == "any" or self.first_reasoning is None else self.first_answer
 
     @property
     def ttft_met(self) -> bool | None:
-        """None: no TTFT budget on the route, a caller that left within the budget, or a fault of the caller.
+        """None: no TTFT budget on the route, a caller that left within the budget, a fault of the caller, or an answer
+        from the cache, which says nothing of engines.
 
         An answer without streaming arrives whole and is judged by the total budget alone.
         """
-        if self.ttft_budget is None or self.end is RequestOutcome.REFUSED:
+        if self.ttft_budget is None or self.end is RequestOutcome.REFUSED or self.is_cached:
             return None
         if (promised := self.promised) is not None:
             return promised <= self.ttft_budget if self.stream else None
@@ -188,7 +198,11 @@ class Record:
 
     @property
     def total_met(self) -> bool | None:
-        if self.total_budget is None or self.end in (RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE):
+        if (
+            self.total_budget is None
+            or self.is_cached
+            or self.end in (RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)
+        ):
             return None
         return self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
 
@@ -201,6 +215,7 @@ class Record:
             name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
         }
         shown["held_ms"] = {rule: _ms(seconds) for rule, seconds in self.held.items()}
+        shown["left_out"] = list(self.left_out)
         shown["ttft_met"] = self.ttft_met
         shown["tpot_met"] = self.tpot_met
         shown["total_met"] = self.total_met
@@ -213,9 +228,16 @@ class Record:
 # Members of a Record's JSON: as they are, and in milliseconds.
 SHOWN = (
     *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
-    *("max_tokens", "choices", "prompt_tokens_estimated", "prompt_tokens_reported", "cached_tokens_predicted"),
+    *(
+        "max_tokens",
+        "max_tokens_lowered",
+        "choices",
+        "prompt_tokens_estimated",
+        "prompt_tokens_reported",
+        "cached_tokens_predicted",
+    ),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of"),
+    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache", "tags"),
 )
 TIMES = (
     *(

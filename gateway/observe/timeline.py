@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, time
 
@@ -57,17 +57,19 @@ Sink = Callable[[Record], None]
 LANDMARK = 512  # tokens between two block hashes in a Record
 RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
 RATE_LIMITED = AttemptOutcome.RATE_LIMITED
+NO_BLOCKS = PrefixBlocks()
 UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
 class RequestTimeline:
     """Fills one Record as a request moves forward. `mark`: end of the last closed stage, the start of the next."""
 
-    __slots__ = ("_lag", "mark", "record")
+    __slots__ = ("_blocks", "_lag", "mark", "record")
 
     def __init__(self, record: Record, lag: LoopLag = UNWATCHED) -> None:
         self.record = record
         self.mark = record.arrival
+        self._blocks = NO_BLOCKS  # of the prompt
         self._lag = lag
 
     def end_stage(self, stage: Stage) -> None:
@@ -121,7 +123,11 @@ class RequestTimeline:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
     def estimated(self, request: InferenceRequest, route: Route, estimate: PromptEstimate) -> None:
-        """Note the TTFT budget of this prompt, where the route's grows; the estimate stage ends."""
+        """Note the prompt, which a request that is refused has too, and its TTFT budget, where the route's grows; the
+        estimate stage ends."""
+        if (prompt := next(iter(estimate.pools.values()), None)) is not None:  # of the first tier
+            self.record.prompt_tokens_estimated = prompt.tokens
+            self._blocks = prompt.blocks
         if route.budget_grows:
             self.record.ttft_budget = route.ttft_budget(request.ttft_budget, estimate.uncached_tokens)
         self.end_stage(ESTIMATE)
@@ -164,6 +170,9 @@ class RequestTimeline:
         record.region = endpoint.region
         record.tier = candidate.tier
         record.chance = candidate.probability
+        record.max_tokens_lowered = (
+            None if record.decision is None else record.decision.output_limits.get(endpoint.pool)
+        )
         record.prompt_tokens_estimated = candidate.prompt_tokens
         record.cached_tokens_predicted = candidate.hit
         record.ttft_predicted_p50 = waited + forecast.p50
@@ -172,6 +181,17 @@ class RequestTimeline:
     def escalated(self, shortcoming: str) -> None:
         """Another pool is asked for a better answer."""
         self.record.escalated = shortcoming
+
+    def tagged(self, tags: Sequence[str]) -> None:
+        self.record.tags = tags
+
+    def looked_up(self, found: bool) -> None:
+        """Note the result of a look into the cache of answers."""
+        self.record.cache = "hit" if found else "miss"
+
+    def left_out(self, members: Mapping[str, str]) -> None:
+        """Note the members of the request that its translation for the pool has lost."""
+        self.record.left_out = members
 
     def rescue(self, state: str) -> None:
         """Note what became of a stream that broke: failed (so far), rescued or refused."""
@@ -219,10 +239,7 @@ class RequestTimeline:
         answer_in: float | None = None,
     ) -> None:
         """Note tokens and engine times of the attempt that won, at its end. `reasoning_in`, `answer_in`: first tokens.
-
-        Block hashes at every LANDMARK tokens are enough for a replay to find prompts with a shared prefix. The tokens
-        are the gateway's own: an engine's count is learned, and learned counts change.
-        """
+        `blocks`: of the prompt, as the pool that answered counts."""
         record = self.record
         self.attempt_ended(attempt)
         record.prompt_tokens_reported = reported.prompt_tokens
@@ -237,8 +254,7 @@ class RequestTimeline:
                 record.first_reasoning = max(reasoning_in - record.arrival, record.ttft)
             if answer_in is not None:
                 record.first_answer = max(answer_in - record.arrival, record.ttft)
-        step = max(LANDMARK // blocks.size, 1)
-        record.prefix = blocks.hashes[step - 1 :: step]
+        self._blocks = blocks
 
     def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
         """An error reply is about to be written."""
@@ -260,8 +276,13 @@ class RequestTimeline:
         self.record.error = error
 
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
-        """The last byte is out, or nothing more will be."""
-        record = self.record
+        """The last byte is out, or nothing more will be.
+
+        Block hashes at every LANDMARK tokens are enough for a replay to find prompts with a shared prefix. The tokens
+        are the gateway's own: an engine's count is learned, and learned counts change.
+        """
+        record, step = self.record, max(LANDMARK // self._blocks.size, 1)
+        record.prefix = self._blocks.hashes[step - 1 :: step]
         if record.ttft is not None:
             self.close((STREAM, at))
         else:

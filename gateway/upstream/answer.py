@@ -14,12 +14,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
 from backends.interface import Assembler, Failure, Tap
 from backends.stream.continuation import Diverged
+from backends.stream.cost_writer import CostWriter
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
 from backends.translation.reply_translation import ReplyShapeError, StreamTranslator
@@ -172,15 +173,21 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def streamed_answer(
-    relay: Relay, routed: RoutedRequest, rewriting: Rewriting, tap: Tap, remembered: Sequence[Rewriter] = ()
+    relay: Relay,
+    routed: RoutedRequest,
+    rewriting: Rewriting,
+    tap: Tap,
+    remembered: Sequence[Rewriter] = (),
+    cost: Callable[[], float] | None = None,
 ) -> StreamedAnswer:
-    """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue."""
+    """The chain for a stream, or for a whole answer that is too long to be held. `remembered`: for a rescue. `cost`: of
+    the answer so far, in USD, for a caller that wants it."""
     translator: Rewriter | None = None
     filters: list[Rewriter] = [*remembered]
     if routed.request.stream:
         translator = None if rewriting.answer is None else rewriting.answer.stream()
         filters += [] if translator is None else [translator]
-        filters.append(UsageStripper() if routed.hides_usage else WholeEvents())
+        filters.append(UsageStripper() if routed.hides_usage else WholeEvents() if cost is None else CostWriter(cost))
     else:
         filters.append(SecretMasker(rewriting.secret))
     if rewriting.masks_counts:

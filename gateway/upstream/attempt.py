@@ -343,6 +343,14 @@ class WireAttempt:
             return replace(UNKNOWN_MODEL, cause=failure.cause)
         return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
+    def leave_read(self) -> None:
+        """End the attempt after the last event of its answer. The end of the reply is still read, as the connection is
+        worth more than that."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.drain()
+        self.stop(AttemptOutcome.COMPLETED)
+
     def stop(self, outcome: AttemptOutcome, failure: Failure | None = None) -> None:
         """End the attempt, and close an open exchange; nothing is written on a connection that is still being made. No
         effect after the end."""
@@ -418,6 +426,10 @@ class WireAttempt:
         prompt = self.fleet.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
         return Consumption(prompt, output, cost)
+
+    def cost_usd(self) -> float:
+        """As of now, or of the end."""
+        return (self._consumed(self.output_tokens) if self.state is not WireState.OVER else self.consumption).cost_usd
 
     def tpot(self) -> float | None:
         """As of now, or of the end."""

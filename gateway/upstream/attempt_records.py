@@ -13,7 +13,9 @@ from policies.types import AttemptKind, AttemptOutcome
 
 def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     """The attempt answers the caller. `first_in`: monotonic s of the answer's first token."""
-    times, model = wire.times, wire.request.model
+    times, model, pool = wire.times, wire.request.model, wire.attempt.candidate.endpoint.pool
+    if (translated := routed.request.translated.get(pool)) is not None:
+        routed.timeline.left_out(translated.left_out)
     routed.timeline.won(
         wire.attempt.candidate,
         header_safe(model) if routed.model else model,

@@ -241,22 +241,26 @@ class Race:
         self.routed.timeline.first_token_out(monotonic(), wire.status)
 
     def _cost_of_whole(self, wire: WireAttempt) -> float:
-        """USD of all attempts. 0: the answer is a stream or incomplete, its pool has no price, or the cost would tell
-        what is in a cache that several tenants share."""
-        if self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED:
+        """USD of all attempts. 0: the answer is a stream or incomplete, or `cost_usd` is 0."""
+        incomplete = self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED
+        return 0.0 if incomplete else self.cost_usd()
+
+    def cost_usd(self) -> float:
+        """USD of all attempts up to now. 0: their pools have no price, or the cost would tell what is in a cache that
+        several tenants share."""
+        attempts = self.attempts.values()
+        if any(each.rewriting.masks_counts for each in attempts):
             return 0.0
-        cost = 0.0
-        for each in self.attempts.values():
-            if each.rewriting.masks_counts:
-                return 0.0
-            cost += each.consumption.cost_usd
-        return cost
+        return sum(each.cost_usd() for each in attempts)
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
         if why is Leaving.LATE:
             wire.stop(AttemptOutcome.CANCELLED)
             self._end_broken(BrokenOff(LATE))
+        elif why is Leaving.READ:
+            wire.leave_read()
+            self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
         else:
             self.on_wire(wire, wire.on_failure(SILENT))
 
@@ -326,7 +330,8 @@ class Race:
             self._answer = AssembledAnswer(wire.upstream.backend.assembler(wire.request), wire.rewriting)
         else:
             remembered = () if rescue is None else (rescue.begin(),)
-            self._answer = streamed_answer(self.relay, self.routed, wire.rewriting, wire.tap, remembered)
+            cost = self.cost_usd if self.routed.request.wants_cost else None
+            self._answer = streamed_answer(self.relay, self.routed, wire.rewriting, wire.tap, remembered, cost)
         assert self._answer is not None
         return self._answer.start(first)
 

@@ -48,10 +48,12 @@ class RaceFacts:
 
     def progress(self, number: int) -> Progress:
         attempt, rescue = self._attempts[number], self._rescue
+        complete = attempt.stream and attempt.answered
         return Progress(
             heard_at=attempt.times.last_byte,
             tpot=attempt.tpot(),
-            complete=attempt.stream and attempt.answered,
+            complete=complete,
+            relayed=complete and attempt.tap.terminated and self._relay.begun,
             paused=self._relay.is_paused,
             obstacle="" if rescue is None else rescue.obstacle,
         )

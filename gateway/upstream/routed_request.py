@@ -12,6 +12,7 @@ from backends.translation.reply_translation import AnswerTranslation, RewrittenA
 from backends.translation.translation import Translation
 from gateway.api.inference_request import InferenceRequest, new_request_id
 from gateway.api.state_answer import StateAnswer
+from gateway.api.threads import ThreadAnswer
 from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
@@ -118,21 +119,21 @@ class RoutedRequest:
         return self.model or self.route.adapters.get(endpoint.pool, upstream.model)
 
     def backend_request(self, upstream: Upstream, attempt: Attempt) -> BackendRequest:
-        request = self.request
+        request, pool = self.request, attempt.candidate.endpoint.pool
         request_id = new_request_id()
         trace, traceparent, tracestate = self.timeline.record.trace, "", ""
         if trace is None:  # tracing is off
             traceparent = request.traceparent
         elif upstream.traced:
             traceparent, tracestate = trace.sent_by(attempt.number), trace.state
-        operation, body = self._spoken(attempt.candidate.endpoint.pool, upstream.backend)
+        operation, body = self._spoken(pool, upstream.backend)
         return BackendRequest(
             operation=operation,
             body=body,
             headers=request.dialect_headers,
             model=self.model_at(attempt.candidate.endpoint, upstream),
             stream=request.stream or self.assembled,
-            max_tokens=self.route.limits.output_tokens,
+            max_tokens=self.decision.output_limits.get(pool, self.route.limits.output_tokens),
             request_id=request_id,
             traceparent=traceparent,
             tracestate=tracestate,
@@ -168,7 +169,10 @@ class RoutedRequest:
             steps, bodies = (MASKED_MESSAGES, *steps), (self.request.body, *bodies)
         if steps:
             return AnswerTranslation(steps, bodies)
-        return None if self.request.state_ids is None else StateAnswer(self.request.state_ids, endpoint.id)
+        if self.request.state_ids is None:
+            return None
+        keeper = StateAnswer if self.request.operation is Operation.RESPONSES else ThreadAnswer
+        return keeper(self.request.state_ids, endpoint.id)
 
 
 def header_safe(model: str) -> str:

@@ -27,7 +27,8 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.registry import Collector
 
 from backends.interface import Operation
-from gateway.admin.admin_server import AdminServer, json_response
+from gateway.admin.admin_replies import json_response
+from gateway.admin.admin_server import AdminServer
 from gateway.admin.admin_views import RequestQuery, merge_endpoints
 from gateway.api.api_error import ApiError
 from gateway.config.models import Config

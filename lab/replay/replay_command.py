@@ -29,12 +29,21 @@ from lab.traffic.traces import TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
 from policies.routes.route import seconds
 
+LIVE = ("ttft", "speed", "model", "key", "key_env", "timeout", "svg")  # options of a replay in real time
 RANGE_LOADS = 5  # loads in `LOW..HIGH`
 FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<kind>slow|kill|restart)(:(?P<factor>\d+(\.\d+)?))?")
 
 
 def replay(args: argparse.Namespace) -> int:
     """Returns exit code 0; raises ConfigError if the configuration, a trace or an argument is wrong."""
+    if args.live is not None:
+        from lab.live.live_command import replay_live
+
+        return replay_live(args)
+    if not args.files:
+        raise _error("the following arguments are required: --config, or --live URL (see firsttoken replay --help)")
+    if given := [name for name in LIVE if getattr(args, name) is not None]:
+        raise _error(f"--{given[0].replace('_', '-')} belongs to --live: add --live URL")
     if args.seeds < 1:
         raise _error("--seeds 0: must be at least 1")
     sources = tuple(map(TrafficSource.parse, args.traces))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappush, heappushpop
 
-from lab.traffic.traces import BLOCK, Arrival
+from lab.traffic.traces import Arrival, SeenBlocks
 from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 
@@ -163,7 +163,7 @@ class Results:
     keep: int = 0  # number of decisions kept, the most regretted
     requests: list[RequestResult] = field(default_factory=list)
     prefills: dict[str, list[Interval]] = field(default_factory=dict)  # of all attempts, by endpoint
-    _blocks: set[int] = field(default_factory=set)  # of all prompts so far
+    _seen: SeenBlocks = field(default_factory=SeenBlocks)
     _worst: list[RegrettedDecision] = field(default_factory=list)  # a heap, the least regret first
 
     def answered(self, result: RequestResult, decision: Decision, estimate: PromptEstimate) -> None:
@@ -189,9 +189,7 @@ class Results:
         """
         if not any(route.budget_grows for route in self.routes.values()):
             return 0
-        known = next((i for i, block in enumerate(arrival.hashes) if block not in self._blocks), len(arrival.hashes))
-        self._blocks.update(arrival.hashes)
-        return arrival.prompt_tokens - min(known * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+        return self._seen.new_tokens(arrival)
 
     def met_ttft(self, result: RequestResult) -> bool:
         route = self.routes[result.route]

@@ -10,6 +10,7 @@ Rules:
 - Times start at 0 and ascend. Timestamps rounded to a tick (several arrivals share one) are spread at random within
   the tick (`spread`): a Mooncake tick holds ten requests, which no gateway received simultaneously.
 - `hashes` name the full blocks of a prompt in order: equal hash means equal prefix up to that block.
+- A request that was shed, lost or left is offered load too: its answer gets the mean length of its route's.
 - An unreadable line is an error with its line number.
 """
 
@@ -24,11 +25,14 @@ from datetime import datetime
 from itertools import groupby, islice
 from pathlib import Path
 from random import Random
+from statistics import mean
 from typing import Any
 
 BLOCK = 512  # tokens per hash of a trace
 AZURE = ["timestamp", "contexttokens", "generatedtokens"]
 AGENTS = "synthetic:agents"
+UNANSWERED = 0  # output tokens of a request whose answer is not known
+USUAL_LENGTH = 256  # output tokens, where nobody was answered
 _UNIQUE = 1 << 40  # hashes from here on belong to prompts with an unknown prefix
 
 
@@ -55,6 +59,19 @@ class Arrival:
     follows: bool = False
 
 
+class SeenBlocks:
+    """Blocks of all prompts so far."""
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+
+    def new_tokens(self, arrival: Arrival) -> int:
+        """Tokens of an arriving prompt that no earlier prompt began with."""
+        known = next((i for i, block in enumerate(arrival.hashes) if block not in self._blocks), len(arrival.hashes))
+        self._blocks.update(arrival.hashes)
+        return arrival.prompt_tokens - min(known * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+
+
 # ---------------------------------------------------------------- recorded
 
 
@@ -62,7 +79,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
     """Arrivals in time order, of the first `limit` requests of the file (None: all). Raises TraceError."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            arrivals = sorted(islice(_parse(path, lines), limit), key=lambda arrival: arrival.at)
+            arrivals = sorted(_answered(islice(_parse(path, lines), limit)), key=lambda arrival: arrival.at)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
     if not arrivals:
@@ -110,14 +127,33 @@ def _json(row: Mapping[str, Any], number: int) -> Arrival | None:
 
 
 def _logged(row: Mapping[str, Any], number: int) -> Arrival | None:
-    """A line of the access log. An unanswered request has no output length and is skipped."""
-    if "access_log_lines_lost" in row:
+    """A line of the access log. `output_tokens` 0: the request was not answered to the end. What the caller did wrong
+    is skipped, and so is what has no prompt."""
+    if "access_log_lines_lost" in row or row.get("end") == "refused":
         return None
-    prompt, output = row["prompt_tokens_reported"] or row["prompt_tokens_estimated"], row["output_tokens"]
-    if not prompt or not output:
+    prompt = row["prompt_tokens_reported"] or row["prompt_tokens_estimated"]
+    answered = row.get("end", "completed") == "completed"
+    if not prompt or (answered and not row["output_tokens"]):
         return None
+    output = row["output_tokens"] if answered else UNANSWERED
     hashes = array("Q", b64decode(row["prefix"])) if row.get("prefix") else _unique(number, int(prompt))
-    return Arrival(float(row["wall"]), *_lengths(prompt, output), hashes, str(row["route"]))
+    return Arrival(float(row["wall"]), max(int(prompt), 1), int(output), hashes, str(row["route"]))
+
+
+def _answered(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """Gives requests without an answer the mean length of the answers of their route, else of all."""
+    found = list(arrivals)
+    lengths: dict[str, list[int]] = {"": []}
+    for arrival in found:
+        if arrival.output_tokens != UNANSWERED:
+            lengths[""].append(arrival.output_tokens)
+            lengths.setdefault(arrival.route, []).append(arrival.output_tokens)
+    means = {route: round(mean(known)) for route, known in lengths.items() if known}
+    for i, arrival in enumerate(found):
+        if arrival.output_tokens == UNANSWERED:
+            length = means.get(arrival.route) or means.get("", USUAL_LENGTH)
+            found[i] = replace(arrival, output_tokens=length)
+    return found
 
 
 def _lengths(prompt: Any, output: Any) -> tuple[int, int]:

@@ -93,6 +93,7 @@ class Progress:
     heard_at: float = NEVER  # the latest byte, of whatever kind
     tpot: float | None = None  # s
     complete: bool = False  # the answer has ended, and the connection has not
+    relayed: bool = False  # all of a complete answer was written to the caller, its last event included
     paused: bool = False  # the caller does not read, so nothing is read from the server
     obstacle: str = ""  # the reason for which nobody could continue the answer
 
@@ -198,6 +199,7 @@ class Leaving(Enum):
     """Reason to stop reading a committed stream."""
 
     COMPLETE = "complete"
+    READ = "read"  # by a caller that has the whole answer, and left before the server closed
     SILENT = "silent"
     LATE = "late"
 

@@ -67,7 +67,7 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of, look, patience
+from policies.attempts.committed_stream import idle_of, look, patience, without_caller
 from policies.attempts.hedging import patience_until
 from policies.attempts.pending_attempt import PendingAttempt, overtake_in
 from policies.attempts.retry_rules import OWN_FAULTS, is_charged, is_lost, pools_alike, wait_before_retry
@@ -204,7 +204,8 @@ class AttemptMachine:
         if self._kept is not None:
             self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
         if self.state is AttemptState.COMMITTED and self._committed is not None:
-            self._actions.append(Cancel(self._committed.number, AttemptOutcome.CANCELLED))
+            number = self._committed.number
+            self._actions.append(without_caller(number, self._facts.progress(number)))
         self._end(AttemptState.GONE)
 
     # -- failures -------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ Rules:
 - Where a peer can continue, the pace decides before: after 20 of the stream's mean gaps, twice the peer's predicted
   TTFT or 2 s, whichever is longest.
 - A caller that does not read stops the reading from the server: that is no silence.
-- An answer that has ended on an open connection is complete.
+- An answer that has ended on an open connection is complete. A caller that leaves after the last event of its answer
+  has a complete answer, whoever closes first.
 """
 
 from __future__ import annotations
 
-from policies.attempts.attempt_events import AttemptLimits, Leaving, Progress
-from policies.types import Candidate
+from policies.attempts.attempt_events import AttemptLimits, Cancel, Leave, Leaving, Progress
+from policies.types import AttemptOutcome, Candidate
 
 LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; predicted TTFTs of the peer
 SOON = 0.05  # s, the least time between two looks
@@ -43,3 +44,10 @@ def look(
     if quiet < idle and (progress.obstacle or peer is None):
         return min(progress.heard_at + idle, limits.limit_at)
     return Leaving.COMPLETE if progress.complete else Leaving.SILENT
+
+
+def without_caller(number: int, progress: Progress) -> Leave | Cancel:
+    """The end of the stream of an attempt whose caller has left."""
+    if progress.relayed and not progress.paused:
+        return Leave(number, Leaving.READ)
+    return Cancel(number, AttemptOutcome.CANCELLED)

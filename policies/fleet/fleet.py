@@ -206,6 +206,10 @@ class Fleet:
         state = self._pools.get(pool)
         return TokenScale() if state is None else state.scale
 
+    def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
+        """Tokens by which the engine's count of the prompt may exceed the estimate, nearly always."""
+        return prompt.margin + self.token_scale(pool).error(prompt.text_tokens, prompt.messages)
+
     def tpot_alone(self, pool: str) -> float | None:
         """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet."""
         state = self._pools.get(pool)

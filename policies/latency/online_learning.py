@@ -78,6 +78,12 @@ class Regression:
         total: float = sum(map(mul, self.coefficients, features))
         return max(total, MIN_RESULT)
 
+    def relative_error(self, features: Sequence[float]) -> float:
+        """Standard deviation of a sample from its prediction, relative to the prediction."""
+        predicted = self.predict(features)
+        _, variance = self._sensitivity([feature / predicted for feature in features])
+        return (max(variance, 0.0) + self._noise) ** 0.5 if variance < FOREVER else 1.0
+
     def update(self, features: Sequence[float], actual: float, clip: float = FOREVER) -> None:
         """Learns from a sample, with a relative error of at most `clip`."""
         predicted = self.predict(features)

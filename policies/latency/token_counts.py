@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from policies.latency.learned_state import LearnedLengths, LearnedRegression, kept_share
 from policies.latency.online_learning import Regression
@@ -33,6 +34,7 @@ SCALE_VARIANCE = 0.01
 VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
 REPORT_NOISE = 0.03  # a report's relative error: texts of equal count here differ by this much at the engine
 MIN_SCALE = 0.05
+ERRORS = 2.0  # standard deviations
 
 PRIOR_LENGTH = 256  # tokens of an answer, before any
 PRIOR_ANSWERS = 8  # answers which the prior counts for
@@ -161,6 +163,12 @@ class TokenScale:
 
     def correct(self, text_tokens: float, messages: int) -> int:
         return max(1, round(self._regression.predict((text_tokens, PER_MESSAGE * messages, PER_PROMPT))))
+
+    def error(self, text_tokens: float, messages: int) -> int:
+        """Tokens by which a report may differ from the corrected count, nearly always; before any report, by a third:
+        the engine may have another tokenizer."""
+        features = text_tokens, PER_MESSAGE * messages, PER_PROMPT
+        return ceil(ERRORS * self._regression.predict(features) * self._regression.relative_error(features))
 
     def learned(self) -> LearnedRegression:
         return self._regression.learned()

@@ -2,7 +2,8 @@
 
 At an overload it holds thousands, and every event looks at it. So what an event costs depends on the number of tenants
 and routes, not on the number of requests. Requests that came back after a refusal are first. A long prefill holds up no
-short one, and a request that waits for the endpoint with its state no other.
+short one. A short one waits for the endpoint with its prompt in the cache, and holds up none that waits for another.
+Prompts come into caches while they wait, so besides the first of each queue some are decided at each event, in turn.
 """
 
 from __future__ import annotations
@@ -10,35 +11,38 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator
+from itertools import islice
 
 from policies.queue.late_work import LONG, LateRate, patience_left
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER
 
-Owner = tuple[str, str, bool, str]  # tenant, route, a prefill above LONG, and the endpoint with the request's state
+CHECKED = 2  # requests behind the first of their queue that are decided at an event
+
+Owner = tuple[str, str, str]  # tenant, route, and the endpoint waited for: none with a prefill above LONG
 
 
 def _precedence(queued: QueuedRequest) -> tuple[bool, int]:
     return not queued.returned, queued.sequence
 
 
-def _owner(queued: QueuedRequest) -> Owner:
-    return queued.tenant, queued.route.name, queued.prefill_s > LONG, queued.request.pinned
+def _owner(queued: QueuedRequest, endpoint: str) -> Owner:
+    return queued.tenant, queued.route.name, queued.request.pinned if queued.prefill_s > LONG else endpoint
 
 
 class BestEffortQueue:
     """Queues by Owner, each in order of `_precedence`."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Hashable, QueuedRequest] = {}
+        self._held: dict[Hashable, tuple[QueuedRequest, Owner]] = {}  # longest undecided first
         self._queues: dict[Owner, list[QueuedRequest]] = {}
         self._rates = defaultdict[tuple[str, bool], LateRate](LateRate)  # by route, and long or not
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._held)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        return iter(sorted(self._by_key.values(), key=_precedence))
+        return iter(sorted((queued for queued, _ in self._held.values()), key=_precedence))
 
     @property
     def late(self) -> bool:
@@ -50,45 +54,52 @@ class BestEffortQueue:
         return self._queues.values()
 
     def get(self, request_key: Hashable) -> QueuedRequest | None:
-        return self._by_key.get(request_key)
+        return self._held.get(request_key, (None,))[0]
 
     def hold_late(self, queued: QueuedRequest, rule: HoldRule, endpoint: str, now: float) -> None:
-        """A request enters with a rule that holds it, or is held by another from now on."""
-        queued.hold_by(rule, endpoint, now)
-        if not queued.is_late:
-            self._add(queued, now)
+        """A request enters with a rule that holds it, or is held by another, or elsewhere, from now on. All but the
+        first of a queue wait their turn."""
+        owner = _owner(queued, endpoint)
+        _, before = self._held.pop(queued.request_key, (queued, None))
+        if before is None:
+            self._count(queued, now)
+        elif before != owner:
+            self._leave_queue(queued, before)
+        if before != owner:
+            self._enter_queue(queued, owner, now)
+        self._held[queued.request_key] = queued, owner
+        holds = rule is HoldRule.RATE_LIMIT or self._queues[owner][0] is queued
+        queued.hold_by(rule if holds else HoldRule.TURN, endpoint, now)
 
-    def _add(self, queued: QueuedRequest, now: float) -> None:
-        """`prefill_s` of the request does not change from here on. All but the first of its queue wait their turn."""
-        self._by_key[queued.request_key] = queued
-        queued.late_since = now
-        queue = self._queues.setdefault(_owner(queued), [])
-        insort(queue, queued, key=_precedence)
-        for behind in queue[1:2] if queue[0] is queued else [queued]:
-            if behind.hold is not None:
-                behind.hold_here(HoldRule.TURN, behind.hold.endpoint, now)
+    def _count(self, queued: QueuedRequest, now: float) -> None:
+        queued.late_since = min(queued.late_since, now)
         if queued.deadline < FOREVER:
             self.rate(queued).add(queued, now)
+
+    def _enter_queue(self, queued: QueuedRequest, owner: Owner, now: float) -> None:
+        queue = self._queues.setdefault(owner, [])
+        insort(queue, queued, key=_precedence)
+        for displaced in queue[1:2] if queue[0] is queued else ():
+            if displaced.hold is not None:
+                displaced.hold_here(HoldRule.TURN, displaced.hold.endpoint, now)
+
+    def _leave_queue(self, queued: QueuedRequest, owner: Owner) -> None:
+        queue = self._queues[owner]
+        del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
+        if not queue:
+            del self._queues[owner]
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
         if queued.deadline < FOREVER:
             self.rate(queued).begin(queued, now)
-        self._remove(queued)
+        self._leave_queue(*self._held.pop(queued.request_key))
 
     def leave(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request that does not begin: refused, or its caller is gone."""
         if queued.deadline < FOREVER:
             self.rate(queued).leave(queued, now)
-        self._remove(queued)
-
-    def _remove(self, queued: QueuedRequest) -> None:
-        del self._by_key[queued.request_key]
-        owner = _owner(queued)
-        queue = self._queues[owner]
-        del queue[bisect_left(queue, _precedence(queued), key=_precedence)]
-        if not queue:
-            del self._queues[owner]
+        self._leave_queue(*self._held.pop(queued.request_key))
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
         """The next request of each queue: the first. Above the share it is the latest in time: behind a
@@ -98,11 +109,15 @@ class BestEffortQueue:
             for owner, queue in self._queues.items()
         ]
 
-    def overdue(self, now: float) -> list[QueuedRequest]:
-        """The first of each queue, where its wait has become too long, even as the next to begin."""
-        first = (queue[0] for queue in self._queues.values())
-        may_leave = (each for each in first if each.route.on_miss == "queue" and each.deadline < FOREVER)
-        return [each for each in may_leave if self.rate(each).wait(each.prefill_s, now) > patience_left(each, now)]
+    def longest_undecided(self) -> list[QueuedRequest]:
+        """CHECKED requests whose latest decision is the oldest."""
+        return [queued for queued, _ in islice(self._held.values(), CHECKED)]
+
+    def is_overdue(self, queued: QueuedRequest, now: float) -> bool:
+        """The wait has become too long, even as the next to begin."""
+        if queued.route.on_miss != "queue" or queued.deadline == FOREVER:
+            return False
+        return self.rate(queued).wait(queued.prefill_s, now) > patience_left(queued, now)
 
     def rate(self, queued: QueuedRequest) -> LateRate:
         """The waits of requests like this one."""

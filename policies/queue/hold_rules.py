@@ -24,7 +24,8 @@ HARM = 0.03  # expected TPOT misses, above which a prefill is held while there i
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
-CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill
+CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
+CALM_FOR_SHORT = 0.7  # the same, for any other late one: its answer takes the pace of those in time
 FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 TICK = 0.05  # s between two rounds without events
 
@@ -110,7 +111,8 @@ class HoldRules:
             return rule
         if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if is_over else HARMLESS):
             return HoldRule.SHARE if is_over else HoldRule.HARM
-        if prefill_s > LONG and queued.deadline < FOREVER and load.tpot_pressure > CALM:
+        calm = CALM if prefill_s > LONG else CALM_FOR_SHORT
+        if queued.deadline < FOREVER and load.tpot_pressure > calm:
             return HoldRule.CALM
         return self.closed(queued, endpoint)
 
@@ -128,11 +130,12 @@ class HoldRules:
         return HoldRule.PACE if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1 else None
 
     def able_to_begin(self, heads: list[QueuedRequest]) -> list[QueuedRequest]:
-        """Late requests whose prefill some endpoint may take now, if it is as long as at their placement."""
+        """Late requests that the endpoint waited for may take now, if their prefill is as long as when last decided."""
         loads, is_local = self.fleet.snapshot(self.now).loads, self.fleet.is_local
-        idle = [name for name, load in loads.items() if not is_local(name) or self._not_idle(name, load) is None]
-        return [each for each in heads if each.route.on_miss == "shed" or self._takes_any(idle, each)]
+        idle = {name for name, load in loads.items() if not is_local(name) or self._not_idle(name, load) is None}
+        return [each for each in heads if each.route.on_miss == "shed" or self._may_take(idle, each)]
 
-    def _takes_any(self, idle: list[str], queued: QueuedRequest) -> bool:
-        in_route = (endpoint for endpoint in idle if self.fleet.pool_of(endpoint) in queued.route.pools)
-        return any(self.late_rule(queued, endpoint, queued.prefill_s) is None for endpoint in in_route)
+    def _may_take(self, idle: set[str], queued: QueuedRequest) -> bool:
+        assert queued.hold is not None
+        endpoint = queued.hold.endpoint
+        return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None

@@ -51,7 +51,7 @@ class LateRate:
     """The rate at which engines take late prefills while any waits, and how right its forecasts were."""
 
     def __init__(self) -> None:
-        self.requests = 0  # that wait
+        self._since: dict[QueuedRequest, float] = {}  # entry of each request that waits
         self._waiting_s: dict[str, float] = {}  # their prefill, by tenant
         self.waited_s = PRIOR_S
         self.begun_s = PRIOR_WORK
@@ -60,9 +60,14 @@ class LateRate:
         self._begun_s = 0.0  # in all
         self._open: deque[OpenForecast] = deque(maxlen=SCORED)
 
+    @property
+    def requests(self) -> int:
+        """Requests that wait."""
+        return len(self._since)
+
     def add(self, queued: QueuedRequest, now: float) -> None:
         self._update(now)
-        self.requests += 1
+        self._since[queued] = now
         self._waiting_s[queued.tenant] = self._waiting_s.get(queued.tenant, 0.0) + queued.prefill_s
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
@@ -75,13 +80,14 @@ class LateRate:
     def leave(self, queued: QueuedRequest, now: float) -> None:
         """A request that waited leaves, and does not begin: no forecast counts it any more."""
         self._update(now)
+        since = self._since[queued]
         for forecast in self._open:
-            forecast.work_s -= queued.prefill_s if forecast.at >= queued.late_since else 0.0
+            forecast.work_s -= queued.prefill_s if forecast.at >= since else 0.0
         self._open = deque((each for each in self._open if each.work_s > 0), SCORED)
         self._remove(queued, now)
 
     def _remove(self, queued: QueuedRequest, now: float) -> None:
-        self.requests -= 1
+        del self._since[queued]
         self._waiting_s[queued.tenant] -= queued.prefill_s
         if not self.requests:
             self._waiting_s.clear()

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
-from policies.queue.late_work import RefusedRequests, retry_after_of
+from policies.queue.late_work import LONG, RefusedRequests, retry_after_of
 from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKind
@@ -166,13 +166,30 @@ class PlacementRound:
     def _place_late(
         self, queued: QueuedRequest, decision: Decision, candidate: Candidate, rule: HoldRule
     ) -> Decision | None:
-        """Refuse a new request with too long a predicted wait; hold any other behind all requests in time."""
+        """Refuse a request with too long a predicted wait; hold any other behind all requests in time."""
+        waiting = self.queues.best_effort
         if not queued.is_late:
             queued.prefill_s = candidate.forecast.prefill
-            if (refusal := self.refusal(queued, decision)) is not None:
-                return refusal
-        self.queues.best_effort.hold_late(queued, rule, candidate.endpoint.id, self.now)
+        is_asked = not queued.is_late or waiting.is_overdue(queued, self.now)
+        if is_asked and (refusal := self.refusal(queued, decision)) is not None:
+            return refusal
+        self._hold_late(queued, candidate, rule)
         return None
+
+    def recheck_late(self) -> None:
+        """Decide some late requests again, behind others: the prompt of one may have come into a cache, or left it."""
+        for queued in self.queues.best_effort.longest_undecided():
+            decision, hold = self.view.decide(queued), queued.hold
+            if decision.chosen is not None and hold is not None:
+                candidate, rule = self._find(queued, decision, late=True)
+                self._hold_late(queued, candidate, rule or hold.rule)
+
+    def _hold_late(self, queued: QueuedRequest, candidate: Candidate, rule: HoldRule) -> None:
+        waiting, prefill_s = self.queues.best_effort, candidate.forecast.prefill
+        if (prefill_s > LONG) != (queued.prefill_s > LONG):
+            waiting.leave(queued, self.now)
+            queued.prefill_s = prefill_s
+        waiting.hold_late(queued, rule, candidate.endpoint.id, self.now)
 
     def demote(self) -> None:
         """Move requests of tenants above the fair share behind all other requests."""

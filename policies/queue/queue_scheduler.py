@@ -32,7 +32,7 @@ from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement
 
 MAX_HELD = 4096  # requests
-MANY = 16  # best-effort queues, or requests at the last moment: with more, not each is decided at every event
+MANY = 14  # best-effort queues, or requests at the last moment: with more, not each is decided at every event
 RETRY_AFTER = 5.0  # s, for a request refused because the queue is full
 
 Released = tuple[Hashable, Decision]  # a request key and its placement
@@ -118,6 +118,7 @@ class QueueScheduler:
             yield from self._advance(key, turn)
         for queued in _least(queues.due_to_spill(now), "spill_at"):
             yield from self._released(queued, turn.move(queued))
+        turn.recheck_late()
         yield from self._advance_late(turn)
         self.wake_at = now + TICK if self.held else FOREVER
 
@@ -142,25 +143,21 @@ class QueueScheduler:
             yield queued
 
     def _advance_late(self, turn: PlacementRound) -> Iterator[Released]:
-        """Idle endpoints take from the best-effort queue; requests that have waited too long are refused."""
-        waiting = self.queues.best_effort
-        while waiting and (best_effort := self._next_late(turn)) is not None:
-            yield from self._released(*best_effort)
-        for queued in _least(waiting.overdue(turn.now), "checked_at"):
-            if (refusal := turn.refusal(queued, turn.view.decide(queued))) is not None:
-                waiting.leave(queued, turn.now)
-                yield from self._released(queued, refusal)
-
-    def _next_late(self, turn: PlacementRound) -> tuple[QueuedRequest, Decision] | None:
-        """The first able to go, of the tenant with the least recent use, of the route served longest ago."""
-        for queued in sorted(self._late_heads(turn), key=self._late_order):
-            if (decision := turn.place(queued, turn.view.decide(queued))) is not None:
-                waiting = self.queues.best_effort
-                (waiting.leave if decision.chosen is None else waiting.begin)(queued, turn.now)
-                self._turns += 1
-                self._served[queued.tenant, queued.route.name] = self._turns
-                return queued, decision
-        return None
+        """Idle endpoints take from the best-effort queue: the first able to go, of the tenant with the least recent
+        use, of the route served longest ago. Requests that have waited too long are refused."""
+        waiting, goes_on = self.queues.best_effort, True
+        while waiting and goes_on:
+            goes_on = False
+            for queued in sorted(self._late_heads(turn), key=self._late_order):
+                if (decision := turn.place(queued, turn.view.decide(queued))) is None:
+                    continue
+                goes_on, begins = True, decision.chosen is not None
+                (waiting.begin if begins else waiting.leave)(queued, turn.now)
+                yield from self._released(queued, decision)
+                if begins:
+                    self._turns += 1
+                    self._served[queued.tenant, queued.route.name] = self._turns
+                    break
 
     def _late_heads(self, turn: PlacementRound) -> list[QueuedRequest]:
         """The next of each queue; of many, those that an idle engine may take, and those decided longest ago."""

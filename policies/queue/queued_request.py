@@ -25,7 +25,7 @@ class HoldRule(StrEnum):
     PACE = "pace", "answers there that catch up with their TPOT budget"
     SLACK = "slack", "answers there that can bear the prefill, or the end of the time that this request has to spare"
     HARM = "harm", "answers there that can bear the prefill: it is late, and would make them late too"
-    CALM = "calm", "answers there that use less of their pace: it is late, and its prefill is long"
+    CALM = "calm", "answers there that use less of their pace: it is late"
     SHARE = "share", "use of the engines by other tenants: its tenant is above its share"
     TURN = "turn", "the requests that wait for the same endpoints before it"
 

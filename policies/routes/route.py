@@ -145,7 +145,7 @@ class Total(Budget):
     """Time to the last byte."""
 
     limit: Annotated[Positive | Literal["off"], BeforeValidator(_switch)] | None = None
-    """An answer that takes longer is ended by an error; absent: ten times the budget."""
+    """An answer that takes longer is ended by an error; `off`: never; absent: ten times the budget."""
 
     @model_validator(mode="after")
     def _limit_after_budget(self) -> Self:
@@ -225,6 +225,18 @@ class Limits(Strict):
     """Limit of what is sent to external APIs, in each process: a share of the route's requests, or USD per hour."""
 
 
+LONGEST_CACHED = 7 * 86_400.0  # s
+
+
+class AnswerCaching(Strict):
+    """Answers kept for equal requests of the same cache group."""
+
+    ttl: Annotated[Positive, Field(le=LONGEST_CACHED)]
+    """Time from the answer for which equal requests get it again."""
+    any_temperature: bool = False
+    """Of requests that ask for samples too; else only of those with temperature 0, and of embeddings and rankings."""
+
+
 class Route(Strict):
     """Policy of one model name."""
 
@@ -265,6 +277,8 @@ class Route(Strict):
     scorer: ScorerName = "predicted"
     """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
+    cache: AnswerCaching | None = None
+    """Answer equal requests from memory, or Redis (`state.answers`); absent: every request is sent."""
     max_attempts: int = Field(default=3, ge=1, le=10)
 
     @model_validator(mode="after")

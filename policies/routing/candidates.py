@@ -8,6 +8,8 @@ Rules:
 - Where no endpoint of any tier is left, those that only have to be waited for are candidates after all.
 - A request without a limit of its output needs room for the expected length where a tier has it: a guess makes no
   request unfit.
+- A request with such a limit needs room for all of it where a tier has that; else for LEAST_OUTPUT tokens, and the
+  limit is lowered to what fits beside the prompt, less the error of its count.
 - Where no endpoint of any tier is left, the last resort is asked, whatever is believed of it: endpoints that are down,
   unless nobody answers there. A provider's own time (`retry-after`) is waited for, or named to the caller.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
@@ -19,7 +21,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -46,8 +48,11 @@ _UNKNOWN = Load()
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
 _IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
 ROUGH = 0.3  # share of the tokens: forecasts and growing budgets bear a smaller margin
+LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 EXTERNAL_LIMIT = "the route has used what limits.external allows"
+UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
+MANY = 2**31  # tokens, more than any window
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
 
 
@@ -108,6 +113,10 @@ class FleetView(Protocol):
         """The same at an endpoint that prefills nothing."""
         ...
 
+    def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
+        """Tokens by which the engine's count of the prompt may exceed the estimate, nearly always."""
+        ...
+
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         """An attempt of this cost keeps within `limits.external` of the route."""
         ...
@@ -123,7 +132,7 @@ class CandidateSet:
     now: float
     target: float  # probability of making the TTFT deadline required of a tier
     left: float  # of the TTFT budget, s
-    max_output: int  # tokens: the caller's or the route's limit; without a limit, the expected output, or 1
+    max_output: int  # tokens that need room: the caller's or the route's limit, or the expected output; or the least
     expected_output: int  # tokens
     tiers: list[TierCandidates] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
@@ -156,6 +165,20 @@ class CandidateSet:
             self.taken[pool.name] = number
             left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
             self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, left))
+
+    def output_limits(self) -> Mapping[str, int]:
+        """Lowered limits of the output by pool. Empty: the request has room for all of it."""
+        cap = self.queued.output_cap
+        if cap is None or cap <= self.max_output:
+            return UNCHANGED
+        return {pool: limit for pool in self.taken if (limit := self._room(pool)) < cap}
+
+    def _room(self, name: str) -> int:
+        """Tokens of output that fit into the context window of a pool beside the prompt."""
+        window, prompt = self.fleet.pools[name].context_window, self.queued.estimate.pools[name]
+        if window is None:
+            return MANY
+        return max(window - prompt.tokens - self.view.prompt_error(name, prompt), self.max_output)
 
     def _may_use_api(self, usd: float) -> bool:
         route = self.queued.route
@@ -241,15 +264,16 @@ def misfit(
 def is_count_needed(route: Route, estimate: PromptEstimate, output_cap: int | None, pools: Mapping[str, Pool]) -> bool:
     """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
     not."""
-    if any(prompt.margin > ROUGH * prompt.tokens for prompt in estimate.pools.values()):
+    if estimate.margin > ROUGH:
         return True
+    least = least_output(output_cap)
     for tier in route.tiers:
         prompt, pool = estimate.pools.get(tier.pool), pools.get(tier.pool)
         if prompt is None or pool is None or not prompt.margin:
             continue
         limits = [] if tier.when is None or tier.when.prompt_tokens is None else tier.when.prompt_tokens.limits
         if (window := pool.context_window) is not None:
-            limits = [*limits, window - (output_cap or estimate.output_tokens), window - 1]
+            limits = [*limits, window - (output_cap or estimate.output_tokens), window - least]
         if any(abs(prompt.tokens - limit) <= prompt.margin for limit in limits):
             return True
     return False
@@ -268,18 +292,37 @@ def uncached_tokens(
     `hit`: cached tokens of the prompt at an endpoint.
     """
     cap = route.output_cap(request.max_tokens)
-    least = min((prompt.tokens for prompt in estimate.pools.values()), default=0)
+    for output in (cap or estimate.output_tokens, least_output(cap)):
+        if found := list(_uncached_where_fits(request, route, estimate, fleet, hit, output)):
+            return min(found)
+    return min((prompt.tokens for prompt in estimate.pools.values()), default=0)
+
+
+def _uncached_where_fits(
+    request: RequestView,
+    route: Route,
+    estimate: PromptEstimate,
+    fleet: FleetSnapshot,
+    hit: Callable[[Endpoint, PoolEstimate], int],
+    output: int,
+) -> Iterator[int]:
+    """Uncached tokens at the endpoints that are up, of tiers that take a request with room for `output` tokens."""
+    cap = route.output_cap(request.max_tokens)
     for tier in route.tiers:
         pool, prompt = fleet.pools.get(tier.pool), estimate.pools.get(tier.pool)
         if pool is None or prompt is None:
             continue
-        if misfit(request, tier, pool, prompt.tokens, cap, cap or estimate.output_tokens):
+        if misfit(request, tier, pool, prompt.tokens, cap, output):
             continue
         for endpoint in pool.endpoints:
             down = fleet.loads.get(endpoint.id, _UNKNOWN).health is _DOWN
             if not down and request.pinned in ("", endpoint.id):
-                least = min(least, prompt.tokens - hit(endpoint, prompt))
-    return least
+                yield prompt.tokens - hit(endpoint, prompt)
+
+
+def least_output(output_cap: int | None) -> int:
+    """Tokens of output for which a tier must have room, whatever the caller's limit."""
+    return 1 if output_cap is None else min(output_cap, LEAST_OUTPUT)
 
 
 def find_candidates(queued: PlacementRequest, fleet: FleetSnapshot, view: FleetView, now: float) -> CandidateSet:
@@ -300,8 +343,8 @@ def find_candidates(queued: PlacementRequest, fleet: FleetSnapshot, view: FleetV
     if not found.tiers and found.waited_for:
         found.waiting = True
         found.add_tiers()
-    if not found.tiers and found.unfit and queued.output_cap is None:
-        found.max_output = 1
+    if not found.tiers and found.unfit:
+        found.max_output = least_output(queued.output_cap)
         found.add_tiers()
     if not found.tiers and any(load.failing for load in fleet.loads.values()):
         found.add_tiers(last_resort=True)

@@ -83,6 +83,7 @@ def _decision(
         retry_after=retry_after,
         reason=reason,
         cause=cause,
+        output_limits=found.output_limits(),
     )
 
 
@@ -173,9 +174,10 @@ def _misfit(found: CandidateSet) -> str:
     largest = max(pools, key=lambda pool: pool.context_window or FOREVER)
     tokens, output = queued.estimate.pools[largest.name].tokens, found.max_output
     if largest.context_window is not None and tokens + output > largest.context_window:
-        return (
-            f"prompt of {tokens} tokens + {output} output exceeds the context window of every tier "
-            f"(largest: {largest.context_window}, pool {largest.name})"
+        most = largest.context_window - output
+        return (  # the first words are Anthropic's: Claude Code compacts the conversation by them
+            f"prompt is too long: {tokens} tokens > {most} maximum, with {output} output it exceeds the context window "
+            f"of every tier (largest: {largest.context_window}, pool {largest.name})"
         )
     return "; ".join(f"{rejection.pool}: {rejection.reason}" for rejection in found.rejected)
 

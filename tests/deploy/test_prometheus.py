@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.support.dashboards import DEPLOY, RULES, LocatedQuery, of_panels, of_rules, of_variables
@@ -29,6 +30,7 @@ class Results:
     answers: Mapping[str, Samples]
     rules: Mapping[str, str]  # name -> health
     targets: list[str]  # health
+    page: str  # /metrics
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,13 @@ async def _collect(folder: Path) -> Results:
         answers = await _poll(prometheus)
         rules = (await prometheus.get("rules"))["groups"]
         targets = (await prometheus.get("targets"))["activeTargets"]
+        async with aiohttp.ClientSession() as session, session.get(f"{gateway.admin}/metrics") as reply:
+            page = await reply.text()
         return Results(
             answers,
             {rule["name"]: rule["health"] for group in rules for rule in group["rules"]},
             [target["health"] for target in targets],
+            page,
         )
 
 
@@ -109,6 +114,12 @@ def test_attainment_is_shown_for_every_route_with_a_budget(results: Results) -> 
     assert attained["chat"] > 0
 
 
+def test_promtool_has_no_complaint_about_the_metrics(results: Results) -> None:
+    """Names, units, types, help, labels."""
+    assert "firsttoken_ttft_prediction_covered_total{" in results.page
+    run_promtool("check", "metrics", given=results.page)
+
+
 def test_promtool_accepts_the_rules_and_the_configuration() -> None:
     """In the configuration mounted by compose."""
     rules = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
@@ -129,6 +140,7 @@ def test_every_alert_has_a_test() -> None:
     assert {name for name in alerts if f'alertname="{name}"' not in text} == set()
 
 
-def run_promtool(*arguments: str) -> None:
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=120, check=False)
+def run_promtool(*arguments: str, given: str = "") -> None:
+    command = [program("promtool"), *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

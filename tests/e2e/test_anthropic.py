@@ -263,6 +263,26 @@ async def test_a_member_without_equivalent_is_refused_or_dropped() -> None:
         assert "seed" not in sent(upstream)
 
 
+async def test_what_a_translation_has_left_out_is_told() -> None:
+    """Labels and members that the route drops: in a header, the Record and the metric."""
+    spoken = [{**ASKED[0], "name": "eve"}, {**ASKED[0], "name": "bob"}]
+    async with before_claude(whole(MESSAGE), drop=["seed"]) as (gateway, _), openai_sdk(gateway) as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model="chat", messages=spoken, seed=7, metadata={"team": "t"}
+        )
+        assert set(raw.headers["x-firsttoken-left-out"].split(", ")) == {"seed", "metadata", "messages.name"}
+        assert set(last(gateway).as_json()["left_out"]) == {"seed", "metadata", "messages.name"}
+        gateway.metrics.count()
+        counted = {labels: each.value for labels, each in gateway.metrics.left_out.of.items()}
+        assert counted == {("chat", "claude", name): 1 for name in ("seed", "metadata", "messages.name")}
+
+
+async def test_nothing_is_told_where_nothing_is_left_out() -> None:
+    async with before_claude(whole(MESSAGE)) as (gateway, _), openai_sdk(gateway) as client:
+        raw = await client.chat.completions.with_raw_response.create(model="chat", messages=ASKED)
+        assert "x-firsttoken-left-out" not in raw.headers
+
+
 # --------------------------------------------------------------------------- Anthropic's SDK before Anthropic
 
 

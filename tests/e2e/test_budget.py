@@ -78,6 +78,9 @@ async def test_an_unattainable_budget_is_shed_or_answered_by_on_miss(on_miss: st
         (record,) = list(gateway.recorder.recent)[seen:]
     assert record.end is (RequestOutcome.COMPLETED if answered else RequestOutcome.SHED)
     assert record.ttft_met is False
+    assert record.prompt_tokens_estimated is not None  # what was turned away can be told, and replayed
+    assert record.prompt_tokens_estimated > 512
+    assert record.prefix
 
 
 async def test_a_caller_can_tighten_the_ttft_budget_by_header() -> None:

@@ -1,4 +1,7 @@
-"""The cost of a whole answer in a header: of all attempts, and never where it would tell what others have cached."""
+"""The cost of an answer: of all attempts, and never where it would tell what others have cached.
+
+Of a whole answer it is in a header, of a stream in its usage, if the caller asks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from tests.support.builders import CHAT, calling, last, post
 from tests.support.gateways import pool, running
-from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
+from tests.support.upstream import CLOSE, LAST_CHUNK, STREAM_HEAD, Upstream, chunk, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -62,3 +65,65 @@ async def test_no_cost_where_it_would_tell_what_another_tenant_has_cached() -> N
             status, headers = await caller.ask(post(CHAT, "authorization: Bearer key-a"))
         assert (status, HEADER in headers) == (200, False)
         assert last(gateway).cost_usd == pytest.approx(COST)
+
+
+# --------------------------------------------------------------------------- in the usage of a stream
+
+ASKING = {**CHAT, "stream": True, "usage": {"include": True}}
+COUNTED = b'data: {"choices":[],"usage":' + json.dumps(USAGE).encode() + b"}\n\n"
+STREAM = [
+    STREAM_HEAD,
+    chunk(EVENTS.partition(b"data: [DONE]")[0]),
+    chunk(COUNTED),
+    chunk(b"data: [DONE]\n\n"),
+    LAST_CHUNK,
+]
+
+
+def usages(raw: bytes) -> list[dict[str, object]]:
+    chunks = [json.loads(line[6:]) for line in raw.split(b"\n\n") if line.startswith(b"data: {")]
+    return [each["usage"] for each in chunks if each.get("usage")]
+
+
+async def test_a_stream_that_asks_has_its_cost_in_the_usage() -> None:
+    """OpenRouter's way to ask, which no server gets to see; who does not ask gets the same bytes as ever."""
+    async with Upstream(STREAM) as api, running({"api": pool(api.url, price=PRICE)}) as gateway:
+        async with calling(gateway.url) as caller:
+            await caller.ask(post(ASKING))
+            assert usages(b"".join(await caller.chunks())) == [{"cost": pytest.approx(COST), **USAGE}]
+        assert last(gateway).cost_usd == pytest.approx(COST)
+        for plain in ({"usage": {"include": False}}, {"stream_options": {"include_usage": True}}):
+            async with calling(gateway.url) as caller:
+                await caller.ask(post({**CHAT, "stream": True, **plain}))
+                assert b"cost" not in b"".join(await caller.chunks())
+        sent = [json.loads(request.body) for request in api.requests]
+        assert [("usage" in body, body["stream_options"]) for body in sent] == [(False, {"include_usage": True})] * 3
+
+
+async def test_lost_attempts_are_part_of_a_streams_cost() -> None:
+    """An answer that broke before the caller had any of it may be billed."""
+    broken = [
+        STREAM_HEAD,
+        chunk(b'data: {"choices":[],"usage":{"prompt_tokens":100,"completion_tokens":0}}\n\n'),
+        CLOSE,
+    ]
+    async with Upstream(broken, STREAM) as api, running({"api": pool(api.url, price=PRICE)}) as gateway:
+        async with calling(gateway.url) as caller:
+            await caller.ask(post(ASKING))
+            (usage,) = usages(b"".join(await caller.chunks()))
+        assert usage["cost"] == pytest.approx(last(gateway).cost_usd)
+        assert len(last(gateway).attempts) == 2
+
+
+async def test_a_stream_tells_no_cost_where_a_whole_answer_would_not() -> None:
+    """The same two cases: a cache that tenants share, and a pool without a price."""
+    keys = [{"name": name, "sha256": sha256(f"key-{name}".encode()).hexdigest()} for name in "ab"]
+    for section, more in (({"price": PRICE}, {"keys": keys}), ({}, {})):
+        async with (
+            Upstream(STREAM) as api,
+            running({"api": pool(api.url, **section)}, **more) as gateway,
+            calling(gateway.url) as caller,
+        ):
+            status, _ = await caller.ask(post(ASKING, "authorization: Bearer key-a"))
+            (usage,) = usages(b"".join(await caller.chunks()))
+        assert (status, "cost" in usage) == (200, False)

@@ -42,7 +42,7 @@ async def gateway_by_name(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gat
     endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms"}
     routes = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     gateway = Gateway(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}}, routes, **more)))
-    gateway.dns.resolve = dns
+    gateway.discovery.dns.resolve = dns
     await gateway.start()
     try:
         yield gateway

@@ -20,7 +20,7 @@ from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptOutcome
 from tests.support.gateways import pool, running
-from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
+from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -153,6 +153,20 @@ async def test_total_ends_an_answer_that_does_not_finish() -> None:
             assert status == 200
             assert b'"error"' in body
             assert b"[DONE]" not in body
+
+
+@pytest.mark.parametrize(("workload", "is_whole"), [("agent", True), ("task", False)])
+async def test_no_answer_of_an_agent_is_ended_while_tokens_come(workload: str, is_whole: bool) -> None:
+    """Claude Code asks for 32,000 tokens: at 20 ms each, 640 s. Other workloads have a limit of ten budgets."""
+    slow = [STREAM_HEAD, *[step for _ in range(33) for step in (chunk(TOKEN), Pause(20.0))], chunk(STOP) + LAST_CHUNK]
+    async with (
+        Upstream(slow) as only,
+        running({"first": pool(only.url)}, {"chat": {"workload": workload, "tiers": ["first"]}}) as gateway,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(1000)) as session,
+    ):
+        status, body = await ask(session, gateway, True)
+        assert (status, body.count(TOKEN) == 33, b'"error"' in body) == (200, is_whole, not is_whole)
+        assert (gateway.recorder.recent[-1].total > 640.0) is is_whole
 
 
 async def test_an_exhausted_quota_takes_the_key_out_of_use() -> None:

@@ -199,6 +199,15 @@ async def test_a_hundred_chains_over_three_endpoints_and_two_gateways_are_whole(
         assert sum(bool(server.stored) for server in three) > 1
 
 
+async def test_the_gateway_does_not_count_the_tokens_of_what_a_backend_keeps() -> None:
+    async with servers() as (server,), running({"only": native(server)}) as gateway:
+        client = sdk(gateway)
+        given = (await client.responses.create(model="chat", input="hi")).id
+        with pytest.raises(openai.BadRequestError, match="whole input"):
+            await client.responses.input_tokens.count(model="chat", input="more", previous_response_id=given)
+        assert (await client.responses.input_tokens.count(model="chat", input="more")).input_tokens > 0
+
+
 async def test_an_id_that_was_not_given_to_this_caller_is_not_found() -> None:
     """Forged, the backend's own, or another tenant's: nothing reaches a backend."""
     keys = {"keys": list(KEYS.values())}

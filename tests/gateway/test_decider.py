@@ -15,7 +15,7 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.decider import LARGE, MANY, Decider
+from gateway.decider import LARGE, MANY, SAMPLED, SURE, Decider
 from gateway.observe.record import RequestOutcome
 from gateway.strict_json import decode, encode
 from gateway.tokenize.deferred_counts import BACKLOG
@@ -23,6 +23,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queued_request import QueuedRequest
+from policies.quota.key_limits import KeyLimits
 from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
 from tests.support.builders import candidate, record, request, route
 
@@ -131,6 +132,7 @@ async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
 LONG = inspect.getsource(inspect)
 OTHER = inspect.getsource(json)
 MORE = inspect.getsource(argparse)  # 100 KB
+LINES = "A line of text, and then another one of the same.\n" * 400
 
 
 def long(text: str = LONG[:20_000], **more: object) -> InferenceRequest:
@@ -182,6 +184,34 @@ async def test_new_text_is_counted_after_the_decision(decider: Decider) -> None:
     assert after.counted
     assert after.pools["small"].tokens == tokens_of(decider, asked, "small")
     assert before.pools["small"].count() == after.pools["small"].text_tokens
+
+
+LIMITED = Tenant("-", limits=KeyLimits(tokens=10**6))  # the same key, with a limit that the count settles
+
+
+@pytest.mark.parametrize(
+    ("drawn", "tenant", "counted_later"),
+    [(0.0, ANYONE, True), (SAMPLED, ANYONE, False), (SAMPLED, LIMITED, True)],
+)
+async def test_of_texts_that_are_known_well_a_share_is_counted(
+    decider: Decider, monkeypatch: pytest.MonkeyPatch, drawn: float, tenant: Tenant, counted_later: bool
+) -> None:
+    """A count changes little about a good estimate, and takes longer than all else. Which prompts are counted is left
+    to chance: no key's are left out for ever. A limit is settled by the count where the engine reports nothing."""
+    for number in range(8):
+        for _ in decider.estimator.count(PromptText(long(f"{number} {LINES}").prompt, ["small"], key=ANYONE.name)):
+            pass
+    monkeypatch.setattr("gateway.decider.random", lambda: drawn)
+    estimate = await decider.estimate(long(f"8 {LINES}"), route(), tenant)
+    assert 0 < estimate.margin <= SURE
+    assert bool(decider.counts.bytes) is counted_later
+
+
+async def test_texts_that_are_not_known_well_are_all_counted(decider: Decider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.decider.random", lambda: SAMPLED)
+    await teach(decider)
+    assert (await decider.estimate(long(), route(), ANYONE)).margin > SURE
+    assert decider.counts.bytes
 
 
 @pytest.mark.parametrize("room", [-1, 0])

@@ -15,7 +15,7 @@ from gateway.api.api_error import ApiError, bad_request, internal
 from gateway.downstream import answer_headers
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.proxy import outcome_of, reject_unplaced
+from gateway.refusals import outcome_of, reject_unplaced
 from policies.types import FOREVER, AttemptOutcome, Decision, Placement, RejectionKind
 from tests.support.builders import (
     ANSWER,
@@ -261,7 +261,7 @@ async def test_health_and_ready_answer_get_and_head_only(path: str) -> None:
         status, _, body = await get(gateway.url, path, method="HEAD")
         assert (status, body) == (200, b"")
         status, headers, _ = await get(gateway.url, path, method="POST")
-        assert (status, headers["allow"]) == (405, "GET")
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
 
 
 async def test_a_draining_gateway_is_alive_and_not_ready() -> None:

@@ -15,7 +15,7 @@ from policies.types import AttemptOutcome, PoolEstimate
 from tests.support import upstream as kit
 from tests.support.builders import ANSWER, ERROR, STREAMED, TOKEN, WHOLE, RecordingFleet, backend, candidate, forward
 from tests.support.scripted_fleet import dead_url
-from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, chunk, reply
+from tests.support.upstream import CLOSE, GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, chunk, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -94,6 +94,19 @@ async def test_silence_is_ended_after_the_timeout(script: Script) -> None:
         await upstream.until(lambda seen: seen.hangups == 1)
         assert wire.upstream.connections.active == 0
     assert fleet.endings == [AttemptOutcome.SILENT]
+
+
+async def test_a_first_token_is_told_when_it_comes() -> None:
+    """From there on the answer decodes: prompts sent beside it do not wait for its prefill."""
+    fleet = RecordingFleet()
+    async with kit.Upstream([STREAM_HEAD + chunk(TOKEN), GATE, chunk(ANSWER) + LAST_CHUNK]) as upstream:
+        task = asyncio.create_task(send(fleet, target(upstream.url), 5.0))
+        async with asyncio.timeout(5.0):
+            while not fleet.answering():  # noqa: ASYNC110 - the fleet has no notification
+                await asyncio.sleep(0.01)
+        upstream.proceed()
+        await task
+    assert fleet.endings == [AttemptOutcome.COMPLETED]
 
 
 async def test_a_cancelled_task_ends_the_attempt() -> None:

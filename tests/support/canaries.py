@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.admission import key_store
+from gateway.admission.key_store import PATIENCE, RedisKeys, one_connection
 from gateway.app import Gateway
+from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
 from gateway.observe.logs import Formatter
 from tests.support.builders import calling, get, post
@@ -145,7 +146,8 @@ async def monitored_redis(**limits: Any) -> AsyncIterator[tuple[RedisServer, Red
     async with redis_server("--requirepass", REDIS) as server:
         url = server.url.replace("redis://", f"redis://:{REDIS}@")
         async with RedisMonitor(url) as redis_monitor:
-            assert await key_store.add(redis_monitor.client, Key.model_validate({**key("caller", CALLER), **limits}))
+            store = RedisKeys(one_connection(parse_redis_url(url)), parse_redis_url(url), PATIENCE)
+            assert await store.add(Key.model_validate({**key("caller", CALLER), **limits}))
             yield server, redis_monitor
 
 

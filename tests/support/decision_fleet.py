@@ -47,6 +47,7 @@ class GivenPredictions:
     pools: Mapping[str, str]  # by endpoint
     hits: Mapping[str, int] = field(default_factory=dict)
     tpot: Mapping[str, TpotChance] = field(default_factory=dict)
+    error: int = 0  # of every count, tokens
     asked: list[str] = field(default_factory=list)
 
     def candidates(
@@ -66,6 +67,9 @@ class GivenPredictions:
 
     def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
         return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0)).at_rest
+
+    def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
+        return self.error
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         return True

@@ -12,6 +12,40 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Received, Scri
 Json = dict[str, Any]
 JSON = "content-type: application/json"
 ENCRYPTED = "gAAAAAB-sealed-by-"  # its encrypted reasoning
+USAGE: Json = {
+    "input_tokens": 9,
+    "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+    "output_tokens": 4,
+    "output_tokens_details": {"reasoning_tokens": 2},
+    "total_tokens": 13,
+}
+MEMBERS: Json = {  # of every response
+    "object": "response",
+    "created_at": 1,
+    "completed_at": 2,
+    "status": "completed",
+    "error": None,
+    "incomplete_details": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "text": {"format": {"type": "text"}},
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_logprobs": 0,
+    "reasoning": {"effort": None, "summary": None},
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "background": False,
+    "service_tier": "default",
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "usage": USAGE,
+}
 
 
 class ResponsesServer(Upstream):
@@ -39,6 +73,10 @@ class ResponsesServer(Upstream):
         path = urlsplit(received.target).path
         if received.method == "POST" and path == "/v1/responses":
             return self._created(json.loads(received.body))
+        if path == "/v1/responses/compact":
+            return [self._compacted(json.loads(received.body))]
+        if path == "/v1/responses/input_tokens":
+            return [reply(b'{"object":"response.input_tokens","input_tokens":14}', "200 OK", JSON)]
         if path.startswith("/v1/responses/"):
             return [self._kept(received.method, *path.split("/")[3:])]
         return [reply()]  # probes
@@ -71,30 +109,19 @@ class ResponsesServer(Upstream):
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         message = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": [part]}
         return {
+            **MEMBERS,
             "id": number,
-            "object": "response",
-            "created_at": 1.0,
             "model": body["model"],
-            "status": "completed",
-            "error": None,
-            "incomplete_details": None,
             "instructions": body.get("instructions"),
-            "metadata": {},
             "output": [reasoning, message],
-            "parallel_tool_calls": True,
             "previous_response_id": body.get("previous_response_id"),
-            "temperature": 1.0,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": 1.0,
-            "usage": {
-                "input_tokens": 9,
-                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
-                "output_tokens": 4,
-                "output_tokens_details": {"reasoning_tokens": 2},
-                "total_tokens": 13,
-            },
+            "store": body.get("store", True),
         }
+
+    def _compacted(self, body: Json) -> bytes:
+        item = {"id": "cmp_1", "type": "compaction", "encrypted_content": ENCRYPTED + self.name}
+        found = {"id": "resp_c", "object": "response.compaction", "created_at": 1, "output": [item], "usage": USAGE}
+        return reply(json.dumps(found).encode(), "200 OK", JSON)
 
     def _kept(self, method: str, number: str, action: str = "") -> bytes:
         if number not in self.stored:

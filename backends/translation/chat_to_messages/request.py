@@ -9,8 +9,8 @@ Members of both dialects as in `messages_to_chat/request.py`. Choices where the 
   Anthropic refuses unsigned thinking, which is left out.
 - A turn of the assistant without any content is left out: Anthropic refuses it.
 - `max_tokens` is Anthropic's to require and the backend's to set where the caller has none.
-- The name of a message is left out, unless messages of one role have different names: then it tells speakers
-  apart, and is refused.
+- Labels are left out, and noted where their loss may be seen: the names of messages where they tell speakers of one
+  role apart, `metadata`, a `user` beside another `safety_identifier`, citations of an earlier answer.
 - The name of a JSON schema is a label, and hints about caches have no effect on an answer: both are left out.
 """
 
@@ -22,7 +22,8 @@ from itertools import chain, takewhile
 from typing import Any
 
 from backends.translation.content_parts import PDF_NAME, split_data_url
-from backends.translation.request_members import ANY, present, refuse, refuse_others
+from backends.translation.omissions import Omissions
+from backends.translation.request_members import ANY, LABEL, present, refuse, refuse_others
 from backends.translation.tool_arguments import as_object
 from backends.translation.translation import Json
 
@@ -39,7 +40,7 @@ _KNOWN: Mapping[str, Any] = {
     "logprobs": False,
     "top_logprobs": 0,
     "logit_bias": {},
-    "metadata": {},
+    "metadata": LABEL,
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "modalities": ["text"],
@@ -49,7 +50,7 @@ _FUNCTION = dict.fromkeys(("name", "description", "parameters", "strict"), ANY)
 _MESSAGE: Mapping[str, Any] = {
     **dict.fromkeys(("role", "name", "content", "tool_calls", "tool_call_id", "refusal"), ANY),
     **dict.fromkeys(("reasoning", "reasoning_content", "reasoning_details"), ANY),
-    "annotations": [],
+    "annotations": LABEL,
     "audio": None,
     "function_call": None,
 }
@@ -66,7 +67,7 @@ _SYSTEM = ("system", "developer")
 _NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def chat_to_messages(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def chat_to_messages(body: Mapping[str, Any], dropped: Omissions) -> Json:
     members = present(body, dropped)
     refuse_others(members, _KNOWN, "", dropped)
     messages: Json = {name: members[name] for name in _SAME if name in members}
@@ -86,7 +87,7 @@ def chat_to_messages(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     return messages | _sampling(members, messages.get("thinking") == _THINKING, dropped)
 
 
-def _sampling(members: Mapping[str, Any], is_thinking: bool, dropped: frozenset[str]) -> Json:
+def _sampling(members: Mapping[str, Any], is_thinking: bool, dropped: Omissions) -> Json:
     """Members that choose among tokens, as far as Anthropic takes them."""
     given = {name: members[name] for name in _SAMPLING if name in members}
     if is_thinking:
@@ -98,12 +99,12 @@ def _sampling(members: Mapping[str, Any], is_thinking: bool, dropped: frozenset[
     return given
 
 
-def _options(members: Mapping[str, Any], is_forced: bool, dropped: frozenset[str]) -> Json:
+def _options(members: Mapping[str, Any], is_forced: bool, dropped: Omissions) -> Json:
     """`is_forced`: the answer has to be a tool call."""
     options: Json = {}
     user = members.get("safety_identifier", members.get("user"))
     if members.get("user", user) != user:
-        refuse("user", dropped, "it differs from safety_identifier")
+        dropped.leave_out("user")
     if user is not None:
         options["metadata"] = {"user_id": user}
     config = _output_format(members.get("response_format", {"type": "text"}), dropped)
@@ -125,7 +126,7 @@ def _options(members: Mapping[str, Any], is_forced: bool, dropped: frozenset[str
     return options
 
 
-def _output_format(response_format: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _output_format(response_format: Mapping[str, Any], dropped: Omissions) -> Json:
     if response_format["type"] == "text":
         return {}
     if response_format["type"] != "json_schema":
@@ -141,7 +142,7 @@ def _output_format(response_format: Mapping[str, Any], dropped: frozenset[str]) 
 # --------------------------------------------------------------------------- tools
 
 
-def _tools(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _tools(members: Mapping[str, Any], dropped: Omissions) -> Json:
     tools = [_tool(tool, dropped) for tool in members.get("tools", ()) if _is_function(tool, dropped)]
     if not tools:
         return {}
@@ -151,7 +152,7 @@ def _tools(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     return {"tools": tools, "tool_choice": choice} if choice else {"tools": tools}
 
 
-def _is_function(tool: Mapping[str, Any], dropped: frozenset[str]) -> bool:
+def _is_function(tool: Mapping[str, Any], dropped: Omissions) -> bool:
     if tool["type"] != "function":
         refuse(f"tools.{tool['type']}", dropped)
         return False
@@ -160,14 +161,14 @@ def _is_function(tool: Mapping[str, Any], dropped: frozenset[str]) -> bool:
     return True
 
 
-def _tool(tool: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _tool(tool: Mapping[str, Any], dropped: Omissions) -> Json:
     function = tool["function"]
     described = {name: function[name] for name in ("name", "description", "strict") if function.get(name) is not None}
     schema = function.get("parameters") or {"properties": {}}  # a function without parameters
     return {**described, "input_schema": {"type": "object", **schema}, **_cache_control(tool)}
 
 
-def _tool_choice(choice: Any, dropped: frozenset[str]) -> Json:
+def _tool_choice(choice: Any, dropped: Omissions) -> Json:
     if choice is None:
         return {}
     if isinstance(choice, str):
@@ -181,9 +182,9 @@ def _tool_choice(choice: Any, dropped: frozenset[str]) -> Json:
 # --------------------------------------------------------------------------- messages
 
 
-def _turns(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> list[Json]:
+def _turns(messages: Sequence[Mapping[str, Any]], dropped: Omissions) -> list[Json]:
     """Join tool results and the following user message in one user turn."""
-    _refuse_names(messages, dropped)
+    _leave_out_names(messages, dropped)
     turns: list[Json] = []
     results: list[Json] | None = None  # content of the open turn with tool results
     for message in messages:
@@ -203,14 +204,14 @@ def _turns(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> li
     return turns
 
 
-def _refuse_names(messages: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> None:
-    """Refuse names that tell speakers of one role apart. A tool's name is in its call too."""
+def _leave_out_names(messages: Sequence[Mapping[str, Any]], dropped: Omissions) -> None:
+    """Note names that tell speakers of one role apart. A tool's name is in its call too."""
     speakers = {(each["role"], each.get("name")) for each in messages if each["role"] != "tool"}
     if len(speakers) > len({role for role, _ in speakers}):
-        refuse("messages.name", dropped)
+        dropped.leave_out("messages.name")
 
 
-def _turn(role: str, message: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _turn(role: str, message: Mapping[str, Any], dropped: Omissions) -> Json:
     if role == "assistant":
         return {"role": role, "content": _assistant(message, dropped)}
     if role in _SYSTEM:
@@ -225,13 +226,13 @@ def _joined(blocks: list[Json]) -> str | list[Json]:
     return blocks[0]["text"] if plain else blocks
 
 
-def _tool_result(message: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _tool_result(message: Mapping[str, Any], dropped: Omissions) -> Json:
     result = {"type": "tool_result", "tool_use_id": _identity(message["tool_call_id"])}
     content = _joined(_parts(message, dropped))
     return {**result, "content": content} if content else result
 
 
-def _assistant(message: Mapping[str, Any], dropped: frozenset[str]) -> str | list[Json]:
+def _assistant(message: Mapping[str, Any], dropped: Omissions) -> str | list[Json]:
     blocks = [*map(_thought, message.get("reasoning_details") or ())]
     blocks = [block for block in blocks if block] + _parts(message, dropped)
     if message.get("refusal"):
@@ -265,7 +266,7 @@ def _identity(call_id: str) -> str:
     return _NOT_IN_IDS.sub("_", call_id)
 
 
-def _parts(message: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _parts(message: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     """Blocks for the content of a message."""
     content = message.get("content")
     if not content:
@@ -280,7 +281,7 @@ def _cache_control(members: Mapping[str, Any]) -> Json:
     return {"cache_control": members["cache_control"]} if members.get("cache_control") else {}
 
 
-def _part(part: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _part(part: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     kind = part["type"]
     refuse_others(part, _PARTS.get(kind, part), f"messages.content.{kind}", dropped)
     if kind == "text":
@@ -295,7 +296,7 @@ def _part(part: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
     return []
 
 
-def _image(image: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _image(image: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     refuse_others(image, _IMAGE, "messages.content.image_url", dropped)
     split = split_data_url(image["url"])
     if split is None:
@@ -303,7 +304,7 @@ def _image(image: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
     return [{"type": "image", "source": {"type": "base64", "media_type": split[0], "data": split[1]}}]
 
 
-def _document(file: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _document(file: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     split = split_data_url(file.get("file_data") or "")
     if split is None or split[0] != "application/pdf":
         refuse("messages.content.file", dropped, "Anthropic reads PDF files, by their bytes")

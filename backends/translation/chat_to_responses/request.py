@@ -3,6 +3,7 @@
 - Nothing is stored at the provider unless the caller asks for it: the default of Responses is the opposite.
 - Members that only chat completions have (`stop`, `seed`, `logit_bias`, penalties, several choices, audio, predictions)
   are refused by name, unless they say what their absence says.
+- The name of a message and citations of an earlier answer are labels: left out, and noted.
 
 Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to-responses (2026-11).
 """
@@ -12,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from backends.translation.omissions import Omissions
 from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
 from backends.translation.translation import Json
 
 
-def chat_to_responses(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def chat_to_responses(body: Mapping[str, Any], dropped: Omissions) -> Json:
     members = Members(body, dropped)
     found: Json = {
         **members.take_all(SAME_MEMBERS),
@@ -65,6 +67,8 @@ def _input(members: Members) -> list[Json]:
             continue
         else:
             items.append({"type": "message", "role": role, "content": _content(message, _INPUT_PARTS)})
+        message.label("name")
+        message.label("annotations")
         message.close()
     return items
 

@@ -6,7 +6,8 @@ completions (November 2026). Choices where the dialects differ:
   keeps signatures. A budget of thinking becomes an effort. Adaptive thinking without an effort is a chat's default.
 - Tool results of a turn become messages of the role `tool`; images within follow in the user's message. The sign of a
   failed tool (`is_error`) becomes the word `Error:`.
-- Hints about caches have no effect on an answer and are left out.
+- Hints about caches have no effect on an answer and are left out; so are labels beside the user's in `metadata`, which
+  is noted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from backends.translation.content_parts import PDF_NAME, data_url, reasoning_detail
+from backends.translation.omissions import Omissions
 from backends.translation.request_members import ANY, present, refuse, refuse_others
 from backends.translation.tool_arguments import as_object
 from backends.translation.translation import Json
@@ -58,7 +60,7 @@ _KEPT_THINKING = {"keep": "all"}  # an edit of the context that edits nothing
 _encode = msgspec.json.Encoder().encode
 
 
-def messages_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def messages_to_chat(body: Mapping[str, Any], dropped: Omissions) -> Json:
     members = present(body, dropped)
     refuse_others(members, _KNOWN, "", dropped)
     chat: Json = {name: members[name] for name in _SAME if name in members}
@@ -73,11 +75,12 @@ def messages_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     return chat | _tools(members, dropped) | _options(members, dropped)
 
 
-def _options(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _options(members: Mapping[str, Any], dropped: Omissions) -> Json:
     """Members that say who asks, how hard to think, and in which form to answer."""
     options: Json = {}
     metadata = members.get("metadata", {})
-    refuse_others(metadata, {"user_id": ANY}, "metadata", dropped)
+    if metadata.keys() - {"user_id"}:
+        dropped.leave_out("metadata")
     if metadata.get("user_id") is not None:
         options["user"] = _user_name(metadata["user_id"])
     config = members.get("output_config", {})
@@ -101,7 +104,7 @@ def _user_name(user_id: str) -> str:
     return user_id if len(user_id) <= USER_LIMIT else sha256(user_id.encode()).hexdigest()
 
 
-def _effort(thinking: Mapping[str, Any], dropped: frozenset[str]) -> str | None:
+def _effort(thinking: Mapping[str, Any], dropped: Omissions) -> str | None:
     kind = thinking.get("type", "adaptive")
     if kind == "disabled":
         return "none"
@@ -115,7 +118,7 @@ def _effort(thinking: Mapping[str, Any], dropped: frozenset[str]) -> str | None:
 # --------------------------------------------------------------------------- tools
 
 
-def _tools(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def _tools(members: Mapping[str, Any], dropped: Omissions) -> Json:
     tools = [_tool(tool) for tool in members.get("tools", ()) if _is_translatable(tool, dropped)]
     if not tools:
         return {}
@@ -123,7 +126,7 @@ def _tools(members: Mapping[str, Any], dropped: frozenset[str]) -> Json:
     return {"tools": tools} if choice is None else {"tools": tools, **_tool_choice(choice)}
 
 
-def _is_translatable(tool: Mapping[str, Any], dropped: frozenset[str]) -> bool:
+def _is_translatable(tool: Mapping[str, Any], dropped: Omissions) -> bool:
     """False for a tool of the provider: refused or dropped by tool type."""
     kind = tool.get("type", "custom")
     if kind not in ("custom", None):
@@ -167,7 +170,7 @@ def _joined(parts: list[Json]) -> str | list[Json]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _turn(turn: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _turn(turn: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     role, content = turn["role"], turn.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -177,7 +180,7 @@ def _turn(turn: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
     return [_assistant(content, dropped)] if role == "assistant" else _user(content, dropped)
 
 
-def _user(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> list[Json]:
+def _user(blocks: Sequence[Mapping[str, Any]], dropped: Omissions) -> list[Json]:
     """Tool results first, as each call waits for a result; then all else."""
     messages, parts = [], []
     for block in blocks:
@@ -192,7 +195,7 @@ def _user(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> list[
     return messages
 
 
-def _tool_result(block: Mapping[str, Any], dropped: frozenset[str]) -> tuple[Json, list[Json]]:
+def _tool_result(block: Mapping[str, Any], dropped: Omissions) -> tuple[Json, list[Json]]:
     """The message with the result; parts that such a message cannot hold."""
     _known(block, dropped)
     content = block.get("content") or ""
@@ -206,7 +209,7 @@ def _tool_result(block: Mapping[str, Any], dropped: frozenset[str]) -> tuple[Jso
     return result, [part for part in parts if part["type"] != "text"]
 
 
-def _assistant(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> Json:
+def _assistant(blocks: Sequence[Mapping[str, Any]], dropped: Omissions) -> Json:
     texts: list[Json] = []
     calls: list[Json] = []
     details: list[Json] = []
@@ -232,14 +235,14 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], dropped: frozenset[str]) -> 
     return message
 
 
-def _known(block: Mapping[str, Any], dropped: frozenset[str]) -> str:
+def _known(block: Mapping[str, Any], dropped: Omissions) -> str:
     """Type of a block, all of whose members can be translated."""
     kind: str = block["type"]
     refuse_others(block, _BLOCKS.get(kind, block), f"messages.content.{kind}", dropped)
     return kind
 
 
-def _parts(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _parts(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     """Parts of a chat message for a block of a user's message or a tool's result."""
     kind = _known(block, dropped)
     if kind == "text":
@@ -252,7 +255,7 @@ def _parts(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
     return []
 
 
-def _image(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _image(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     source = block["source"]
     if source["type"] == "base64":
         url = data_url(source["media_type"], source["data"])
@@ -264,7 +267,7 @@ def _image(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
     return [{"type": "image_url", "image_url": {"url": url}}]
 
 
-def _document(block: Mapping[str, Any], dropped: frozenset[str]) -> list[Json]:
+def _document(block: Mapping[str, Any], dropped: Omissions) -> list[Json]:
     """A PDF is a file; a text is a text after its title and context."""
     source, context = block["source"], block.get("context")
     if source["type"] == "base64":

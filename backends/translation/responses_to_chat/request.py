@@ -1,10 +1,11 @@
 """Turns requests of OpenAI's Responses into requests for chat completions.
 
 - The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
-  background responses) and tools that run at the provider are refused by name.
-- An item of an earlier reply carries its id, status, phase, annotations and logprobs: no part of a prompt, left out. So
-  is the telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning,
-  text, calls) become one message, as chat completions write a turn.
+  background responses) and tools that run at the provider are refused by name; Codex's are left out
+  (`backends/translation/offered_tools.py`).
+- An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. So is the
+  telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning, text,
+  calls) become one message, as chat completions write a turn.
 - Images and files in the result of a call follow in the user's message: a chat's tool messages hold texts alone.
 - Reasoning text is returned in the clear, as its own summary where the caller asks for one, and accepted back as it was
   returned: a caller's wish for summaries or encrypted reasoning is met. Foreign encrypted reasoning is refused.
@@ -18,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from backends.translation.offered_tools import has_own_tools, refuse_tool
+from backends.translation.omissions import Omissions
 from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
 from backends.translation.translation import Json, UntranslatableError
 
@@ -28,13 +31,12 @@ EXTENSIONS = tuple(
     "structured_outputs".split()
 )
 _OF_REPLY = ("id", "status", "annotations", "logprobs")  # members of an item or a part left from the earlier reply
-_LABELS = (*_OF_REPLY, "phase")  # of items: `phase` says whether a text was commentary or the final answer
 _TELEMETRY = ("client_metadata", "internal_chat_message_metadata_passthrough")  # of Codex: of the body, of items
 _LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 STATELESS = "the gateway keeps no responses for a backend that speaks chat completions: send the whole input instead"
 
 
-def responses_to_chat(body: Mapping[str, Any], dropped: frozenset[str]) -> Json:
+def responses_to_chat(body: Mapping[str, Any], dropped: Omissions) -> Json:
     members = Members(body, dropped)
     for name in ("previous_response_id", "conversation"):
         if members.take(name) is not None:
@@ -90,7 +92,8 @@ class _History:
             kind = "message" if role is not None else "item_reference"
         if (read := _ITEMS.get(kind)) is None:
             return item.refuse_kind(kind)
-        item.take_all((*_LABELS, *_TELEMETRY))
+        item.take_all((*_OF_REPLY, *_TELEMETRY))
+        item.label("phase")  # of a text: commentary, or the final answer
         if read is not _History.output and role != "user":
             self.close()
         read(self, item, role)
@@ -227,7 +230,9 @@ def _parts(content: str | list[Json]) -> list[Json]:
 
 def _tools(members: Members) -> Json:
     found: Json = {}
-    tools = [read for tool in members.objects("tools") if (read := _tool(tool)) is not None]
+    given = members.take("tools")
+    beside_own = has_own_tools(given)
+    tools = [read for tool in members.each("tools", given) if (read := _tool(tool, beside_own)) is not None]
     if tools:
         found["tools"] = tools
     if (choice := members.take("tool_choice")) is not None and (read := _tool_choice(members, choice)) is not None:
@@ -235,7 +240,7 @@ def _tools(members: Members) -> Json:
     return found
 
 
-def _tool(tool: Members) -> Json | None:
+def _tool(tool: Members, beside_own: bool) -> Json | None:
     kind = tool.kind()
     if kind == "function":
         function = {"name": tool.text("name"), **tool.take_all(("description", "parameters"))}
@@ -247,7 +252,7 @@ def _tool(tool: Members) -> Json | None:
         if (shape := tool.take("format")) is not None:
             function["format"] = _grammar(Members(shape, tool.dropped, tool.at("format")))
     else:  # runs at the provider
-        tool.refuse_kind(kind)
+        refuse_tool(tool, kind, beside_own)
         return None
     tool.close()
     return {"type": kind, kind: function}
@@ -314,7 +319,7 @@ def _logprobs(members: Members) -> Json:
     for wish in map(str, members.array("include")):
         if wish == _LOGPROBS:
             found["logprobs"] = True
-        elif wish != _ENCRYPTED and wish not in members.dropped:
+        elif wish != _ENCRYPTED and not members.dropped.drop(wish):
             raise UntranslatableError("include", f"'include': '{wish[:64]}' is not given by this backend")
     if (top := members.take("top_logprobs")) is not None and top != 0:
         found |= {"logprobs": True, "top_logprobs": top}

@@ -17,27 +17,10 @@ from typing import Any
 
 from backends.interface import Failure
 from backends.translation.reply_members import as_count, as_object, as_objects
+from backends.translation.responses_to_chat.echoed_members import echoed_members
 from backends.translation.streamed_calls import CallDelta, StreamedCall, StreamedCalls, call_delta
 from backends.translation.translation import Json, KeptTexts, sse
 
-_ECHOED: Mapping[str, Any] = {  # members of the request repeated in a response, with defaults
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "prompt_cache_key": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "temperature": None,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": None,
-    "truncation": "disabled",
-    "user": None,
-}
-_FIXED: Json = {"background": False, "max_tool_calls": None, "previous_response_id": None, "store": False}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}  # by finish_reason
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # of OpenAI, by status; else server_error
 
@@ -126,8 +109,6 @@ class ResponseBuilder:
 
     def begin(self, chat_id: Any, created: Any, model: Any) -> None:
         self._suffix = str(chat_id or "0").removeprefix("chatcmpl-")
-        given = {name: self._body.get(name) for name in _ECHOED}
-        echo = {name: _ECHOED[name] if value is None else value for name, value in given.items()}
         self.response = {
             "id": f"resp_{self._suffix}",
             "object": "response",
@@ -138,8 +119,7 @@ class ResponseBuilder:
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            **echo,
-            **_FIXED,
+            **echoed_members(self._body),
         }
         self._emit("response.created", response=self.response)
         self._emit("response.in_progress", response=self.response)
@@ -153,7 +133,8 @@ class ResponseBuilder:
         self._close_item(status)
         self._close_calls(status)
         details = None if incomplete is None else {"reason": incomplete}
-        self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), service_tier=service_tier)
+        tier = {"service_tier": service_tier} if service_tier else {}
+        self._end(status, incomplete_details=details, usage=_usage_of_chat(usage), **tier)
 
     def fail(self, failure: Failure) -> None:
         """End the response by an error. What came before stays as it is, unfinished."""

@@ -21,12 +21,13 @@ SERVED_NAME = "--served-model-name"
 KEY = "VLLM_API_KEY"
 REMARKS = (
     "Each URL is a service of the chart, in the namespace of the release; behind one are all replicas of an engine.",
-    "An endpoint for each replica: give the service clusterIP: None, and write {url: ..., resolve: 10s}.",
+    "An endpoint for each replica: endpoints: {kubernetes: {service: NAMESPACE/NAME, port: PORT}}.",
     "Routes have the budgets of workload chat, 1s to the first token: set `ttft` and `workload` of each.",
 )
 _ENGINE = "how the engines are deployed, which stays with the chart"
 _ROUTER = "how the chart deploys its router, in whose place the gateway runs"
 _ROUTING = "endpoints are ranked by the TTFT predicted of load, queue and prefix cache: docs/routing.md"
+_DISCOVERY = "endpoints: {kubernetes: {service: NAMESPACE/NAME, port: http}}, the ready pods of a service"
 ROUTER: Mapping[str, str] = {
     "routingLogic": _ROUTING,
     "prefixMinMatchLength": _ROUTING,
@@ -34,8 +35,8 @@ ROUTER: Mapping[str, str] = {
     "engineScrapeInterval": "defaults.scrape; 500ms was kept, because predictions need recent loads",
     "requestStatsWindow": "statistics are learned and forgotten by their age: docs/routing.md",
     "otel": "telemetry: {otlp: http://HOST:4318}, over HTTP, not gRPC",
-    "serviceDiscovery": "an endpoint with `resolve` is each address of a name; Kubernetes is not asked",
-    "k8sServiceDiscoveryType": "an endpoint with `resolve` is each address of a name; Kubernetes is not asked",
+    "serviceDiscovery": _DISCOVERY,
+    "k8sServiceDiscoveryType": _DISCOVERY,
     "vllmApiKey": 'callers\' keys are digests: printf %s "$KEY" | sha256sum, then keys: [{name, sha256}]',
     "rootPath": "the paths are those of the APIs; a proxy in front may strip a prefix",
     "enablePD": "prefill and decode on different engines is not routed here",

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from time import monotonic
+from typing import Any
 
 from backends.failures import TransportError
 from backends.http.connection_pool import BufferedReply, ConnectionPool
@@ -96,12 +97,10 @@ def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], l
         names, problem = facts.listing.names, seen[facts.id]
         cells = "-" if names is None else str(len(names)), "-" if ttft is None else duration(round(ttft, 3))
         rows.append((facts.id, *cells, "ok" if problem is None else problem.kind))
-    everything = [*(one for one in seen.values() if one), *findings.clock(found), *findings.budgets(config, found)]
+    late = findings.budgets(config, findings.fastest(found))
+    everything = [*(one for one in seen.values() if one), *findings.clock(found), *late]
     warnings = [one.line for one in everything if not one.fault]
     return [*aligned(rows, {0, 3}), *warnings], [one.line for one in everything if one.fault]
-
-
-# --------------------------------------------------------------------------- asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,32 +114,43 @@ class LiveFleet:
     tokens: bool
     timeout: float
 
-    def estimate(self, pool: str, operation: Operation) -> PoolEstimate:
-        return self.estimator.estimate(PromptText(prompt_of(operation, PING), [pool])).pools[pool]
+    def estimate(self, pool: str, operation: Operation, body: Mapping[str, Any] = PING) -> PoolEstimate:
+        return self.estimator.estimate(PromptText(prompt_of(operation, body), [pool])).pools[pool]
+
+    def operation(self, pool: str) -> Operation | None:
+        """The operation whose body a question is; None: the pool takes no such question."""
+        return next((each for each in QUESTIONS if each in self.runtime.operations[pool]), None)
 
 
-async def _ask_all(config: Config, tokens: bool, timeout: float) -> list[EndpointFacts]:
-    """In the order of the configuration."""
+@asynccontextmanager
+async def live_fleet(config: Config, *, tokens: bool, timeout: float) -> AsyncIterator[LiveFleet]:
+    """`tokens`: requests with prompts will be sent. `timeout`: s of a request."""
     runtime, fleet = build_runtime(config), Fleet(config.fleet())
     estimator = Estimator(tokenizers(config), fleet.token_scale)
-    live = LiveFleet(runtime, fleet, estimator, upstream_addresses(config), tokens, timeout)
-    places = asyncio.Semaphore(MAX_ASKED)
-
-    async def one(endpoint: Endpoint) -> EndpointFacts:
-        async with places:
-            return await _ask(live, endpoint)
-
     try:
         if tokens:
             estimator.warm()  # else the first request waits for the vocabularies
-        endpoints = [endpoint for pool in runtime.pools.values() for endpoint in pool.endpoints]
-        return list(await asyncio.gather(*map(one, endpoints)))
+        yield LiveFleet(runtime, fleet, estimator, upstream_addresses(config), tokens, timeout)
     finally:
         await asyncio.gather(*(pool.close() for pool in runtime.connections.values()))
         estimator.close()
 
 
-async def _ask(live: LiveFleet, endpoint: Endpoint) -> EndpointFacts:
+async def _ask_all(config: Config, tokens: bool, timeout: float) -> list[EndpointFacts]:
+    """In the order of the configuration."""
+    places = asyncio.Semaphore(MAX_ASKED)
+    async with live_fleet(config, tokens=tokens, timeout=timeout) as live:
+
+        async def one(endpoint: Endpoint) -> EndpointFacts:
+            async with places:
+                return await ask_endpoint(live, endpoint)
+
+        endpoints = [endpoint for pool in live.runtime.pools.values() for endpoint in pool.endpoints]
+        return list(await asyncio.gather(*map(one, endpoints)))
+
+
+async def ask_endpoint(live: LiveFleet, endpoint: Endpoint) -> EndpointFacts:
+    """Asks for the models, and for a token where `live.tokens`."""
     config, pool = live.runtime.config, endpoint.pool
     section = config.pools[pool]
     adapters = () if section.adapters is None else section.adapters.names
@@ -206,7 +216,7 @@ async def _find_api(live: LiveFleet, endpoint: Endpoint) -> str:
 async def _ask_tokens(live: LiveFleet, endpoint: Endpoint) -> TokenFacts | None:
     """The faster of two first tokens, if the first one is later than a budget."""
     upstream = live.runtime.upstreams[endpoint.id]
-    operation = next((each for each in QUESTIONS if each in live.runtime.operations[endpoint.pool]), None)
+    operation = live.operation(endpoint.pool)
     if operation is None or not upstream.model:
         return None
     facts = await _ask_token(live, endpoint, operation)

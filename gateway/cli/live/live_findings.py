@@ -15,6 +15,7 @@ from gateway.cli.live.live_facts import EndpointFacts, harmless
 from gateway.config.config_errors import dotted, nearest
 from gateway.config.models import Config
 from gateway.config.notes import duration
+from policies.routes.route import Route, Ttft
 
 MAX_SKEW = 30.0  # s between two clocks
 HEADROOM = 1.5  # budget that is proposed, in times of what was measured
@@ -110,8 +111,12 @@ def _certificate(facts: EndpointFacts) -> Finding:
 def _unreachable(facts: EndpointFacts, cause: str) -> Finding:
     if "redirect" in cause or 300 <= facts.listing.status < 400:
         return _path(facts, "answers with a redirect, which is never followed")
-    mend = next((mend for part, mend in _UNREACHABLE if cause.startswith(part)), "look at the server, and at the URL")
-    return _of(facts, "unreachable", cause, mend)
+    return _of(facts, "unreachable", cause, mend_of(cause))
+
+
+def mend_of(cause: str) -> str:
+    """The mend of a failed connection."""
+    return next((mend for part, mend in _UNREACHABLE if cause.startswith(part)), "look at the server, and at the URL")
 
 
 def _key(facts: EndpointFacts, cause: str, keyed: bool) -> Finding:
@@ -170,21 +175,32 @@ def _apart(skew: float) -> str:
     return f"{duration(round(abs(skew)))} {'ahead of' if skew > 0 else 'behind'}"
 
 
-def budgets(config: Config, found: Sequence[EndpointFacts]) -> Iterator[Finding]:
-    """Routes with a TTFT budget below the time that the best endpoint, idle, has needed for one token."""
-    best = fastest(found)
+def budgets(config: Config, best: Mapping[str, tuple[float, str]]) -> Iterator[Finding]:
+    """Routes with a TTFT budget below the time that the best endpoint, idle, has needed for one token.
+
+    `best`: seconds and id of the fastest endpoint, by pool.
+    """
     for route in config.all_routes:
         known = [best[pool] for pool in route.pools if pool in best]
-        if route.ttft is None or not known or min(known)[0] <= route.ttft.budget:
-            continue
-        seconds, id = min(known)
-        place = "passthrough" if route is config.passthrough_route else dotted(("routes", route.name, "ttft", "budget"))
-        yield Finding(
-            "budget",
-            f"{place} is {duration(route.ttft.budget)}, and its best endpoint, {id}, has needed"
-            f" {duration(round(seconds, 3))} idle; raise it to {_proposal(seconds)}, or add a faster pool",
-            False,
-        )
+        if known and route.ttft is not None and min(known)[0] > route.ttft.budget:
+            yield Finding("budget", _too_short(config, route, route.ttft, *min(known)), False)
+
+
+def infeasible(config: Config, best: Mapping[str, tuple[float, str]]) -> Iterator[Finding]:
+    """The same as faults, by a profile: of routes whose pools are all known, for another one may be faster."""
+    for route in config.all_routes:
+        if route.ttft is not None and best.keys() >= {*route.pools}:
+            seconds, id = min(best[pool] for pool in route.pools)
+            if seconds > route.ttft.budget:
+                yield Finding("budget", _too_short(config, route, route.ttft, seconds, id))
+
+
+def _too_short(config: Config, route: Route, ttft: Ttft, seconds: float, id: str) -> str:
+    place = "passthrough" if route is config.passthrough_route else dotted(("routes", route.name, "ttft", "budget"))
+    return (
+        f"{place} is {duration(ttft.budget)}, and its best endpoint, {id}, has needed"
+        f" {duration(round(seconds, 3))} idle; raise it to {_proposal(seconds)}, or add a faster pool"
+    )
 
 
 def _proposal(seconds: float) -> str:

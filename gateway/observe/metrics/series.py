@@ -308,10 +308,15 @@ class RequestMetrics:
         self.hedges = counter("firsttoken_hedges_total")
         self.external_refused = counter("firsttoken_external_refused_total")
         self.escalations = counter("firsttoken_escalations_total")
+        self.left_out = counter("firsttoken_left_out_total")
         self.rescues = counter("firsttoken_rescues_total")
+        self.cached = counter("firsttoken_answer_cache_total")
         self.junk = counter("firsttoken_junk_events_total")
         self.tokens = counter("firsttoken_tokens_total")
         self.cost = counter("firsttoken_cost_usd_total")
+        self.tagged = counter("firsttoken_tagged_requests_total")
+        self.tagged_tokens = counter("firsttoken_tagged_tokens_total")
+        self.tagged_cost = counter("firsttoken_tagged_cost_usd_total")
         self.loop_lag = LoopLag()
         self._all: list[Collector] = list(vars(self).values())
         self._waiting: list[Record] = []
@@ -369,6 +374,14 @@ class RequestMetrics:
             self.external_refused.of[(route,)].value += 1
         if record.escalated:
             self.escalations.of[route, record.escalated].value += 1
+        for tag in record.tags:
+            self.tagged.of[tag, record.end._value_].value += 1
+            self.tagged_tokens.of[(tag,)].value += sum(attempt.tokens for attempt in record.attempts)
+            self.tagged_cost.of[(tag,)].value += record.cost_usd
+        if record.cache:
+            self.cached.of[route, record.cache].value += 1
+        for member in set(record.left_out.values()):
+            self.left_out.of[route, pool, member].value += 1
         if record.rescue:
             self.rescues.of[route, record.rescue].value += 1
         if (ttft := record.ttft) is not None:

@@ -11,12 +11,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from backends.translation.omissions import Omissions
 from backends.translation.registry import CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
 from tests.support.dialogues import CHAT_REQUESTS, Json, answers, as_stream, assembled, events
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-NOTHING: frozenset[str] = frozenset()
 USAGE = {"model": "m", "stream_options": {"include_usage": True}}
+TIER = {"service_tier": "default"}  # Open Responses asks for one, where the backend has named none
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -32,15 +33,15 @@ def translated(translation: Any, body: Json, parts: list[bytes]) -> bytes:
 @settings(max_examples=300, deadline=None)
 @given(CHAT_REQUESTS)
 def test_a_chat_request_comes_back_from_responses_as_it_was(request: Json) -> None:
-    native = CHAT_TO_RESPONSES.request(request, NOTHING)
-    assert RESPONSES_TO_CHAT.request(native, NOTHING) == request
+    native = CHAT_TO_RESPONSES.request(request, Omissions())
+    assert RESPONSES_TO_CHAT.request(native, Omissions()) == request
 
 
 @settings(max_examples=300, deadline=None)
 @given(CHAT_REQUESTS)
 def test_a_responses_request_comes_back_from_chat_as_it_was(request: Json) -> None:
-    native = CHAT_TO_RESPONSES.request(request, NOTHING)
-    again = CHAT_TO_RESPONSES.request(RESPONSES_TO_CHAT.request(native, NOTHING), NOTHING)
+    native = CHAT_TO_RESPONSES.request(request, Omissions())
+    again = CHAT_TO_RESPONSES.request(RESPONSES_TO_CHAT.request(native, Omissions()), Omissions())
     assert again == native
 
 
@@ -51,7 +52,7 @@ def test_a_whole_answer_comes_back_from_responses_as_it_was(answer: tuple[Json, 
     native = RESPONSES_TO_CHAT.reply(whole, {"model": "m"})
     Response.model_validate(native)
     again = CHAT_TO_RESPONSES.reply(json.loads(json.dumps(native)), {"model": "m"})
-    assert again == whole
+    assert again == TIER | whole
     ChatCompletion.model_validate({**again, "choices": []})
 
 
@@ -67,7 +68,7 @@ def test_a_stream_comes_back_from_responses_as_it_was(
     assert translated(RESPONSES_TO_CHAT, {"model": "m"}, cut(stream, cuts)) == native
     back = translated(CHAT_TO_RESPONSES, USAGE, [native])
     assert translated(CHAT_TO_RESPONSES, USAGE, cut(native, other_cuts)) == back
-    assert assembled(events(back)) == whole
+    assert assembled(events(back)) == TIER | whole
     for chunk in events(back):
         ChatCompletionChunk.model_validate({**chunk, "choices": []})
 

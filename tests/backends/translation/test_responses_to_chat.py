@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from backends.interface import Failure, FailureKind
+from backends.translation.omissions import Omissions
 from backends.translation.registry import CHAT_TO_MESSAGES, CHAT_TO_RESPONSES, RESPONSES_TO_CHAT
 from backends.translation.translation import Translation, UntranslatableError
 from tests.support.dialogues import Json, as_stream, events
 
-NOTHING: frozenset[str] = frozenset()
 IMAGE_BY_ID = {"type": "input_image", "detail": "auto", "file_id": "file-1"}
 FILE_BY_URL = {"type": "input_file", "file_url": "https://example.com/a.pdf"}
 CHOSEN_SEARCH = {"type": "web_search_preview"}
@@ -85,7 +85,6 @@ REFUSED_CHAT: list[tuple[Json, str, str]] = [
     (asked(web_search_options={}), "web_search_options", "web_search_options"),
     (asked(functions=[{"name": "f"}]), "functions", "functions"),
     (asked(stream_options={"include_obfuscation": True}), "stream_options.include_obfuscation", "include_obfuscation"),
-    (asked({"role": "user", "content": "a", "name": "bob"}), "messages[0].name", "name"),
     (asked({"role": "function", "name": "f", "content": "a"}), "messages[0]", "function"),
     (asked({"role": "assistant", "audio": {"id": "a"}}), "messages[0].audio", "audio"),
     (asked({"role": "assistant", "tool_calls": [CALL]}), "messages[0].tool_calls[0]", "hologram"),
@@ -99,13 +98,13 @@ def test_a_member_without_an_equivalent_is_refused_by_name_or_dropped(
     translation: Translation, body: Json, param: str, name: str
 ) -> None:
     with pytest.raises(UntranslatableError) as refused:
-        translation.request(body, NOTHING)
+        translation.request(body, Omissions())
     assert refused.value.param == param
     assert param in str(refused.value)
-    translation.request(body, frozenset({name}))
+    translation.request(body, Omissions({name}))
     path = re.sub(r"\[\d+\]", "", param)
     if path != name and name != "web_search_call.action.sources":
-        translation.request(body, frozenset({path if path.endswith(f".{name}") else f"{path}.{name}"}))
+        translation.request(body, Omissions({path if path.endswith(f".{name}") else f"{path}.{name}"}))
 
 
 MALFORMED = [
@@ -125,7 +124,7 @@ MALFORMED = [
 @pytest.mark.parametrize("body", MALFORMED, ids=str)
 def test_a_malformed_request_is_refused_by_name(body: Json) -> None:
     with pytest.raises(UntranslatableError) as refused:
-        RESPONSES_TO_CHAT.request(body, NOTHING)
+        RESPONSES_TO_CHAT.request(body, Omissions())
     assert refused.value.param
 
 
@@ -134,17 +133,17 @@ def test_members_that_say_what_their_absence_says_are_accepted() -> None:
     usual = {"store": False, "background": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}
     codex = {"client_metadata": {"x-codex-window-id": "1:0"}}
     body = said(**usual, **codex, reasoning={"effort": "low", "summary": "auto"}, tools=[], previous_response_id=None)
-    chat = RESPONSES_TO_CHAT.request({**body, "input": "hi", "instructions": "be brief"}, NOTHING)
+    chat = RESPONSES_TO_CHAT.request({**body, "input": "hi", "instructions": "be brief"}, Omissions())
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     assert chat == {"model": "m", "messages": messages, "reasoning_effort": "low"}
     usual = {"n": 1, "modalities": ["text"], "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "stop": None}
-    native = CHAT_TO_RESPONSES.request(asked(**usual, max_tokens=5), NOTHING)
+    native = CHAT_TO_RESPONSES.request(asked(**usual, max_tokens=5), Omissions())
     assert native.keys() == {"model", "input", "store", "max_output_tokens"}
 
 
 def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:
     item = {**user({"type": "input_text", "text": "hi"}), "internal_chat_message_metadata_passthrough": {"turn": "1"}}
-    (message,) = RESPONSES_TO_CHAT.request(said(item), NOTHING)["messages"]
+    (message,) = RESPONSES_TO_CHAT.request(said(item), Omissions())["messages"]
     assert message == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 
 
@@ -152,12 +151,14 @@ def test_telemetry_of_codex_in_an_item_is_no_part_of_the_prompt() -> None:
 def test_a_wish_for_usage_is_met_without_an_option(usage: bool | None) -> None:
     """Benchmarks send chat's option to Responses too; a stream of Responses ends with its usage anyway."""
     options = {"include_usage": usage, "include_obfuscation": False}
-    assert "stream_options" not in RESPONSES_TO_CHAT.request(said(stream_options=options), NOTHING)
+    assert "stream_options" not in RESPONSES_TO_CHAT.request(said(stream_options=options), Omissions())
 
 
 def test_the_phase_of_a_turn_sent_back_is_no_part_of_the_prompt() -> None:
     item = {"role": "assistant", "content": "a", "phase": "commentary"}
-    assert RESPONSES_TO_CHAT.request(said(item), NOTHING)["messages"] == [{"role": "assistant", "content": "a"}]
+    left = Omissions()
+    assert RESPONSES_TO_CHAT.request(said(item), left)["messages"] == [{"role": "assistant", "content": "a"}]
+    assert left.noted == {"input.phase": "input.phase"}
 
 
 SEEN = {"type": "input_image", "image_url": "https://images.example/cat.png"}
@@ -181,7 +182,7 @@ def output_of(call_id: str, *parts: Json) -> Json:
 def test_a_picture_of_a_tool_follows_all_results_in_the_users_message(after: list[Json], parts: list[Any]) -> None:
     """A chat's tool messages hold texts alone, and follow the calls at once."""
     results = [output_of("a", {"type": "input_text", "text": "seen"}, SEEN), output_of("b")]
-    messages = RESPONSES_TO_CHAT.request(said(*results, *after), NOTHING)["messages"]
+    messages = RESPONSES_TO_CHAT.request(said(*results, *after), Omissions())["messages"]
     assert [(each["tool_call_id"], each["content"]) for each in messages[:2]] == [
         ("a", [{"type": "text", "text": "seen"}]),
         ("b", []),
@@ -191,15 +192,15 @@ def test_a_picture_of_a_tool_follows_all_results_in_the_users_message(after: lis
 
 
 def test_a_picture_of_a_tool_reaches_messages_in_the_turn_of_the_results() -> None:
-    chat = RESPONSES_TO_CHAT.request(said(call_item("{}"), output_of("c", SEEN)), NOTHING)
-    turn = CHAT_TO_MESSAGES.request(chat, NOTHING)["messages"][1]
+    chat = RESPONSES_TO_CHAT.request(said(call_item("{}"), output_of("c", SEEN)), Omissions())
+    turn = CHAT_TO_MESSAGES.request(chat, Omissions())["messages"][1]
     assert [block["type"] for block in turn["content"]] == ["tool_result", "image"]
 
 
 def test_chat_callers_are_stored_nowhere_unless_they_ask() -> None:
     """The default of Responses is to store for 30 days."""
-    assert CHAT_TO_RESPONSES.request(asked(), NOTHING)["store"] is False
-    assert CHAT_TO_RESPONSES.request(asked(store=True), NOTHING)["store"] is True
+    assert CHAT_TO_RESPONSES.request(asked(), Omissions())["store"] is False
+    assert CHAT_TO_RESPONSES.request(asked(store=True), Omissions())["store"] is True
 
 
 def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
@@ -215,7 +216,7 @@ def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
     text["content"] = [{"type": "output_text", "text": "t", "annotations": [{"type": "url_citation"}], "logprobs": []}]
     thought = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "s"}]}
     items = [thought, call(1), text, thought, call(2), result(1), result(2), text, text]
-    messages = RESPONSES_TO_CHAT.request(said(*items), NOTHING)["messages"]
+    messages = RESPONSES_TO_CHAT.request(said(*items), Omissions())["messages"]
     assert [message["role"] for message in messages] == ["assistant", "tool", "tool", "assistant", "assistant"]
     assert [each["id"] for each in messages[0]["tool_calls"]] == ["c1", "c2"]
     assert messages[0] | {"tool_calls": None} == {
@@ -231,8 +232,8 @@ def test_the_items_of_a_turn_become_one_message_before_its_results() -> None:
 def test_an_empty_turn_of_the_assistant_is_an_empty_text(content: Any) -> None:
     """Chat servers accept no empty list of parts; more text of the turn stays a text."""
     empty = {"role": "assistant", "content": content}
-    assert RESPONSES_TO_CHAT.request(said(empty), NOTHING)["messages"] == [{"role": "assistant", "content": ""}]
-    [message] = RESPONSES_TO_CHAT.request(said({"role": "assistant", "content": ""}, call_item("{}")), NOTHING)[
+    assert RESPONSES_TO_CHAT.request(said(empty), Omissions())["messages"] == [{"role": "assistant", "content": ""}]
+    [message] = RESPONSES_TO_CHAT.request(said({"role": "assistant", "content": ""}, call_item("{}")), Omissions())[
         "messages"
     ]
     assert (message["content"], len(message["tool_calls"])) == ("", 1)
@@ -245,9 +246,9 @@ def call_item(arguments: str) -> Json:
 @pytest.mark.parametrize("written", ['{"a": tru', "[1]", ""])
 def test_malformed_arguments_of_the_history_stay_as_they_are_in_a_chat(written: str) -> None:
     """Both dialects have any text for arguments. Over Messages they are wrapped."""
-    chat = RESPONSES_TO_CHAT.request(said(call_item(written)), NOTHING)
+    chat = RESPONSES_TO_CHAT.request(said(call_item(written)), Omissions())
     assert chat["messages"][0]["tool_calls"][0]["function"]["arguments"] == written
-    [block] = CHAT_TO_MESSAGES.request(chat, NOTHING)["messages"][0]["content"]
+    [block] = CHAT_TO_MESSAGES.request(chat, Omissions())["messages"][0]["content"]
     assert block["input"] == ({"arguments": written} if written else {})
 
 

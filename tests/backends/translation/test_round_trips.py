@@ -7,10 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from backends.translation.omissions import Omissions
 from backends.translation.registry import CHAT_TO_MESSAGES, MESSAGES_TO_CHAT
 from tests.support.dialect_strategies import Json, answers, arguments, chat_requests, message_requests
-
-NOTHING: frozenset[str] = frozenset()
 
 
 def spelled(value: Any) -> str:
@@ -21,15 +20,15 @@ def spelled(value: Any) -> str:
 @settings(max_examples=300, deadline=None)
 @given(chat_requests())
 def test_a_chat_request_comes_back_from_messages(body: Json) -> None:
-    there = CHAT_TO_MESSAGES.request(body, NOTHING)
-    assert spelled(MESSAGES_TO_CHAT.request(there, NOTHING)) == spelled(body)
+    there = CHAT_TO_MESSAGES.request(body, Omissions())
+    assert spelled(MESSAGES_TO_CHAT.request(there, Omissions())) == spelled(body)
 
 
 @settings(max_examples=300, deadline=None)
 @given(message_requests())
 def test_a_messages_request_comes_back_from_chat(body: Json) -> None:
-    there = MESSAGES_TO_CHAT.request(body, NOTHING)
-    assert spelled(CHAT_TO_MESSAGES.request(there, NOTHING)) == spelled(body)
+    there = MESSAGES_TO_CHAT.request(body, Omissions())
+    assert spelled(CHAT_TO_MESSAGES.request(there, Omissions())) == spelled(body)
 
 
 @settings(max_examples=300, deadline=None)
@@ -46,5 +45,5 @@ def test_an_answer_comes_back_from_chat(answer: Json) -> None:
 def test_the_body_of_a_caller_is_left_as_it_is(body: Json) -> None:
     """Other attempts translate the same body again."""
     before = arguments(body)
-    MESSAGES_TO_CHAT.request(body, NOTHING)
+    MESSAGES_TO_CHAT.request(body, Omissions())
     assert arguments(body) == before

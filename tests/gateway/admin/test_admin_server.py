@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -70,6 +71,24 @@ async def test_metrics_come_in_the_format_that_is_asked_for(
     assert b'firsttoken_requests_total{outcome="completed",pool="only",route="chat"} 3.0' in body
     assert b"process_resident_memory_bytes" in body
     assert body.splitlines()[-1] == last or not last
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [
+        *(("gzip", True), ("br, GZIP;q=0.5", True), ("gzip; q=1.0", True)),
+        *(("gzip;q=0", False), ("gzip;q=0.0", False), ("", False), ("br", False), ("identity, xgzip", False)),
+    ],
+)
+async def test_metrics_are_compressed_where_that_is_accepted(
+    accepted: str, compressed: bool, served: tuple[Gateway, Upstream]
+) -> None:
+    status, headers, body = await get(served[0].admin_url, "/metrics", f"accept-encoding: {accepted}")
+    assert (status, headers.get("content-encoding", "") == "gzip") == (200, compressed)
+    assert int(headers["content-length"]) == len(body)
+    page = gzip.decompress(body) if compressed else body
+    assert b'firsttoken_requests_total{outcome="completed",pool="only",route="chat"} 3.0' in page
+    assert not compressed or len(body) < len(page) / 4
 
 
 async def test_recent_requests_are_shown_the_newest_last(served: tuple[Gateway, Upstream]) -> None:

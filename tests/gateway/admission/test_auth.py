@@ -18,6 +18,7 @@ def tenant(name: str, key: str, routes: frozenset[str] | None = None) -> Tenant:
 
 
 WEB, BATCH, LAB = tenant("web", "sk-web"), tenant("batch", "sk-batch"), tenant("lab", "schlüssel 鍵")
+UNKNOWN = "Incorrect API key provided: it is not known here."
 ALL = Keys([WEB, BATCH, LAB])
 
 
@@ -67,7 +68,7 @@ def test_a_key_names_its_tenant(authorization: str, found: Tenant) -> None:
 def test_an_unknown_key_is_401_with_a_constant_message(authorization: str) -> None:
     """A near miss, a prefix and a digest get the same answer."""
     refusal = refused(sent(authorization))
-    assert (refusal.status, refusal.code, refusal.message) == (401, "invalid_api_key", "The API key is not known here.")
+    assert (refusal.status, refusal.code, refusal.message) == (401, "invalid_api_key", UNKNOWN)
     assert refusal.headers == {"www-authenticate": "Bearer", "x-should-retry": "false"}
 
 
@@ -76,7 +77,10 @@ def test_a_missing_key_is_401_with_instructions(authorization: str | None) -> No
     """Another scheme is no key."""
     refusal = refused(sent(authorization))
     assert (refusal.status, refusal.code) == (401, "invalid_api_key")
-    assert refusal.message == "No API key was given. Send 'authorization: Bearer <key>', x-api-key or api-key."
+    assert (
+        refusal.message
+        == "Incorrect API key provided: there is none. Send 'authorization: Bearer <key>', x-api-key or api-key."
+    )
 
 
 @pytest.mark.parametrize("name", ["x-api-key", "api-key"])
@@ -86,7 +90,7 @@ def test_a_key_may_come_in_the_header_of_another_dialect(name: str) -> None:
     assert ALL.tenant({name: " sk-web "}) is WEB
     assert ALL.tenant({name: "sk-web", "authorization": "Basic dTpw"}) is WEB
     assert ALL.tenant({name: "", "authorization": "Bearer sk-web"}) is WEB
-    assert refused({name: "Bearer sk-web"}).message == "The API key is not known here."
+    assert refused({name: "Bearer sk-web"}).message == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_a_key_may_come_in_the_header_of_another_dialect(name: str) -> None:
 )
 def test_headers_with_different_keys_are_refused(headers: dict[str, str], names: str) -> None:
     """Whichever of them is known: a proxy in front may have checked the other one. The same key twice is one key."""
-    assert refused(headers).message == f"The headers {names} have different API keys; send one."
+    assert refused(headers).message == f"Incorrect API key provided: the headers {names} have different keys; send one."
     assert refused(headers).status == 401
     same = {name: "Bearer sk-web" if name == "authorization" else "sk-web" for name in headers}
     assert ALL.tenant(same) is WEB

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.admission import key_store as keyring
-from gateway.admission.key_store import Keyring
+from gateway.admission import key_store
+from gateway.admission.key_store import RedisKeys
+from gateway.admission.keyring import Keyring
 from gateway.cli.main import main
 from gateway.cluster.redis_client import RedisClient
+from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
 from tests.support.builders import calling
 from tests.support.gateways import pool, running
@@ -25,12 +27,20 @@ from tests.support.simulated import eventually
 SEEN = 2.5  # s
 
 
+def stored_by(link: RedisClient) -> RedisKeys:
+    return RedisKeys(link.call, link.url, link.timeout)
+
+
 @asynccontextmanager
 async def watching(server: RedisServer) -> AsyncIterator[tuple[RedisClient, list[list[str]]]]:
     """A keyring; the list receives the names of the keys at each change."""
     changes: list[list[str]] = []
     link = RedisClient(server.url)
-    ring = Keyring(link, lambda: changes.append([key.name for key in ring.known]))
+
+    async def on_change(keys: Sequence[Key]) -> None:
+        changes.append([key.name for key in keys])
+
+    ring = Keyring(stored_by(link), on_change)
     link.start()
     ring.start()
     await eventually(lambda: link.up)
@@ -51,20 +61,20 @@ def key(name: str, **more: Any) -> Key:
 
 async def test_added_and_revoked_keys_are_noticed() -> None:
     async with redis_server() as server, watching(server) as (link, changes):
-        assert await link.call(lambda redis: keyring.add(redis, key("a")))
-        assert not await link.call(lambda redis: keyring.add(redis, key("a")))
+        assert await stored_by(link).add(key("a"))
+        assert not await stored_by(link).add(key("a"))
         await eventually(lambda: changes == [["a"]], SEEN)
-        await link.call(lambda redis: keyring.add(redis, key("b", routes=("chat",))))
+        await stored_by(link).add(key("b", routes=("chat",)))
         await eventually(lambda: changes[-1] == ["a", "b"], SEEN)
-        assert await link.call(lambda redis: keyring.revoke(redis, "a"))
-        assert not await link.call(lambda redis: keyring.revoke(redis, "a"))
+        assert await stored_by(link).revoke("a")
+        assert not await stored_by(link).revoke("a")
         await eventually(lambda: changes[-1] == ["b"], SEEN)
 
 
 async def test_keys_lost_by_redis_are_not_revoked(caplog: pytest.LogCaptureFixture) -> None:
     """Redis came back empty: the last known keys hold, and one log line says so."""
     async with redis_server() as server, watching(server) as (link, changes):
-        await link.call(lambda redis: keyring.add(redis, key("a")))
+        await stored_by(link).add(key("a"))
         await eventually(lambda: changes, SEEN)
         server.kill()
         await server.start()
@@ -75,8 +85,10 @@ async def test_keys_lost_by_redis_are_not_revoked(caplog: pytest.LogCaptureFixtu
 async def test_an_invalid_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """For example a key of another version. Other keys hold; the digest is not logged."""
     async with redis_server() as server, watching(server) as (link, changes):
-        await link.call(lambda redis: redis.hset(keyring.HASH, "odd", json.dumps({"name": "odd", "sha256": "CANARY"})))
-        await link.call(lambda redis: keyring.add(redis, key("a")))
+        await link.call(
+            lambda redis: redis.hset(key_store.HASH, "odd", json.dumps({"name": "odd", "sha256": "CANARY"}))
+        )
+        await stored_by(link).add(key("a"))
         await eventually(lambda: changes == [["a"]], SEEN)
     assert "'odd'" in caplog.text
     assert "CANARY" not in caplog.text
@@ -96,7 +108,7 @@ async def test_a_gateway_admits_keys_in_redis_and_in_the_file_only() -> None:
             assert (await caller.whole(models()))[0] == 401
             assert gateway.redis is not None
             await eventually(lambda: gateway.redis.up)  # type: ignore[union-attr]
-            await gateway.redis.call(lambda redis: keyring.add(redis, key("lab", requests_per_minute=1)))
+            await stored_by(gateway.redis).add(key("lab", requests_per_minute=1))
             await eventually(lambda: gateway.runtime.current.keys.tenants, SEEN)
             assert (await status("lab"), await status("sk-web")) == (200, 401)
             assert gateway.runtime.current.keys.tenants[0].limits is not None
@@ -111,8 +123,8 @@ async def test_a_gateway_admits_keys_in_redis_and_in_the_file_only() -> None:
             assert gateway.redis is not None
             await eventually(lambda: gateway.redis.up)  # type: ignore[union-attr]
             imposter = Key(name="web", sha256=hashlib.sha256(b"imposter").hexdigest())
-            await gateway.redis.call(lambda redis: keyring.add(redis, imposter))
-            await gateway.redis.call(lambda redis: keyring.add(redis, key("lab")))
+            await stored_by(gateway.redis).add(imposter)
+            await stored_by(gateway.redis).add(key("lab"))
             await eventually(lambda: len(gateway.runtime.current.keys.tenants) == 2, SEEN)
             assert [await status(text) for text in ("sk-web", "lab", "imposter")] == [200, 200, 401]
 
@@ -153,7 +165,7 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
     text = out.strip()
     assert (code, len(text) > 40, text in err) == (0, True, False)
     async with server.client() as client:
-        kept = json.loads((await client.hgetall(keyring.HASH))["web"])
+        kept = json.loads((await client.hgetall(key_store.HASH))["web"])
         assert kept == {
             "name": "web",
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -182,7 +194,7 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
         (["add", "two words"], "--name: Value error, a name is sent in a header: visible ASCII without spaces only"),
         (["add", "x", "--requests-per-minute", "0"], "--requests-per-minute: Input should be greater than 0"),
         (["add", "own"], "there is a key 'own' in the configuration file; take another name"),
-        (["revoke", "own"], "the key 'own' is in the configuration file, not in Redis: delete it there"),
+        (["revoke", "own"], "the key 'own' is in the configuration file: delete it there"),
         (["list"], "redis redis://127.0.0.1:1: "),
     ],
 )
@@ -195,3 +207,20 @@ def test_an_invalid_command_is_one_line_and_exit_code_2(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(message)
     assert "CANARY" not in err
+
+
+async def test_a_change_between_the_look_at_a_key_and_its_replacement_is_kept(server: RedisServer) -> None:
+    """The comparison and the write are one step in Redis."""
+    async with server.client() as client:
+
+        async def ask(question: Callable[[Any], Any], timeout: float) -> Any:
+            if looked_up.is_set():
+                await client.hset(key_store.HASH, "a", key("a", weight=9).model_dump_json(exclude_defaults=True))
+            looked_up.set()
+            return await question(client)
+
+        looked_up = asyncio.Event()
+        store = RedisKeys(ask, parse_redis_url(server.url), 5.0)
+        await client.hset(key_store.HASH, "a", key("a").model_dump_json(exclude_defaults=True))
+        assert not await store.replace(key("a"), key("a", weight=2))
+        assert json.loads(str(await client.hget(key_store.HASH, "a")))["weight"] == 9

@@ -313,3 +313,18 @@ def test_any_other_request_id_is_replaced(given: str) -> None:
 def test_a_session_is_named_by_what_clients_send(headers: dict[str, str], body: dict[str, Any], session: str) -> None:
     """The name of the cache first, then of the session, then of the user."""
     assert understood(headers, **body).session == session
+
+
+@pytest.mark.parametrize(("written", "choices"), [(2.0, 2), (2, 2)])
+def test_an_integer_may_be_written_with_a_fraction_of_zero(written: float, choices: int) -> None:
+    """JSON Schema takes 2.0 for an integer. The body is forwarded as it was written."""
+    request = parse(Operation.CHAT, json.dumps({**CHAT, "n": written}).encode(), {}, 1.0, "req-1")
+    assert request.choices == choices
+    assert type(decode(encode(request.body))["n"]) is type(written)
+
+
+@pytest.mark.parametrize("written", [2.5, 1e300, -1.0])
+def test_a_number_that_is_no_integer_is_refused(written: float) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse(Operation.CHAT, json.dumps({**CHAT, "n": written}).encode(), {}, 1.0, "req-1")
+    assert (refused.value.status, refused.value.param) == (400, "n")

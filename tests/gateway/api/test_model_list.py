@@ -73,6 +73,20 @@ async def test_anthropics_clients_get_anthropics_shapes(gateway: Gateway) -> Non
     }
 
 
+async def test_a_model_has_the_context_window_of_its_route() -> None:
+    """The largest of its pools, where all are known: agents compact their conversations by it."""
+    pools = {
+        name: pool("http://127.0.0.1:9", **more)
+        for name, more in (("small", {"context_window": 8192}), ("large", {"context_window": 32_768}), ("any", {}))
+    }
+    routes = {"chat": {"tiers": ["small", "large"]}, "far": {"tiers": ["small", "any"]}}
+    async with running(pools, routes) as gateway:
+        listed = json.loads((await get(gateway.url, "/v1/models"))[2])["data"]
+        one = json.loads((await get(gateway.url, "/v1/models/chat", ANTHROPIC))[2])
+    assert {model["id"]: model.get("max_model_len") for model in listed} == {"chat": 32_768, "far": None}
+    assert one["max_input_tokens"] == 32_768
+
+
 async def test_a_page_without_models_has_no_ids() -> None:
     async with running({"only": pool("http://127.0.0.1:9")}, {}, passthrough="only") as gateway:
         _, _, body = await get(gateway.url, "/v1/models", ANTHROPIC)
@@ -82,4 +96,4 @@ async def test_a_page_without_models_has_no_ids() -> None:
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT"])
 async def test_a_model_is_read_only(gateway: Gateway, method: str) -> None:
     status, headers, _ = await get(gateway.url, "/v1/models/chat", ALL, method=method)
-    assert (status, headers["allow"]) == (405, "GET")
+    assert (status, headers["allow"]) == (405, "GET, HEAD")

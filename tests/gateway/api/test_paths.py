@@ -17,6 +17,7 @@ from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream, reply
 
 AZURE = "/openai/deployments/chat/chat/completions?api-version=2024-10-21"
+NO_WEBSOCKETS = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "websockets": False}
 UPGRADE = "connection: Upgrade\r\nupgrade: WebSocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA=="
 
 
@@ -39,6 +40,8 @@ UPGRADE = "connection: Upgrade\r\nupgrade: WebSocket\r\nsec-websocket-version: 1
         ("/messages", ("/v1/messages", "")),
         ("/responses", ("/v1/responses", "")),
         ("/responses/r1", ("/v1/responses/{id}", "r1")),
+        ("/responses/compact", ("/v1/responses/compact", "")),
+        ("/openai/v1/responses/input_tokens", ("/v1/responses/input_tokens", "")),
         ("/embeddings", ("/v1/embeddings", "")),
         ("/models", ("/v1/models", "")),
         ("/models/a/b", (MODEL, "a/b")),
@@ -168,10 +171,10 @@ async def test_an_unknown_deployment_is_an_unknown_model() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/openai/v1/responses"])
-async def test_a_websocket_for_responses_is_refused_at_once(path: str) -> None:
+async def test_a_websocket_for_responses_is_refused_at_once_where_switched_off(path: str) -> None:
     """Coding agents try it first, without a retry after a 426 alone. No key is needed to hear it."""
     keys = [{"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}]
-    async with running({"only": pool("http://127.0.0.1:9")}, keys=keys) as gateway:
+    async with running({"only": pool("http://127.0.0.1:9")}, keys=keys, server=NO_WEBSOCKETS) as gateway:
         async with aiohttp.ClientSession() as client:
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 await client.ws_connect(gateway.url + path)
@@ -181,9 +184,19 @@ async def test_a_websocket_for_responses_is_refused_at_once(path: str) -> None:
     assert "POST /v1/responses" in json.loads(body)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "offer", [UPGRADE.replace("connection: Upgrade\r\n", ""), UPGRADE.replace("13", "12"), UPGRADE.replace("eA==", "x")]
+)
+async def test_an_offer_that_a_proxy_has_mangled_is_refused(offer: str) -> None:
+    """A proxy that is not set up for WebSockets passes on a part of the headers alone."""
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
+        assert (await get(gateway.url, "/v1/responses", offer))[0] == 426
+
+
 async def test_the_connection_of_a_refused_websocket_is_closed() -> None:
     """Frames sent ahead of the answer are no requests."""
-    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
+    only = {"only": pool("http://127.0.0.1:9")}
+    async with running(only, server=NO_WEBSOCKETS) as gateway, calling(gateway.url) as caller:
         raw = f"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\n{UPGRADE}\r\n\r\n"
         assert (await caller.ask(raw.encode()))[0] == 426
         assert (await caller.rest()).endswith(b"}")

@@ -131,7 +131,7 @@ async def test_key_env_selects_the_api_key(capsys: pytest.CaptureFixture[str], m
             for name in ("WEB", "OTHER", "NONE")
         ]
     assert [code for code, _, _ in found] == [0, 2, 2]
-    assert found[1][2] == f"{gateway.admin_url}: The API key is not known here.\n"
+    assert found[1][2] == f"{gateway.admin_url}: Incorrect API key provided: it is not known here.\n"
     assert found[2][2] == "firsttoken: the environment variable NONE, which --key-env names, is not set\n"
 
 

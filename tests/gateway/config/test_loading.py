@@ -18,7 +18,9 @@ from tests.support.loading_cases import DIGEST, POOLS, ROUTES, loaded, places, p
 
 SHORT = "a secret needs at least 16 characters: openssl rand -hex 32"
 
-SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_body_bytes, cors, tls"
+SERVER_KEYS = (
+    "listen, admin, admin_key, workers, open, drain, hosts, max_connections, max_body_bytes, cors, websockets, tls"
+)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ SERVER_KEYS = "listen, admin, workers, open, drain, hosts, max_connections, max_
         (
             pool(endpoints="[7]"),
             "pools.p.endpoints[0]: expected the URL of a server or "
-            "{url, region, kv_events, kv_replay, profile, resolve, dp_rank}, got 7",
+            "{url, region, kv_events, kv_replay, profile, resolve, dp_rank, kubernetes}, got 7",
         ),
         (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when, adapter}, got 3"),
         (route(tiers="[]"), "routes.r.tiers: is empty; at least one is required"),

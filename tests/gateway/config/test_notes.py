@@ -31,15 +31,16 @@ def test_a_public_admin_port_is_noted() -> None:
     ("state", "noted"),
     [
         ({"keys": "redis"}, True),
+        ({"keys": "dir", "dir": "."}, True),
         ({"keys": "redis", "cache_secret": "a configured secret"}, False),
         ({"keys": "config"}, False),
     ],
 )
-def test_keys_in_redis_without_cache_secret_are_noted(state: dict[str, str], noted: bool) -> None:
-    """Members of a cache group in Redis change at runtime, and without a configured secret so does the caches' salt."""
+def test_stored_keys_without_cache_secret_are_noted(state: dict[str, str], noted: bool) -> None:
+    """Stored members of a cache group change at runtime, and without a configured secret so does the caches' salt."""
     config = Config.model_validate({"state": {"redis": "redis://127.0.0.1/0", **state}})
     expected = (
-        "note: keys in Redis that share a cache_group need state.cache_secret: without it every key that joins or"
+        "note: stored keys that share a cache_group need state.cache_secret: without it every key that joins or"
         " leaves the group empties its caches"
     )
     assert notes(config) == ([expected] if noted else [])

@@ -31,6 +31,7 @@ from gateway.downstream.http_server import (
 from gateway.downstream.intake import Intake
 from tests.support.builders import Caller, calling, post
 from tests.support.simulated import eventually
+from tests.support.virtual_time import stall
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -586,6 +587,16 @@ async def test_connections_that_time_out_together_are_closed_a_few_at_a_time(mon
     assert max(before - after for before, after in pairwise(left)) <= ABORTS
     listener.close()
     await server.shutdown(0.1)
+
+
+@pytest.mark.virtual_time
+async def test_a_head_that_came_in_during_a_stall_of_the_loop_is_not_late() -> None:
+    """Seen where the machine stood still for half a minute: connections with a whole request were aborted."""
+    async with serving(Echo(), head=0.2) as caller:
+        caller.writer.write(GET[:-1])
+        await asyncio.sleep(0.1)
+        stall(30.0)
+        assert (await caller.whole(GET[-1:]))[0] == 200
 
 
 async def test_request_timeouts_do_not_limit_the_answer() -> None:

@@ -238,11 +238,11 @@ async def test_a_save_that_fails_leaves_the_file_and_is_logged_once(
     before = (tmp_path / FILE).read_bytes()
     blocked = tmp_path / f".{FILE}.{os.getpid()}"
     blocked.mkdir()
-    assert [await process.keeper._save() for _ in range(3)] == [False] * 3
+    assert [await process.keeper.save() for _ in range(3)] == [False] * 3
     assert (tmp_path / FILE).read_bytes() == before
     assert sum("cannot be saved" in line for line in caplog.messages) == 1
     blocked.rmdir()
-    assert await process.keeper._save()
+    assert await process.keeper.save()
     msgspec.json.decode((tmp_path / FILE).read_bytes())
 
 
@@ -300,7 +300,7 @@ async def test_a_pipe_in_place_of_the_new_file_holds_up_no_save(tmp_path: Path) 
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else a writer that opens the pipe would hold up this test
     try:
-        assert await process.keeper._save()
+        assert await process.keeper.save()
     finally:
         os.close(reader)
     assert (tmp_path / FILE).is_file()

@@ -206,7 +206,8 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
     code, _, err = run(capsys, "trace.jsonl", "--config", "a.yaml")
     assert (code, err) == (2, "a.yaml:9: servr: unknown key; did you mean 'server'?\n")
     code, _, err = run(capsys, "trace.jsonl")
-    assert (code, err[:69]) == (2, "firsttoken: the following arguments are required: --config (see first")
+    missing = "the following arguments are required: --config, or --live URL (see firsttoken replay --help)"
+    assert (code, err) == (2, f"firsttoken: {missing}\n")
 
 
 def test_sessions_are_scored_by_request_and_by_session(capsys: pytest.CaptureFixture[str]) -> None:

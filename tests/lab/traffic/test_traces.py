@@ -46,7 +46,7 @@ def test_azure_lines_have_prompts_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_gateways_access_log_has_route_and_prefix(tmp_path: Path) -> None:
-    """Unanswered requests have no output length and are skipped, as is the line that counts lost lines."""
+    """A completed request without an output length is skipped, as is the line that counts lost lines."""
     told = [
         record(wall=50.0, prompt_tokens_estimated=900, prompt_tokens_reported=1030, prefix=[11, 12]).as_json(),
         record(wall=52.0, prompt_tokens_estimated=900, output_tokens=None).as_json(),
@@ -59,6 +59,23 @@ def test_the_gateways_access_log_has_route_and_prefix(tmp_path: Path) -> None:
         (3.0, "agent", 900, 10),
     ]
     assert (list(found[0].hashes), len(found[1].hashes)) == ([11, 12], 1)
+
+
+@pytest.mark.parametrize("end", ["shed", "unavailable", "failed", "client_gone", "upstream_broke", "cut"])
+def test_what_was_not_answered_is_offered_load(tmp_path: Path, end: str) -> None:
+    """An overload that is replayed without what it turned away looks like none. The answer that never came has the mean
+    length of its route's; what the caller did wrong is no load."""
+    told = [
+        record(wall=50.0, prompt_tokens_estimated=900, output_tokens=100).as_json(),
+        record(wall=51.0, prompt_tokens_estimated=900, output_tokens=300).as_json(),
+        record(wall=52.0, prompt_tokens_estimated=900, output_tokens=7, route="agent").as_json(),
+        record(wall=53.0, prompt_tokens_estimated=800, output_tokens=None, prefix=[5], end=end).as_json(),
+        record(wall=54.0, prompt_tokens_estimated=800, output_tokens=None, end="refused").as_json(),
+        record(wall=55.0, prompt_tokens_estimated=None, output_tokens=None, end=end).as_json(),
+    ]
+    found = read_trace(written(tmp_path, "".join(json.dumps(line) + "\n" for line in told)))
+    assert [(a.at, a.prompt_tokens, a.output_tokens) for a in found[2:]] == [(2.0, 900, 7), (3.0, 800, 200)]
+    assert list(found[3].hashes) == [5]
 
 
 def test_times_ascend_from_zero(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.support.attempt_script import (
     A,
     B,
     C,
+    GivenFacts,
     begun,
     fails,
     given_up,
@@ -63,6 +64,22 @@ def test_a_client_that_leaves_cancels_every_attempt() -> None:
     race, now = hedged(A, B)
     assert told(race.on(ClientGone(), now + 0.1)) == ["cancel 1 cancelled", "cancel 2 cancelled"]
     assert race.on(FirstToken(1), now + 0.2) == AttemptStep()
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        ({"complete": True, "relayed": True}, "leave 1 read"),
+        ({"complete": True, "relayed": True, "paused": True}, "cancel 1 cancelled"),
+        ({"complete": True}, "cancel 1 cancelled"),
+    ],
+)
+def test_a_client_that_leaves_after_the_last_event_has_its_answer(progress: dict[str, bool], expected: str) -> None:
+    """Not where it has stopped reading, or where the last event is still to come."""
+    race = begun(A, B, facts=GivenFacts(**progress))
+    race.on(FirstToken(1), 0.2)
+    assert told(race.on(ClientGone(), 0.3)) == [expected]
+    assert race.state is AttemptState.GONE
 
 
 @pytest.mark.parametrize("outcome", [Placement.SHED, Placement.UNAVAILABLE, Placement.UNFIT])

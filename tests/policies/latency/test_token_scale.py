@@ -47,3 +47,12 @@ def test_a_report_of_zero_tokens_teaches_nothing() -> None:
     scale = TokenScale()
     scale.observe(500, 2, 0)
     assert scale.correct(500, 2) == 511
+
+
+def test_the_error_of_a_count_is_large_before_any_report_and_small_after_a_few() -> None:
+    """An engine with a tokenizer of 20% more tokens is within the first error; the next reports agree."""
+    scale = TokenScale()
+    assert 1.2 * 10_000 < scale.correct(10_000, 1) + scale.error(10_000, 1) < 1.5 * 10_000
+    for _ in range(3):
+        scale.observe(10_000, 1, 12_000)
+    assert abs(scale.correct(10_000, 1) - 12_000) < scale.error(10_000, 1) < 0.1 * 12_000

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from policies.queue import queue_scheduler
-from policies.types import Placement
-from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, TWO, QueueFixture, count_decisions
+from policies.queue import best_effort_queue, hold_rules, queue_scheduler
+from policies.queue.late_work import LONG as LONGEST_SHORT
+from policies.types import Candidate, Endpoint, Forecast, Placement, PoolEstimate, PrefixBlocks
+from tests.support.queue_fixture import API, LARGE, ONE, PROMPT, START, TWO, QueueFixture, count_decisions
 
 pytestmark = pytest.mark.virtual_time
 
@@ -127,6 +128,73 @@ def test_an_arrival_at_an_idle_engine_does_not_overtake_queued_requests() -> Non
     queue.enter("first", **LATE)
     queue.first_tokens(*keys)
     assert queue.enter("second", **LATE) == ["first"]
+
+
+# --------------------------------------------------------------------------- prompts in a cache
+
+LONG: dict[str, Any] = {"tokens": 60_000, "budget": 0.15}  # of seconds; 3,750 blocks
+BLOCKS = tuple(range(3750))
+
+
+def cache(queue: QueueFixture, endpoint: Endpoint, blocks: tuple[int, ...]) -> None:
+    """The engine has prefilled, and answered, a prompt of these blocks."""
+    prompt = PoolEstimate(len(blocks) * 16, PrefixBlocks(blocks))
+    candidate = Candidate(endpoint, 0, prompt.tokens, 0, Forecast(0.0), 1.0, 0.0)
+    queue.fleet.on_sent("earlier", candidate, prompt, queue.now, False)
+    queue.first_tokens("earlier")
+    queue.end("earlier")
+
+
+def test_a_late_request_whose_prompt_comes_into_a_cache_meanwhile_is_decided_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind long ones that wait for calm answers: the answer of another turn of its session leaves it little to do.
+    Its patience counts from its entry."""
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
+    queue = QueueFixture()
+    for number in range(4):
+        queue.enter(f"long {number}", **LONG, on_miss="best_effort")
+    queue.enter("turn", **LONG, on_miss="best_effort", blocks=BLOCKS)
+    assert [queue.hold(f"long {number}") for number in range(4)] == ["calm", "turn", "turn", "turn"]
+    queue.release(later=1.0)
+    cache(queue, ONE, BLOCKS[:-8])
+    busy = queue.fill(ONE)
+    for _ in range(4):
+        assert queue.release(later=0.01) == []
+    assert (queue.held("turn").prefill_s < 0.1, queue.held("turn").late_since) == (True, START)
+    queue.first_tokens(*busy)
+    assert queue.release(later=0.01) == ["turn"]
+
+
+def test_a_late_request_whose_prompt_has_left_the_cache_holds_up_no_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is among the long ones from then on."""
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
+    queue = QueueFixture()
+    cache(queue, ONE, BLOCKS)
+    busy = queue.fill(ONE)
+    queue.enter("turn", **LONG, on_miss="best_effort", blocks=BLOCKS)
+    queue.enter("short", **LATE, on_miss="best_effort")
+    assert [queue.hold(name) for name in ("turn", "short")] == ["prefill", "turn"]
+    queue.fleet.on_cache_cleared(ONE.id)
+    queue.first_tokens(*busy)
+    assert queue.release(later=0.01) == ["short"]
+    assert queue.held("turn").prefill_s > LONGEST_SHORT
+
+
+def test_a_short_late_request_holds_up_none_that_waits_for_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the endpoint with its prompt in the cache."""
+    monkeypatch.setattr(best_effort_queue, "CHECKED", 0)
+    monkeypatch.setattr(hold_rules, "CALM", -1.0)
+    queue = QueueFixture((ONE, TWO))
+    other = tuple(range(10_000, 13_750))
+    cache(queue, ONE, BLOCKS)
+    cache(queue, TWO, other)
+    busy = queue.fill(ONE, TWO)
+    queue.enter("first", tokens=60_500, budget=0.15, on_miss="best_effort", blocks=BLOCKS)
+    queue.enter("second", tokens=60_500, budget=0.15, on_miss="best_effort", blocks=other)
+    assert [queue.hold(name) for name in ("first", "second")] == ["prefill", "prefill"]
+    queue.first_tokens(*busy[2:])
+    assert queue.release(later=0.01) == ["second"]
 
 
 # --------------------------------------------------------------------------- cost

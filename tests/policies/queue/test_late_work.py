@@ -61,13 +61,18 @@ def test_what_an_engine_can_begin_without_loss_is_not_kept_by_the_answers_of_ano
     assert queue.destination("r") == TWO.id
 
 
-def test_a_short_late_prefill_needs_an_idle_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its answers use."""
+@pytest.mark.parametrize(("token", "released"), [(0.027, "late"), (0.034, "in time")])
+def test_a_short_late_prefill_leaves_the_last_of_the_pace_to_requests_in_time(
+    token: float, released: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs no calm as a long one does, but its answer is one more that the others bear: 0.64 and 0.8 of it here."""
     queue = QueueFixture()
-    monkeypatch.setattr(hold_rules, "CALM", 0.0)
     monkeypatch.setattr(hold_rules, "HARMLESS", 1.0)
-    answers_near_their_limit(queue)
-    assert queue.enter("r", **SHORT_LATE) == ["r"]
+    queue.decode(ONE, token=token, pace=0.05, since=20.0)
+    queue.arrive("late", **SHORT_LATE)
+    queue.arrive("in time", tokens=100, budget=60.0)
+    assert queue.release() == [released]
+    assert released == "late" or queue.hold("late") == "calm"
 
 
 def test_a_request_without_a_deadline_needs_no_calm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +198,6 @@ def test_callers_who_hang_up_shorten_no_wait() -> None:
     rate.on_refused(1.0, 5.0, START)
     for each in gone:
         rate.add(each, START + 1)
-        each.late_since = START + 1
     rate.on_refused(21.0, 210.0, START + 1)
     for number, each in enumerate(gone):
         rate.leave(each, START + 2 + number / 100)

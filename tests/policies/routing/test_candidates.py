@@ -187,6 +187,39 @@ def test_the_context_window_is_checked_with_the_routes_output_limit() -> None:
     assert scenario.decide(RequestView(0.0, max_tokens=4096)).outcome is Placement.PLACE
 
 
+def test_a_limit_that_fits_beside_the_prompt_of_no_tier_is_lowered_to_the_room_that_is_left() -> None:
+    """By pool, less the error of the count: an engine refuses a token too many."""
+    pools = {"large": {"context_window": 32_768}, "small": {"context_window": 16_384}}
+    scenario = DecisionScenario({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools=pools, tokens=10_000)
+    scenario.beliefs.error = 300
+    decision = scenario.decide(RequestView(0.0, max_tokens=32_000))
+    assert order(decision) == ["L", "s"]
+    assert decision.output_limits == {"large": 32_768 - 10_300, "small": 16_384 - 10_300}
+
+
+def test_a_tier_with_room_for_the_whole_limit_is_asked_before_any_limit_is_lowered() -> None:
+    """The caller's limit is lowered where nothing else can serve it."""
+    pools = {"small": {"context_window": 16_384}}
+    scenario = DecisionScenario({"small": {"s": 0.1}, "api": {"a": 0.9}}, pools=pools, tokens=10_000)
+    decision = scenario.decide(RequestView(0.0, max_tokens=8_000))
+    assert (order(decision), decision.output_limits) == (["a"], {})
+    scenario.loads = {"a": Load(health=Health.DOWN)}
+    decision = scenario.decide(RequestView(0.0, max_tokens=8_000))
+    assert (order(decision), decision.output_limits) == (["s"], {"small": 6_384})
+
+
+@pytest.mark.parametrize(("room", "asked", "placed"), [(1024, 8000, True), (1023, 8000, False), (100, 100, True)])
+def test_a_prompt_with_less_room_than_an_answer_needs_is_too_long(room: int, asked: int, placed: bool) -> None:
+    """An agent compacts its conversation then; the error of a count makes a lowered limit no smaller than that."""
+    scenario = DecisionScenario(
+        {"large": {"L": 0.1}}, pools={"large": {"context_window": 20_000}}, tokens=20_000 - room
+    )
+    scenario.beliefs.error = 5_000
+    decision = scenario.decide(RequestView(0.0, max_tokens=asked))
+    assert (decision.outcome is Placement.PLACE) is placed
+    assert decision.output_limits == ({"large": 1024} if placed and asked > room else {})
+
+
 def test_an_expected_length_beyond_every_context_window_refuses_no_request() -> None:
     """Without max_tokens the engine ends the answer at its window: the largest prompt that fits is answered."""
     scenario = DecisionScenario({"large": {"L": 0.1}}, pools={"large": {"context_window": 1001}})

@@ -279,7 +279,8 @@ def test_a_prompt_longer_than_every_context_window_is_unfit() -> None:
     decision = DecisionScenario(FLEET, pools=pools, tokens=40_000).decide(RequestView(0.0, max_tokens=256))
     assert decision.outcome is Placement.UNFIT
     assert decision.reason == (
-        "prompt of 40000 tokens + 256 output exceeds the context window of every tier (largest: 32768, pool large)"
+        "prompt is too long: 40000 tokens > 32512 maximum, with 256 output it exceeds the context window of every tier "
+        "(largest: 32768, pool large)"
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-from gateway.proxy import GETS, OPERATIONS
+from backends.interface import Operation
+from gateway.api.paths import canonical
+from gateway.proxy import METHODS
 from tests.programs.chaos import fuzz
 
 
@@ -16,6 +18,16 @@ async def test_random_input_gets_no_5xx_and_any_chunking_keeps_the_bytes() -> No
 
 
 def test_the_openapi_document_has_the_paths_of_the_data_port() -> None:
+    """Under the gateway's own names, and Azure's deployments."""
     document = json.loads(fuzz.OPENAPI.read_text("utf-8"))
     methods = {path: set(operations) for path, operations in document["paths"].items()}
-    assert methods == {**{path: {"post"} for path in OPERATIONS}, **{path: {"get"} for path in GETS}}
+    azures = {path: methods.pop(path) for path in list(methods) if path.startswith("/openai/")}
+    assert {path: {each.upper() for each in found} for path, found in methods.items()} == {
+        path: set(served) - {"HEAD"} for path, served in METHODS.items()
+    }
+    assert {canonical(path)[0] for path in azures} == {
+        Operation.CHAT.value,
+        Operation.COMPLETION.value,
+        Operation.EMBEDDINGS.value,
+    }
+    assert all(found == {"post"} and canonical(path)[1] == "{deployment}" for path, found in azures.items())

@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts.vllm_setup import VLLM
 from tests.programs.clients.manifest import FOLDER, Client, clients
-from tests.programs.clients.run import DROPPED, ClientRun
+from tests.programs.clients.run import ClientRun
 
 RESULTS = FOLDER / "results.json"
 REFUSAL = re.compile(r"No tier of this route can take the request: .*?\.(?=['\"]|$)")
@@ -32,24 +32,14 @@ the tokens of the answers, because a tiny model on a CPU calls no tool of its ow
 Every client gets its base URL, a key and a model name, and no patch; options that a check needs are named below. A
 check passes if the client returns what the engine said, or raises its own exception of that kind.
 
-- Codex takes these two from a provider in its `config.toml` (`wire_api = "responses"`), or from `openai_base_url` and
-  `codex login --with-api-key`. It tries a WebSocket first, and is told at once that there is none.
+- Coding agents get the settings of [agents](agents.md), and nothing else, before an engine of 32,768 tokens that
+  refuses one token too many. Codex takes `openai_base_url` and `codex login --with-api-key` too. It tries a WebSocket
+  first, and is served there.
 - LlamaIndex's `OpenAI` knows the names of OpenAI's models alone: name a route so, or use its `OpenAILike`.
 - LangChain's `OpenAIEmbeddings` counts tokens with files that tiktoken downloads: `check_embedding_ctx_length=False`
   sends texts as they are.
 - Clients that go on from an earlier response (`previous_response_id`) are checked with engines that keep responses: a
   chat engine keeps none, so the gateway refuses the member by name.
-
-Codex always offers tools that a chat engine cannot have: search by the provider, tools in groups. The route
-[drops](dialects.md) them:
-
-<!-- check: alone -->
-```yaml
-pools:
-  small: {backend: llamacpp, model: qwen3-8b, endpoints: [http://10.0.0.11:8000]}
-routes:
-  chat: {workload: agent, tiers: [small], drop: [DROPPED]}
-```
 """
 
 
@@ -70,7 +60,7 @@ def load() -> dict[str, Any]:
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The page of docs."""
-    head = HEAD.replace("DROPPED", ", ".join(DROPPED)).replace("ENGINE", VLLM.replace("==", " "))
+    head = HEAD.replace("ENGINE", VLLM.replace("==", " "))
     parts = (head, *_summary(results), "", *_shortfalls(results), *_left_out(results), *_checks(results))
     return "\n".join(parts) + "\n"
 

@@ -18,6 +18,8 @@ TEXT = "Latency is the time between a question and its answer."
 REASONING = "The question is short, so the answer can be short too."
 EXAMPLES = {"city": "Paris", "temperature": 21, "sunny": True}
 RUN = re.compile(r"run this command: `([^`]+)`")
+SUMMARY = re.compile(r"summary of (?:the|our|this) conversation|COMPACTION")  # Claude Code, Codex: no tools then
+CHANGE = re.compile(r"change (\S+) to: `([^`]+)`")  # by text, for an agent without tools: aider's whole files
 COUNT = re.compile(r"count to (\d+)")
 
 Json = dict[str, Any]
@@ -46,8 +48,12 @@ def answer(body: Json) -> Answer:
     messages = body["messages"]
     asked = next((text_of(m["content"]) for m in reversed(messages) if m["role"] == "user"), "")
     reasoning = REASONING if _reasons(body) else ""
+    if SUMMARY.search(asked):
+        return Answer(TEXT)
     if calls := _calls(body, asked):
         return Answer(calls=calls, reasoning=reasoning, finish="tool_calls")
+    if changed := CHANGE.search(asked):
+        return Answer(f"{changed[1]}\n```\n{changed[2]}\n```\n")
     if counted := COUNT.search(asked):
         return Answer(" ".join(map(str, range(1, int(counted[1]) + 1))), pace=0.02)
     return Answer(_text(body, messages), reasoning=reasoning)
@@ -125,6 +131,8 @@ def _command(function: Json, command: str) -> list[Call]:
         if name in _properties(function):
             words = _properties(function)[name].get("type") == "array"
             return [Call(function["name"], {name: ["sh", "-c", command] if words else command})]
+    if "commands" in _properties(function):  # Cline's
+        return [Call(function["name"], {"commands": [command]})]
     return []
 
 

@@ -2,7 +2,8 @@
 Anthropic's Messages.
 
 The model's name selects a fault: `limited` answers 429, `down` 503, `flaky` 429 to the first request of a prompt,
-`breaks` cuts streams. Streams have the shape of vLLM's; `GET /seen` shows the engine's requests to a check.
+`breaks` cuts streams; `windowed` has the context window of a real engine. Streams have the shape of vLLM's; `GET /seen`
+shows the engine's requests to a check.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.programs.clients import rehearsed_messages as anthropic
+from tests.programs.clients import windowed_model as windowed
 from tests.programs.clients.rehearsed_model import Answer, Json, answer, text_of
 
 BLOCK = 16  # words of a block of the prefix cache
@@ -73,6 +75,8 @@ class RehearsedServer:
             return _error(request, 503, "the engine is overloaded", "overloaded_error")
         if model == "limited":
             return _error(request, 429, "slow down", "rate_limit_error", {"retry-after": "1"})
+        if model == windowed.MODEL and (refusal := windowed.refusal(body)):
+            return _error(request, 400, refusal, "BadRequestError")
         if model == "flaky" and self._first(json.dumps(body.get("messages"))):
             return _error(request, 429, "slow down", "rate_limit_error", {"retry-after": str(FLAKY_WAIT)})
         return await handler(request)  # type: ignore[no-any-return]
@@ -118,8 +122,9 @@ class RehearsedServer:
     def _say(self, body: Json) -> tuple[Answer, str, Json]:
         """The answer to a chat, with finish_reason and usage."""
         said = answer(body)
-        said.words.extend(said.text.split()[: body.get("max_completion_tokens") or body.get("max_tokens")])
-        finish = "length" if len(said.words) < len(said.text.split()) else said.finish
+        words = [word for word in said.text.split(" ") if word]  # lines stay
+        said.words.extend(words[: body.get("max_completion_tokens") or body.get("max_tokens")])
+        finish = "length" if len(said.words) < len(words) else said.finish
         return said, finish, self._usage(_prompt(body), said)
 
     async def _stream(
@@ -218,6 +223,8 @@ class RehearsedServer:
 
 
 def _prompt(body: Json) -> list[str]:
+    if body["model"] == windowed.MODEL:
+        return windowed.tokens(body)
     said = [f"{m['role']} {text_of(m.get('content'))}" for m in body["messages"]]
     return f"{json.dumps(body.get('tools') or '')} {' '.join(said)}".split()
 

@@ -12,11 +12,13 @@ from asyncio.subprocess import DEVNULL, PIPE
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.programs.clients import vllm_engines
+from gateway.cli.agents.command import asked
+from gateway.cli.agents.recipes import AGENTS, GatewayFacts, settings
+from tests.programs.clients import vllm_engines, windowed_model
 from tests.programs.clients.manifest import FOLDER, Client, node
 from tests.programs.clients.rehearsed_model import REASONING, TEXT
 from tests.programs.clients.rehearsed_server import RehearsedServer
@@ -25,11 +27,10 @@ from tests.support.served import serving
 
 KEY = "sk-clients-0123456789"
 MODEL = "chat"
+AGENT = "agent"  # route of coding agents, before an engine of 32k
 VLLM = "vllm"  # real engines
 KNOWN = ("gpt-4.1-mini", "o4-mini", "text-embedding-3-small")  # LlamaIndex takes no other names: routes may be named so
 FAULTS = ("limited", "down", "flaky", "breaks")  # models of the rehearsed engine, and routes
-# Tools always offered by Codex, unknown to a chat engine: search by the provider, tools in groups
-DROPPED = ("tools.web_search", "tools.namespace")
 WITHIN = 240.0  # s for all checks of a client
 IMAGE = b64encode(
     bytes.fromhex(
@@ -93,11 +94,10 @@ class Behind:
 
 def configuration(pools: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """A route for each pool. JSON is valid YAML."""
-    usual = {"ttft": {"budget": "10s"}, "drop": list(DROPPED)}
     return {
         "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "pools": {f"{route}-pool": pool for route, pool in pools.items()},
-        "routes": {route: {"tiers": [f"{route}-pool"], **usual} for route in pools},
+        "routes": {route: {"tiers": [f"{route}-pool"], "ttft": {"budget": "10s"}} for route in pools},
         "keys": [{"name": "clients", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
         "telemetry": {"access_log": "off"},
     }
@@ -118,6 +118,7 @@ async def rehearsed(engine_dialect: str) -> AsyncIterator[Behind]:
         }
         names = {MODEL: "rehearsed", **dict.fromkeys(KNOWN, "rehearsed"), **{name: name for name in FAULTS}}
         pools: dict[str, dict[str, Any]] = {route: {**served, "model": model} for route, model in names.items()}
+        pools[AGENT] = {**served, "model": windowed_model.MODEL, "context_window": windowed_model.WINDOW}
         pools["stateful"] = {"backend": "vllm", "model": "stateful", "endpoints": stateful}
         words = {"TEXT_TOKENS": TEXT, "REASONING_TOKENS": REASONING}
         counts = {name: str(len(text.split())) for name, text in words.items()}
@@ -129,7 +130,7 @@ async def real() -> AsyncIterator[Behind]:
     """Two vLLM engines, of all routes."""
     async with vllm_engines.engines() as servers, vllm_engines.watching(servers) as url:
         pool = vllm_engines.pool(servers)
-        pools = dict.fromkeys((MODEL, *KNOWN, "stateful"), pool)
+        pools = dict.fromkeys((MODEL, *KNOWN, AGENT, "stateful"), pool)
         yield Behind(pools, {"ENGINE": url, **vllm_engines.settings(servers)})
 
 
@@ -144,7 +145,8 @@ async def gateway(engine: str = "chat") -> AsyncIterator[dict[str, str]]:
         assert served.url, served.first_line
         for pipe in (served.process.stdout, served.process.stderr):
             stack.callback(asyncio.create_task(_drain(pipe)).cancel)
-        yield environment(served.url) | behind.settings
+        facts = await asyncio.to_thread(asked, served.url, KEY, AGENT)
+        yield environment(served.url) | behind.settings | agent_settings(replace(facts, key=KEY))
 
 
 async def _drain(pipe: asyncio.StreamReader | None) -> None:
@@ -152,6 +154,11 @@ async def _drain(pipe: asyncio.StreamReader | None) -> None:
     assert pipe is not None
     while await pipe.readline():
         pass
+
+
+def agent_settings(facts: GatewayFacts) -> dict[str, str]:
+    """Settings of all agents, as docs/agents.md shows them: the only ones that their checks use."""
+    return {"AGENTS": json.dumps({name: asdict(settings(agent, facts)) for name, agent in AGENTS.items()})}
 
 
 def environment(gateway_url: str) -> dict[str, str]:

@@ -63,7 +63,8 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
         hedge = replace(LOST, kind=AttemptKind.HEDGE, ending=AttemptOutcome.CANCELLED)
         attempts = [hedge, replace(WON, junk=1)]
         told = record(attempts=attempts, rescue="refused", escalated="length", first_reasoning=0.2, first_answer=0.3)
-        told.external_refused = True
+        told.external_refused, told.left_out = True, {"seed": "seed"}
+        told.cache, told.tags = "miss", ("team",)
         gateway.recorder.emit(told)
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)

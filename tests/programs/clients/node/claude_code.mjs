@@ -1,22 +1,16 @@
 // Claude Code's command line, without a terminal: `claude -p`.
-import { spawn } from "node:child_process";
-import { apiKey, check, equal, expect, main, model, rootURL, text } from "./harness.mjs";
+// All settings are those of docs/agents.md.
+import { apiKey, check, EDIT, edited, ended, equal, expect, main, newHome, paste, text } from "./harness.mjs";
 
 const program = new URL("node_modules/.bin/claude", import.meta.url).pathname;
 
 // The lines of JSON that it prints.
-function claude(prompt, args = [], more = {}) {
-  return new Promise((resolve, reject) => {
-    const env = { ...process.env, ANTHROPIC_BASE_URL: rootURL, ANTHROPIC_API_KEY: apiKey, ANTHROPIC_MODEL: model, ...more };
-    const child = spawn(program, ["-p", prompt, ...args], { env, cwd: process.env.HOME, stdio: ["ignore", "pipe", "pipe"] });
-    let out = "";
-    child.stdout.on("data", (data) => (out += data));
-    child.on("close", () => {
-      const lines = out.split("\n").filter((line) => line.startsWith("{"));
-      if (lines.length === 0) reject(new Error(`no result: ${out.slice(0, 300)}`));
-      resolve(lines.map((line) => JSON.parse(line)));
-    });
-  });
+async function claude(prompt, args = [], more = {}, cwd = process.env.HOME) {
+  const env = { ...paste("claude-code", process.env.HOME), ...more };
+  const { out, error } = await ended(program, ["-p", prompt, ...args], { env, cwd });
+  const lines = out.split("\n").filter((line) => line.startsWith("{"));
+  expect(lines.length > 0, `no result: ${out.slice(0, 300)}${error.slice(0, 300)}`);
+  return lines.map((line) => JSON.parse(line));
 }
 
 const JSON_RESULT = ["--output-format", "json"];
@@ -28,7 +22,7 @@ check("messages: stream", async () => {
 
 check("messages: usage", async () => {
   const [{ usage, result }] = await claude("hello", JSON_RESULT);
-  const input = usage.input_tokens + usage.cache_read_input_tokens;
+  const input = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens;
   expect(input > 100 && usage.output_tokens > 0, { usage, result });
 });
 
@@ -56,13 +50,46 @@ check("messages: turns", async () => {
   equal([second.result, second.is_error], [text, false]);
 });
 
-check("bearer key", async () => {
-  const [answer] = await claude("hello", JSON_RESULT, { ANTHROPIC_API_KEY: "", ANTHROPIC_AUTH_TOKEN: apiKey });
+check("a file is edited", async () => {
+  const home = newHome("claude");
+  const [answer] = await claude(EDIT, [...JSON_RESULT, "--allowedTools", "Bash(sed:*)"], {}, home);
+  equal(answer.is_error, false);
+  edited(home);
+});
+
+// The answers to two prompts after two outputs that do not fit beside each other. Fails where nothing was compacted.
+async function compacted(more) {
+  const wide = "run this command: `seq 1 5400`"; // 14,000 tokens, beside a prompt of 11,000
+  const shell = ["--output-format", "stream-json", "--verbose", "--allowedTools", "Bash(seq:*)"];
+  const [begun] = await claude(wide, shell, more);
+  const answers = [];
+  let compactions = 0;
+  for (const prompt of [wide, "hello"]) {
+    const lines = await claude(prompt, [...shell, "--resume", begun.session_id], more);
+    compactions += lines.filter((line) => line.subtype === "compact_boundary").length;
+    answers.push(lines.at(-1).result);
+  }
+  expect(compactions > 0, answers);
+  return answers;
+}
+
+check("a full context window is compacted", async () => {
+  const answers = await compacted();
+  equal(answers[1], text);
+});
+
+check("a refused prompt is compacted", async () => {
+  const answers = await compacted({ CLAUDE_CODE_MAX_CONTEXT_TOKENS: undefined });
+  equal(answers[1], text);
+});
+
+check("x-api-key", async () => {
+  const [answer] = await claude("hello", JSON_RESULT, { ANTHROPIC_API_KEY: apiKey, ANTHROPIC_AUTH_TOKEN: "" });
   equal(answer.result, text);
 });
 
 check("error 401", async () => {
-  const [answer] = await claude("hello", JSON_RESULT, { ANTHROPIC_API_KEY: "sk-wrong" });
+  const [answer] = await claude("hello", JSON_RESULT, { ANTHROPIC_AUTH_TOKEN: "sk-wrong" });
   equal([answer.is_error, answer.api_error_status], [true, 401]);
 });
 

@@ -1,43 +1,20 @@
 // Codex's command line, without a terminal: `codex exec`.
-import { spawn } from "node:child_process";
-import { mkdirSync, writeFileSync } from "node:fs";
-import { apiKey, baseURL, check, equal, expect, main, model, text, textTokens } from "./harness.mjs";
+// All settings are those of docs/agents.md, but for the check that names others.
+import { readFileSync, writeFileSync } from "node:fs";
+import { apiKey, baseURL, check, EDIT, edited, ended, equal, expect, main, newHome, paste, text, textTokens } from "./harness.mjs";
 
 const program = new URL("node_modules/.bin/codex", import.meta.url).pathname;
-const provider = (more) => `model_provider = "gateway"
-[model_providers.gateway]
-name = "gateway"
-base_url = "${baseURL}"
-env_key = "CODEX_KEY"
-wire_api = "responses"
-${more ?? ""}`;
+const config = (home) => `${home}/.codex/config.toml`;
 
-function run(home, args, input = "") {
-  return new Promise((resolve) => {
-    const env = { ...process.env, CODEX_HOME: home, CODEX_KEY: apiKey };
-    const child = spawn(program, args, { env, cwd: home, stdio: ["pipe", "pipe", "pipe"] });
-    let out = "";
-    let error = "";
-    child.stdout.on("data", (data) => (out += data));
-    child.stderr.on("data", (data) => (error += data));
-    child.on("close", () => resolve({ out, error }));
-    child.stdin.end(input);
-  });
-}
-
-let homes = 0;
-
-function newHome(config, name) {
-  const home = `${process.env.HOME}/codex-${++homes}`;
-  mkdirSync(home);
-  writeFileSync(`${home}/config.toml`, `model = "${name}"\n${config}`);
-  return home;
+function pasted() {
+  const home = newHome("codex");
+  return { home, env: paste("codex", home) };
 }
 
 // The events of a turn; `said`: messages of the agent.
-async function exec(prompt, { config = provider(), name = model, home = newHome(config, name) } = {}) {
-  const args = ["exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", prompt];
-  const { out, error } = await run(home, args);
+async function exec(prompt, { home, env } = pasted(), more = []) {
+  const args = ["exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", ...more, prompt];
+  const { out, error } = await ended(program, args, { env, cwd: home });
   const events = out.split("\n").filter((line) => line.startsWith("{")).map((line) => JSON.parse(line));
   const items = events.filter((event) => event.type === "item.completed").map((event) => event.item);
   const said = items.filter((item) => item.type === "agent_message").map((item) => item.text);
@@ -65,29 +42,49 @@ check("responses: a command and its result", async () => {
 });
 
 check("responses: cached tokens", async () => {
-  const home = newHome(provider(), model);
-  await exec("hello", { home });
-  const { events, failed } = await exec("hello", { home });
+  const user = pasted();
+  await exec("hello", user);
+  const { events, failed } = await exec("hello", user);
   const { usage } = events.find((event) => event.type === "turn.completed") ?? { usage: failed };
   expect(usage.cached_input_tokens > 100, usage);
 });
 
-check("WebSocket declined at once", async () => {
-  const home = newHome(`openai_base_url = "${baseURL}"`, model);
-  await run(home, ["login", "--with-api-key"], apiKey);
+check("a file is edited", async () => {
+  const user = pasted();
+  const { failed } = await exec(EDIT, user);
+  equal(failed, "");
+  edited(user.home);
+});
+
+// Codex cuts the output of a command to 10,000 tokens: the fourth does not fit into 32,768.
+check("a conversation beyond the context window is compacted", async () => {
+  const user = pasted();
+  const wide = "run this command: `seq 1 20000`";
+  equal((await exec(wide, user)).failed, "");
+  for (const prompt of [wide, wide, wide, "hello"]) equal((await exec(prompt, user, ["resume", "--last"])).failed, "");
+});
+
+check("WebSocket", async () => {
+  const user = pasted();
+  writeFileSync(config(user.home), `model = "agent"\nopenai_base_url = "${baseURL}"\n`);
+  await ended(program, ["login", "--with-api-key"], { env: user.env, cwd: user.home, input: apiKey });
   const started = Date.now();
-  const { said, failed } = await exec("hello", { home });
+  const { said, failed } = await exec("hello", user);
   equal([said, failed], [[text], ""]);
   expect(Date.now() - started < 4000, `${(Date.now() - started) / 1000} s`);
 });
 
 check("error 401", async () => {
-  const { failed } = await exec("hello", { config: provider().replace("CODEX_KEY", "MODEL") });
+  const { home, env } = pasted();
+  const { failed } = await exec("hello", { home, env: { ...env, FIRSTTOKEN_KEY: "sk-wrong" } });
   expect(failed.includes("401"), failed);
 });
 
 check("error 404", async () => {
-  const { failed } = await exec("hello", { config: provider("request_max_retries = 0\nstream_max_retries = 0"), name: "no-such-model" });
+  const user = pasted();
+  const written = readFileSync(config(user.home), "utf8").replace('model = "agent"', 'model = "no-such-model"');
+  writeFileSync(config(user.home), `${written}request_max_retries = 0\nstream_max_retries = 0\n`);
+  const { failed } = await exec("hello", user);
   expect(failed.includes("no-such-model"), failed);
 });
 

@@ -1,5 +1,7 @@
 // Runs the checks of a client, and prints one JSON line for each: the counterpart of python/harness.py.
-import { readFileSync } from "node:fs";
+import { spawn } from "node:child_process";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { dirname } from "node:path";
 
 export const baseURL = process.env.BASE_URL; // with /v1
 export const rootURL = baseURL.replace(/\/v1$/, "");
@@ -7,6 +9,7 @@ export const { API_KEY: apiKey, MODEL: model, ENGINE: engine, IMAGE: image, IMAG
 export const { TEXT: text, REASONING: reasoning } = process.env;
 export const textTokens = Number(process.env.TEXT_TOKENS); // in the engine's count
 export const turn = "Which turn is this?";
+const agents = JSON.parse(process.env.AGENTS ?? "{}"); // settings by agent, as docs/agents.md shows them
 const leftOut = JSON.parse(process.env.LEFT_OUT ?? "{}"); // the reason by the end of the names of checks not to be run
 export const city = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 export const cities = "What is the weather in Paris and Rome?";
@@ -21,6 +24,45 @@ export const weatherSchema = {
 const WITHIN = 30_000; // ms for a check
 
 const checks = new Map();
+
+// Write the files that the page shows for an agent below `home`. Returns the environment: HOME and the page's variables.
+export function paste(name, home) {
+  const { variables, files } = agents[name];
+  for (const [path, text] of Object.entries(files)) {
+    const place = path.replace("~", home);
+    mkdirSync(dirname(place), { recursive: true });
+    writeFileSync(place, text);
+  }
+  return { PATH: process.env.PATH, HOME: home, ...variables };
+}
+
+// The command that the page names for an agent.
+export const settled = (name) => agents[name].command;
+
+// The end of a program without a terminal: { out, error, code }.
+export function ended(program, args, { env, cwd, input = "" }) {
+  return new Promise((resolve) => {
+    const child = spawn(program, args, { env, cwd, stdio: ["pipe", "pipe", "pipe"] });
+    const found = { out: "", error: "" };
+    child.stdout.on("data", (data) => (found.out += data));
+    child.stderr.on("data", (data) => (found.error += data));
+    child.on("close", (code) => resolve({ ...found, code }));
+    child.stdin.end(input);
+  });
+}
+
+let homes = 0;
+
+// A folder of its own, with a file to edit.
+export function newHome(prefix) {
+  const home = `${process.env.HOME}/${prefix}-${++homes}`;
+  mkdirSync(home);
+  writeFileSync(`${home}/note.txt`, "one\n");
+  return home;
+}
+
+export const EDIT = "run this command: `sed -i s/one/two/ note.txt`";
+export const edited = (home) => equal(readFileSync(`${home}/note.txt`, "utf8").trim(), "two");
 
 export function check(name, run) {
   expect(!checks.has(name), name);

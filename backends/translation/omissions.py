@@ -1,0 +1,46 @@
+"""Members that a request loses on its way to another dialect: which may be lost, and the note of those that were.
+
+A member is left out for one of two reasons: the route drops the member by name (`drop`), or the translation knows it as
+something without which the answer is the same or nearly so: a label, a tool that the backend cannot run (`leave_out`).
+The caller is told by the header `x-firsttoken-left-out`, the operator by the Record and by
+`firsttoken_left_out_total`. Names in the header may be a caller's own words; labels of the metric never are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+_MOST = 32  # members noted of a request: a caller may send any number of kinds
+_LONGEST = 64  # characters of a name in the header
+_INDEX = re.compile(r"\[\d+\]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")  # in a header
+
+
+class Omissions:
+    """`dropped`: names and paths that the route drops. One object for each translation of a request."""
+
+    __slots__ = ("_dropped", "noted")
+
+    def __init__(self, dropped: Container[str] = ()) -> None:
+        self._dropped = dropped
+        self.noted: dict[str, str] = {}  # label of the metric, by the name that the caller is told
+
+    def drop(self, path: str) -> bool:
+        """Note a member that the route drops by its name, or by its path without indices. False: it does not."""
+        bare = _INDEX.sub("", path)
+        for name in (bare, bare.rpartition(".")[2]):
+            if name in self._dropped:
+                self._note(bare, name)
+                return True
+        return False
+
+    def leave_out(self, place: str, kind: str = "") -> None:
+        """Note a member that the translation leaves out. `place`: names of the dialect, no word of the caller. `kind`:
+        a word of the caller, such as the type of a tool."""
+        bare = _INDEX.sub("", place)
+        self._note(f"{bare}.{kind}" if kind else bare, bare)
+
+    def _note(self, told: str, label: str) -> None:
+        if len(self.noted) < _MOST:
+            self.noted.setdefault(_UNSAFE.sub("_", told[:_LONGEST]), label)

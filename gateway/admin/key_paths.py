@@ -1,0 +1,166 @@
+"""`/keys` of the admin port: makes, lists, limits and revokes the stored keys of callers.
+
+Rules:
+- Every request needs the admin key, checked before anything else is said. Without `server.admin_key` nothing is here.
+- A key is in one reply, that of its making. No reply has a digest.
+- Every change has a line in the log: what changed, of which key, from which address.
+- Gateways, workers and replicas apply a change within 2 s (`gateway.admission.keyring`). Requests in progress go on.
+- Keys of the configuration file are listed and never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from gateway.admin.admin_key import AdminKey
+from gateway.admin.admin_replies import json_response, lowercase_headers, read_body
+from gateway.admission.key_store import MAX_KEYS, KeyStore, StoreFull, operator_store
+from gateway.admission.new_keys import SETTINGS, InvalidKey, changed_key, in_file, new_key
+from gateway.api.api_error import ApiError, bad_request
+from gateway.cluster.redis_client import Unavailable
+from gateway.config.config_errors import did_you_mean, nearest
+from gateway.config.models import Config, Key
+from gateway.downstream.http_request import UNKNOWN, network_of
+from gateway.strict_json import BadJson, decode, encode
+
+log = logging.getLogger("firsttoken")
+
+MAX_BODY = 64 * 1024  # bytes of the settings of a key
+Reply = tuple[int, Mapping[str, Any]]  # status and document
+
+
+class KeyPaths:
+    """`config`: the one in force; its `server` and `state` never change."""
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        self._config = config
+        self._key: AdminKey | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/keys", self.list_keys),
+            web.post("/keys", self.make),
+            web.patch("/keys/{name:.+}", self.limit),
+            web.delete("/keys/{name:.+}", self.revoke),
+        ]
+
+    async def list_keys(self, http: web.Request) -> web.StreamResponse:
+        return await reply(self.authorized(http).list_keys())
+
+    async def make(self, http: web.Request) -> web.StreamResponse:
+        work = self.authorized(http)
+        return await reply(work.make(settings_in(await read_body(http, MAX_BODY), ("name", *SETTINGS))))
+
+    async def limit(self, http: web.Request) -> web.StreamResponse:
+        work = self.authorized(http)
+        settings = settings_in(await read_body(http, MAX_BODY), SETTINGS)
+        return await reply(work.limit(http.match_info["name"], settings))
+
+    async def revoke(self, http: web.Request) -> web.StreamResponse:
+        return await reply(self.authorized(http).revoke(http.match_info["name"]))
+
+    def authorized(self, http: web.Request) -> KeyWork:
+        """Raises ApiError, before a body is read."""
+        config, address = self._config(), address_of(http)
+        if config.server.admin_key is None:
+            raise ApiError(404, "Keys are managed here once server.admin_key is configured.", code="not_configured")
+        if self._key is None:
+            self._key = AdminKey(config.server.admin_key.get_secret_value())
+        self._key.check(lowercase_headers(http), address)
+        return KeyWork(config, operator_store(config.state), address)
+
+
+async def reply(work: Awaitable[Reply]) -> web.Response:
+    """Raises ApiError."""
+    try:
+        status, document = await work
+    except InvalidKey as error:
+        raise bad_request(str(error), param=error.problems[0][0], code="invalid_key_settings") from None
+    except StoreFull:
+        raise ApiError(409, f"There are {MAX_KEYS} keys; revoke some.", code="too_many_keys") from None
+    except Unavailable as error:
+        log.error("admin port: keys: %s", error)
+        text = "The store of keys cannot be asked now; the log has the reason."
+        raise ApiError(503, text, type="server_error", code="unavailable") from None
+    return json_response(status, encode(document), {"cache-control": "no-store"})
+
+
+class KeyWork:
+    """One operation of an operator at `address`. Every method may raise Unavailable."""
+
+    def __init__(self, config: Config, store: KeyStore, address: str) -> None:
+        self._config = config
+        self._store, self._address = store, address
+
+    async def list_keys(self) -> Reply:
+        stored = [view(key, "store") for key in await self._store.read() if not in_file(self._config, key.name)]
+        return 200, {"keys": [*(view(key, "file") for key in self._config.keys), *stored]}
+
+    async def make(self, settings: dict[str, Any]) -> Reply:
+        """Raises InvalidKey, StoreFull, ApiError."""
+        text, key = new_key(self._config, settings.pop("name", None), settings)
+        if in_file(self._config, key.name) or not await self._store.add(key):
+            raise ApiError(409, f"There is a key '{key.name}' already.", param="name", code="name_taken")
+        self._audit("made", key)
+        return 201, {"key": text, **view(key, "store")}
+
+    async def limit(self, name: str, settings: dict[str, Any]) -> Reply:
+        """Raises InvalidKey, ApiError."""
+        before = await self._stored(name)
+        after = changed_key(self._config, before, settings)
+        if not await self._store.replace(before, after):
+            raise ApiError(409, f"The key '{name}' was changed at the same time; try again.", code="conflict")
+        self._audit("changed", after)
+        return 200, view(after, "store")
+
+    async def revoke(self, name: str) -> Reply:
+        """Raises ApiError."""
+        key = await self._stored(name)
+        if not await self._store.revoke(name):
+            raise unknown(name)
+        self._audit("revoked", key)
+        return 200, {"revoked": name}
+
+    async def _stored(self, name: str) -> Key:
+        if in_file(self._config, name):
+            raise ApiError(409, f"The key '{name}' is in the configuration file: change it there.", code="in_file")
+        stored = {key.name: key for key in await self._store.read()}
+        if name not in stored:
+            raise unknown(name, stored)
+        return stored[name]
+
+    def _audit(self, done: str, key: Key) -> None:
+        settings = encode(key.model_dump(exclude={"name", "sha256"}, exclude_defaults=True)).decode()
+        log.info("admin port: key '%s' %s from %s: %s", key.name, done, self._address, settings)
+
+
+def view(key: Key, source: str) -> dict[str, Any]:
+    """All but the digest."""
+    return {"name": key.name, "source": source, **{name: getattr(key, name) for name in SETTINGS}}
+
+
+def settings_in(body: bytes, known: Sequence[str]) -> dict[str, Any]:
+    """Raises ApiError."""
+    try:
+        settings = decode(body)
+    except BadJson as error:
+        raise bad_request(f"The body is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise bad_request("The body must be a JSON object: the settings of a key.")
+    for name in settings:
+        if name not in known:
+            raise bad_request(f"There is no setting '{name}'{did_you_mean(name, known)}.", param=name)
+    return settings
+
+
+def unknown(name: str, known: Iterable[str] = ()) -> ApiError:
+    return ApiError(404, f"There is no key '{name}'{nearest(name, list(known))}.", code="unknown_key")
+
+
+def address_of(http: web.Request) -> str:
+    peer = None if http.transport is None else http.transport.get_extra_info("peername")
+    return network_of(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN

@@ -1,0 +1,140 @@
+"""Answers kept for equal requests, on routes with a `cache`.
+
+Rules:
+- Equal: the same bytes, path, route and headers that reach an engine or a condition, of the same cache group. A route
+  that a reload has changed, or whose pools have other models, has no answer yet.
+- Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller.
+- Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
+  completions and Messages. Never Responses, which name state of an engine, and never an
+  answer with its cost.
+- A caller may send `cache-control: no-cache`, for a new answer that is kept, or `no-store`, for one that is not.
+- Looked up once key and quotas have let the request in: it counts as a request of its key, without tokens and cost.
+- An answer from here counts in no objective, has no first token in the metrics and teaches no prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from time import monotonic, time
+
+from backends.interface import Operation
+from gateway.admission.auth import Tenant
+from gateway.admission.route_table import Routes
+from gateway.answers.answer_copy import CopyBudget, CopyingRelay
+from gateway.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
+from gateway.api.inference_request import InferenceRequest
+from gateway.downstream.answer_headers import answer_head
+from gateway.downstream.http_request import HttpRequest
+from gateway.observe.record import RequestOutcome
+from gateway.observe.timeline import RequestTimeline
+from gateway.runtime import Runtime
+from gateway.upstream.relay import STALL, Relay
+from policies.routes.route import AnswerCaching, Route
+
+MAX_REQUEST = 1 << 20  # bytes of a request that is looked up: hashed in 1 ms
+SLICE = 64 << 10  # bytes written before the caller must read
+SAMPLED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES})
+UNSAMPLED = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE})
+HEADER = "x-firsttoken-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """A request's use of the cache. `fresh`: the caller wants a new answer."""
+
+    key: AnswerKey
+    route: Route
+    ttl: float
+    fresh: bool
+
+
+class AnswerCache:
+    def __init__(self, store: AnswerStore, copies: int) -> None:
+        self.store = store
+        self.copies = CopyBudget(copies)
+        self._forms: dict[str, tuple[Routes, str]] = {}  # by route: the routes in force, and the form
+
+    def use(
+        self, http: HttpRequest, request: InferenceRequest, route: Route, runtime: Runtime, tenant: Tenant
+    ) -> CacheUse | None:
+        """None: the request is not for the cache."""
+        caching, control = route.cache, http.headers.get("cache-control", "")
+        if caching is None or "no-store" in control or not is_repeatable(request, caching):
+            return None
+        group = sha256(b"group " + tenant.cache_group.encode()).hexdigest()[:32]
+        headers = sorted({**request.dialect_headers, **request.headers}.items())
+        digest = sha256(
+            repr((group, self._form(route, runtime), http.path, headers)).encode("utf-8", "backslashreplace")
+        )
+        digest.update(http.body)
+        return CacheUse(AnswerKey(group, digest.hexdigest()), route, caching.ttl, "no-cache" in control)
+
+    def _form(self, route: Route, runtime: Runtime) -> str:
+        """Digest of the route and the models of its pools, the same in all processes."""
+        known, form = self._forms.get(route.name, (None, ""))
+        if known is not runtime.routes or not form:
+            models = [(runtime.config.pools[pool].backend, runtime.config.pools[pool].model) for pool in route.pools]
+            form = sha256(repr((_ordered(route.model_dump()), models)).encode()).hexdigest()
+            self._forms[route.name] = runtime.routes, form
+        return form
+
+    async def find(self, use: CacheUse, timeline: RequestTimeline) -> KeptAnswer | None:
+        found = None if use.fresh else await self.store.find(use.key)
+        timeline.looked_up(found is not None)
+        return found
+
+    def relay(self, use: CacheUse | None, http: HttpRequest) -> Relay:
+        """The relay of an answer that an engine is asked for."""
+        if use is None:
+            return Relay(http)
+        http.lines = (*http.lines, f"{HEADER}: miss")
+        return CopyingRelay(http, self.copies)
+
+    def keep(self, use: CacheUse | None, relay: Relay, route: Route, timeline: RequestTimeline) -> None:
+        """Keep the answer that went to the caller, if it is complete. `route`: of the decision."""
+        if use is None or not isinstance(relay, CopyingRelay):
+            return
+        record = timeline.record
+        if relay.copy and record.end is RequestOutcome.COMPLETED and record.status == 200 and route is use.route:
+            self.store.put(use.key, KeptAnswer(time(), relay.content_type, bytes(relay.copy)), use.ttl)
+        relay.drop_copy()
+
+
+def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
+    if request.size > MAX_REQUEST or request.wants_cost:
+        return False
+    if request.operation in UNSAMPLED:
+        return True
+    return request.operation in SAMPLED and (caching.any_temperature or _temperature(request.body) == 0)
+
+
+def _ordered(value: object) -> object:
+    """With sets as lists: their order differs between processes."""
+    if isinstance(value, Mapping):
+        return sorted((str(name), _ordered(inner)) for name, inner in value.items())
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    return [_ordered(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _temperature(body: Mapping[str, object]) -> float | None:
+    given = body.get("temperature")
+    return given if isinstance(given, (int, float)) and not isinstance(given, bool) else None
+
+
+async def replay(answer: KeptAnswer, http: HttpRequest, stream: bool, timeline: RequestTimeline) -> None:
+    """Write a kept answer as the caller reads it. A caller that stalls is disconnected."""
+    age = max(int(time() - answer.stored_at), 0)
+    http.lines = (*http.lines, f"{HEADER}: hit; age={age}", f"age: {age}", "x-firsttoken-cost-usd: 0.00000000")
+    if not http.http11:
+        http.keep_alive = False
+    relay, body, length = Relay(http), answer.body, None if stream else len(answer.body)
+    head = answer_head(http, 200, {"content-type": answer.content_type}, timeline, length, stream, won=0)
+    relay.begin(head, body[:SLICE], length)
+    for start in range(SLICE, len(body), SLICE):
+        await http.writer.drain(STALL)
+        relay.write(body[start : start + SLICE])
+    relay.end()
+    timeline.delivered(200, monotonic())

@@ -1,0 +1,60 @@
+"""Copies of answers on their way to callers, for the cache of answers."""
+
+from __future__ import annotations
+
+from gateway.downstream.http_request import HttpRequest
+from gateway.upstream.relay import Relay
+
+MAX_ANSWER = 1 << 20  # bytes of a kept answer
+
+
+class CopyBudget:
+    """Bytes that the copies in progress may take together."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+
+class CopyingRelay(Relay):
+    """`copy`: the body so far; None: it is larger than may be kept."""
+
+    def __init__(self, http: HttpRequest, budget: CopyBudget) -> None:
+        super().__init__(http)
+        self.copy: bytearray | None = bytearray()
+        self.content_type = ""
+        self._budget = budget
+
+    def begin(self, head: bytes, first: bytes, length: int | None) -> None:
+        super().begin(head, first, length)
+        self.content_type = _content_type(head)
+        self._add(first)
+
+    def write(self, data: bytes, framed: bytes = b"") -> None:
+        super().write(data, framed)
+        self._add(data)
+
+    def end(self, last: bytes = b"") -> None:
+        super().end(last)
+        self._add(last)
+
+    def drop_copy(self) -> None:
+        if self.copy is not None:
+            self._budget.left += len(self.copy)
+        self.copy = None
+
+    def _add(self, data: bytes) -> None:
+        if self.copy is None:
+            return
+        if len(self.copy) + len(data) > MAX_ANSWER or len(data) > self._budget.left:
+            self.drop_copy()
+        else:
+            self._budget.left -= len(data)
+            self.copy += data
+
+
+def _content_type(head: bytes) -> str:
+    for line in head.decode("latin-1").split("\r\n"):
+        name, _, value = line.partition(": ")
+        if name == "content-type":
+            return value
+    return ""

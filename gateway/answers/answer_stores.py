@@ -1,0 +1,185 @@
+"""Stores of kept answers: the memory of a process, or Redis.
+
+Rules:
+- A store is bounded in bytes. Beyond the bound, the group with most bytes gives up the answers that expire first: no
+  group's traffic takes the answers of a smaller one.
+- A look into Redis takes LOOK_TIMEOUT at most; a store is never waited for. The client is one of its own: large or slow
+  answers open no circuit breaker of quotas.
+- Redis sees groups and requests as digests, and answers as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import time
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable
+from gateway.config.models import StateSection
+
+LOOK_TIMEOUT = 0.05  # s
+STORE_TIMEOUT = 0.5  # s, of up to a megabyte
+OVERHEAD = 500  # bytes of an entry beside its body
+LONGEST = 8 * 86_400_000  # ms after which Redis forgets the index: each answer in it has expired
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerKey:
+    """`group`: digest of the cache group; `digest`: of group, route and request. Both in hex."""
+
+    group: str
+    digest: str
+
+
+class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """`stored_at`: Unix time, s."""
+
+    stored_at: float
+    content_type: str
+    body: bytes
+
+
+class AnswerStore(Protocol):
+    async def find(self, key: AnswerKey) -> KeptAnswer | None: ...
+
+    def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None: ...
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def answer_store(state: StateSection) -> AnswerStore:
+    """The store that `state.answers` names."""
+    if state.answers == "redis" and state.redis is not None:
+        client = RedisClient(state.redis.get_secret_value(), STORE_TIMEOUT)
+        return RedisAnswers(client, state.namespace, state.answer_bytes)
+    return MemoryAnswers(state.answer_bytes)
+
+
+class MemoryAnswers:
+    """Of a group, the answer stored first is dropped first."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time) -> None:
+        self.size = 0
+        self._most, self._clock = most, clock
+        self._groups: defaultdict[str, OrderedDict[str, tuple[float, KeptAnswer]]] = defaultdict(OrderedDict)
+        self._sizes: dict[str, int] = defaultdict(int)
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def find(self, key: AnswerKey) -> KeptAnswer | None:
+        if not self._holds(key):
+            return None
+        expires, answer = self._groups[key.group][key.digest]
+        if expires > self._clock():
+            return answer
+        self._drop(key.group, key.digest)
+        return None
+
+    def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
+        if self._holds(key):
+            self._drop(key.group, key.digest)
+        self._groups[key.group][key.digest] = self._clock() + ttl, answer
+        self._add(key.group, _size(answer))
+        while self.size > self._most:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            self._drop(largest, next(iter(self._groups[largest])))
+
+    def _holds(self, key: AnswerKey) -> bool:
+        return key.group in self._groups and key.digest in self._groups[key.group]
+
+    def _drop(self, group: str, digest: str) -> None:
+        _, answer = self._groups[group].pop(digest)
+        self._add(group, -_size(answer))
+        if not self._groups[group]:
+            del self._groups[group], self._sizes[group]
+
+    def _add(self, group: str, size: int) -> None:
+        self._sizes[group] += size
+        self.size += size
+
+
+def _size(answer: KeptAnswer) -> int:
+    return len(answer.body) + OVERHEAD
+
+
+# Keys: BASE:DIGEST an answer; BASE:of:GROUP digests by time of expiry; BASE:groups bytes by group; BASE:sizes bytes by
+# digest, and of all. BASE has a hash tag: all are in one slot of a cluster.
+PUT = """
+local base, digest, group, value = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local ttl, most, overhead, longest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local sizes, groups = base .. ':sizes', base .. ':groups'
+local function drop(owner, name)
+  local size = tonumber(redis.call('HGET', sizes, name) or '0')
+  redis.call('DEL', base .. ':' .. name)
+  redis.call('HDEL', sizes, name)
+  redis.call('ZREM', base .. ':of:' .. owner, name)
+  redis.call('ZINCRBY', groups, -size, owner)
+  redis.call('HINCRBY', sizes, 'all', -size)
+  if redis.call('ZCARD', base .. ':of:' .. owner) == 0 then redis.call('ZREM', groups, owner) end
+end
+local own = base .. ':of:' .. group
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', own, '-inf', now, 'LIMIT', 0, 100)) do drop(group, name) end
+if redis.call('HEXISTS', sizes, digest) == 1 then drop(group, digest) end
+local size = #value + overhead
+redis.call('SET', base .. ':' .. digest, value, 'PX', ttl)
+redis.call('HSET', sizes, digest, size)
+redis.call('ZADD', own, now + ttl, digest)
+redis.call('ZINCRBY', groups, size, group)
+local all = redis.call('HINCRBY', sizes, 'all', size)
+while all > most do
+  local owner = redis.call('ZREVRANGE', groups, 0, 0)[1]
+  local name = owner and redis.call('ZRANGE', base .. ':of:' .. owner, 0, 0)[1]
+  if not name then
+    redis.call('DEL', sizes, groups)
+    break
+  end
+  drop(owner, name)
+  all = tonumber(redis.call('HGET', sizes, 'all'))
+end
+for _, name in ipairs({sizes, groups, own}) do redis.call('PEXPIRE', name, longest) end
+return all
+"""
+
+
+class RedisAnswers:
+    def __init__(self, redis: RedisClient, namespace: str, most: int) -> None:
+        self._redis, self._most = redis, most
+        self._base = f"{PREFIX}{{answers:{namespace}}}"
+        self._pipeline = ScriptPipeline(redis)
+        self._decode = msgspec.msgpack.Decoder(KeptAnswer).decode
+
+    def start(self) -> None:
+        self._redis.start()
+
+    async def close(self) -> None:
+        await self._pipeline.close()
+        await self._redis.close()
+
+    async def find(self, key: AnswerKey) -> KeptAnswer | None:
+        try:
+            found: Any = await self._redis.call(lambda redis: redis.get(f"{self._base}:{key.digest}"), LOOK_TIMEOUT)
+            return None if found is None else self._decode(found)
+        except (Unavailable, msgspec.DecodeError):
+            return None
+
+    def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
+        value = msgspec.msgpack.encode(answer)
+        args: list[str | int | bytes] = [key.digest, key.group, value, int(ttl * 1000), self._most, OVERHEAD, LONGEST]
+        self._pipeline.call(PUT, [self._base], args).add_done_callback(_ignore_result)
+
+
+def _ignore_result(done: asyncio.Future[Any]) -> None:
+    """Without a place in Redis, the next equal request is sent to an engine."""
+    if not done.cancelled():
+        done.exception()  # marks it as retrieved

@@ -1,0 +1,88 @@
+"""Anthropic's message threads: the API keeps a conversation, and a request brings only what is new
+(platform.claude.com/docs, beta message-threads-2026-08-12).
+
+- `thread: {"type": "create"}` comes with the whole conversation. `{"type": "continue", "previous_message_id": ...}`
+  comes with the new messages alone: a server that keeps no threads, or another account, would answer without the rest.
+- So a route takes threads only if each of its pools keeps them. Elsewhere it refuses, in words after which Anthropic's
+  SDKs and Claude Code send the whole conversation without a thread.
+- The id of a message in a thread names the endpoint, sealed (`gateway.api.state_ids`): a thread goes on there, and only
+  for the API key that began it. After an id that is unknown, the SDKs begin the thread anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from backends.interface import Operation
+from backends.translation.reply_translation import ReplyShapeError
+from gateway.api.api_error import ApiError
+from gateway.api.inference_request import InferenceRequest
+from gateway.api.state_answer import StateStream
+from gateway.api.state_ids import StateIds
+
+NOT_FOUND, UNSUPPORTED = "thread_not_found", "thread_unsupported_request"
+_START = (b'"message_start"',)  # the event with the id
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def has_thread(request: InferenceRequest) -> bool:
+    return request.operation is Operation.MESSAGES and request.body.get("thread") is not None
+
+
+def open_thread(body: Mapping[str, Any], ids: StateIds, endpoints: Collection[str]) -> tuple[Mapping[str, Any], str]:
+    """Return the body with the API's own id of the thread's last message, and the endpoint with the thread; empty: the
+    thread is new. Raises ApiError (404) for an unknown id."""
+    thread = body["thread"]
+    previous = thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+    if not isinstance(previous, str):
+        return body, ""
+    holder = ids.open(previous, endpoints)
+    if holder is None:
+        raise not_found()
+    return {**body, "thread": {**thread, "previous_message_id": holder.id}}, holder.endpoint
+
+
+def not_found() -> ApiError:
+    message = "No thread is known here for 'previous_message_id': send the whole conversation, with a new thread."
+    return ApiError(404, message, code=NOT_FOUND, param="thread.previous_message_id")
+
+
+def unsupported() -> ApiError:
+    message = "This model keeps no threads: send the whole conversation, without 'thread'."
+    return ApiError(400, message, code=UNSUPPORTED, param="thread")
+
+
+class ThreadAnswer:
+    """Seals the id of a message of `endpoint`; all else stays as it is."""
+
+    def __init__(self, ids: StateIds, endpoint: str) -> None:
+        self._ids, self._endpoint = ids, endpoint
+
+    def whole(self, reply: bytes) -> bytes:
+        """Raises ReplyShapeError."""
+        try:
+            found = _decode(reply)
+        except (ValueError, RecursionError) as error:
+            raise ReplyShapeError(type(error).__name__) from None
+        self._seal(found)
+        return _encode(found)
+
+    def stream(self) -> StateStream:
+        return StateStream(self._seal_event, _START)
+
+    def _seal_event(self, data: bytes) -> bytes:
+        try:
+            event = _decode(data)
+        except (ValueError, RecursionError):
+            return data  # the tap has judged it
+        if isinstance(event, dict):
+            self._seal(event.get("message"))
+        return _encode(event)
+
+    def _seal(self, message: Any) -> None:
+        if isinstance(message, dict) and isinstance(value := message.get("id"), str) and value:
+            message["id"] = self._ids.seal(value, self._endpoint)

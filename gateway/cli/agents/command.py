@@ -1,0 +1,71 @@
+"""`firsttoken agents`: the settings of a coding agent for a running gateway, to be pasted. Writes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Mapping
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from gateway.cli.agents.recipes import AGENTS, GatewayFacts, settings, shown
+from gateway.config.config_errors import ConfigError, did_you_mean
+
+PLACEHOLDER = "YOUR-KEY"
+_PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # needs no quotes in a shell, JSON, TOML or YAML
+PATIENCE = 10.0  # s
+MOST_BYTES = 4 * 2**20
+
+
+def agents(args: argparse.Namespace) -> int:
+    """Raises ConfigError without a gateway at the address, and for a name that it does not have."""
+    if args.agent is None:
+        print("\n".join(f"{agent.name:12} {agent.title}" for agent in AGENTS.values()))
+        return 0
+    if (agent := AGENTS.get(args.agent)) is None:
+        raise ConfigError([f"firsttoken: no agent '{args.agent}'{did_you_mean(args.agent, tuple(AGENTS))}"])
+    url = args.url.rstrip("/").removesuffix("/v1")
+    facts = asked(url, _key(args.key_env), args.model, args.small_model)
+    print("\n".join(shown(settings(agent, facts))))
+    return 0
+
+
+def asked(url: str, key: str, model: str | None = None, small_model: str | None = None) -> GatewayFacts:
+    """Ask the gateway at `url` for its models. `model`: None takes the first of the list. `key`: empty for none,
+    and never part of the result."""
+    windows = _windows(url, key)
+    for name in filter(None, (model, small_model)):
+        if name not in windows:
+            raise ConfigError([f"{url}: no model '{name}'{did_you_mean(name, tuple(windows))}"])
+    if not windows:
+        raise ConfigError([f"{url}: the gateway lists no model; name a route in its configuration"])
+    chosen = model or next(iter(windows))
+    return GatewayFacts(url, PLACEHOLDER, chosen, small_model or chosen, windows[chosen])
+
+
+def _windows(url: str, key: str) -> Mapping[str, int | None]:
+    """Context windows by model."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError([f"{url}: not an address of HTTP, such as http://127.0.0.1:8080"])
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=PATIENCE) as response:
+            listed = json.loads(response.read(MOST_BYTES))["data"]
+        found = {str(each["id"]): each.get("max_model_len") for each in listed if each["owned_by"] == "firsttoken"}
+        return {name: window for name, window in found.items() if _PLAIN.fullmatch(name)}
+    except HTTPError as error:
+        hint = "; name the variable of a key: --key-env NAME" if error.code == 401 else ""
+        raise ConfigError([f"{url}: HTTP {error.code} for its list of models{hint}"]) from None
+    except (URLError, OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        raise ConfigError([f"{url}: this is not the data port of a running gateway: {reason}"]) from None
+
+
+def _key(variable: str | None) -> str:
+    if variable is None:
+        return ""
+    if not (key := os.environ.get(variable, "")):
+        raise ConfigError([f"firsttoken: the environment variable {variable}, which --key-env names, is not set"])
+    return key

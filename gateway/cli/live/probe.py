@@ -1,0 +1,207 @@
+"""`firsttoken probe POOL`: measures TTFT and TPOT of a pool's endpoints by prompt size, and saves the profile.
+
+Rules:
+- Requests take the gateway's own path, one endpoint after the other: endpoints may share a machine.
+- Prompts are random words, so that no cache holds them. The first request of an endpoint, which may wait for a model to
+  load, is not measured.
+- What will be sent, and its price, is printed before it is sent. Where it costs something, the operator agrees first:
+  `--tokens`, or an answer on the terminal. `--no-tokens` ends there.
+- A request has a timeout, and a failure ends the measurement of its endpoint, so the whole is bounded.
+- The fleet learns of the requests as of a caller's. What it has learned is saved as a gateway saves it at its stop
+  (`gateway.fleet.learned_keeper`), on top of what was saved before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from backends.interface import FailureKind
+from gateway.cli.live import live_findings as findings
+from gateway.cli.live.live_check import PROMPT_TOKENS, LiveFleet, ask_endpoint, live_fleet
+from gateway.cli.live.live_facts import harmless, secrets_of
+from gateway.cli.live.probe_report import ProbeSample, draw, report
+from gateway.cli.live.random_text import random_text
+from gateway.config.config_errors import ConfigError, did_you_mean
+from gateway.config.loading import load
+from gateway.config.models import Config
+from gateway.fleet.discovery import Discovery
+from gateway.fleet.learned_keeper import LearnedKeeper, StateFile
+from gateway.process import loop_factory, raise_file_limit
+from gateway.runtime import RuntimeHolder
+from gateway.synthetic_request import send_synthetic, synthetic
+from gateway.tokenize.tokenizers import EncoderError
+from policies.fleet.fleet import Fleet
+from policies.types import Endpoint
+
+SIZES = (100, 1_000, 8_000, 32_000)  # tokens of a prompt; the shortest shows the time that every request takes
+ALONE = 3  # requests of each size, one after the other
+AT_ONCE = 4
+OUTPUT = 64  # tokens: enough for a TPOT
+FRAME = 64  # tokens of the template and of the last line of a prompt, at most
+LAST_LINE = "\n\nGo on with this list of words."
+QUESTION = "Send them? [y/N] "
+
+
+def probe(args: argparse.Namespace) -> int:
+    """Raises ConfigError where the pool is unknown, nobody agreed to the price, or an endpoint is not as configured."""
+    config, pool = load(args.files, os.environ), args.pool
+    if pool not in config.pools:
+        raise ConfigError([f"firsttoken: no pool '{pool}'{did_you_mean(pool, config.pools)}"])
+    if not config.pools[pool].model:
+        raise ConfigError([f"firsttoken: pools.{pool} has no model to ask for; add model: NAME to it"])
+    config = asyncio.run(_resolved(config))
+    print(announcement(config, pool), flush=True)
+    if args.tokens is False:
+        return 0
+    agree(config, pool, args.tokens)
+    raise_file_limit()
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            samples, faults = runner.run(_measured(config, pool, args.timeout))
+    except EncoderError as error:
+        raise ConfigError([str(error)]) from None
+    if samples:
+        print("\n".join(report(samples)), flush=True)
+    if any(sample.ttft is not None for sample in samples):
+        print(_saved(config), flush=True)
+        if args.svg is not None:
+            draw(args.svg, pool, samples)
+    elif not faults:  # of a host name without an address too
+        faults.append("firsttoken: nothing was measured")
+    if faults:
+        raise ConfigError(faults)
+    return 0
+
+
+def announcement(config: Config, pool: str) -> str:
+    """List the requests, with their price."""
+    section, sizes = config.pools[pool], sizes_of(config, pool)
+    endpoints, each = len(config.addresses_of(pool)), ALONE + AT_ONCE
+    most = sum(each * section.price.value.at_most(size + FRAME, OUTPUT) for size in sizes)
+    usd = endpoints * (most + section.price.value.at_most(PROMPT_TOKENS, 1))
+    text = f"probe: {each * len(sizes)} requests to each of {endpoints} endpoints of {pool}, with prompts of"
+    text += f" {', '.join(f'{size:,}' for size in sizes)} tokens and at most {OUTPUT} tokens of output,"
+    text += f" {ALONE} alone and {AT_ONCE} at once: {usd:.6f} USD at most, by the price of the pool"
+    return text if usd or section.kind.local else f"{text}, which has none: look it up"
+
+
+def sizes_of(config: Config, pool: str) -> tuple[int, ...]:
+    """Tokens of prompts that fit the context window, as far as it is known. Raises ConfigError without any."""
+    window = config.pools[pool].context_window
+    sizes = tuple(size for size in SIZES if window is None or size + FRAME + OUTPUT <= window)
+    if not sizes:
+        raise ConfigError(
+            [f"firsttoken: pools.{pool}.context_window is {window}: too small for a prompt of {SIZES[0]}"]
+        )
+    return sizes
+
+
+def agree(config: Config, pool: str, tokens: bool | None) -> None:
+    """Raises ConfigError where requests cost something and nobody agreed."""
+    section = config.pools[pool]
+    if tokens or (section.kind.local and not section.price.value.at_most(1, 1)):
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError(["firsttoken: nothing was sent: add --tokens to agree to the price"])
+    print(QUESTION, end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError(["firsttoken: nothing was sent"])
+
+
+def _saved(config: Config) -> str:
+    if config.state.dir is None:
+        return "not saved: the configuration has no directory for it; add state: {dir: DIR}"
+    return f"saved in {config.state.dir}: a gateway that starts with this configuration begins with these times"
+
+
+async def _resolved(config: Config) -> Config:
+    """The configuration with the addresses that are to be found, each of which is an endpoint."""
+    discovery = Discovery()
+    try:
+        await discovery.follow(config)
+        return config.with_discovered(discovery.found)
+    finally:
+        await discovery.close()
+
+
+# --------------------------------------------------------------------------- measuring
+
+
+async def _measured(config: Config, pool: str, timeout: float) -> tuple[list[ProbeSample], list[str]]:
+    """Samples, and faults of endpoints that are not as configured. The profile is saved."""
+    async with live_fleet(config, tokens=True, timeout=timeout) as live:
+        keeper = None
+        if config.state.dir is not None:
+            keeper = LearnedKeeper(StateFile(config.state.dir), live.fleet, RuntimeHolder(live.runtime))
+            await keeper.restore()
+        samples, faults = list[ProbeSample](), list[str]()
+        for endpoint in live.runtime.pools[pool].endpoints:
+            if (fault := await _fault(live, endpoint)) is not None:
+                faults.append(fault)
+                continue
+            samples += [sample async for sample in PoolProbe(live, endpoint).samples(sizes_of(config, pool))]
+        if keeper is not None and any(sample.ttft is not None for sample in samples) and not await keeper.save():
+            faults.append(f"firsttoken: the profile was not saved in {config.state.dir}; make the directory writable")
+        return samples, faults
+
+
+async def _fault(live: LiveFleet, endpoint: Endpoint) -> str | None:
+    """A fault as `check --live` finds it. The question loads the model, and teaches the fleet nothing."""
+    config = live.runtime.config
+    facts = await ask_endpoint(replace(live, fleet=Fleet(config.fleet())), endpoint)
+    found = findings.finding(facts, secrets_of(config), keyed=findings.is_keyed(config, endpoint.pool))
+    return None if found is None or not found.fault else found.line
+
+
+@dataclass(slots=True)
+class PoolProbe:
+    """Requests to one endpoint. `tokens_per_word`: by the server's report of prompt tokens."""
+
+    live: LiveFleet
+    endpoint: Endpoint
+    tokens_per_word: float = 1.0
+
+    async def samples(self, sizes: Sequence[int]) -> AsyncIterator[ProbeSample]:
+        """Ends with the first failure."""
+        for size in sizes:
+            alone = []
+            for _ in range(ALONE):
+                alone.append(await self._send(size, 1))
+                yield alone[-1]
+                if alone[-1].failure:
+                    return
+            if median(sample.total for sample in alone) * AT_ONCE > self.live.timeout:
+                yield ProbeSample(self.endpoint.id, size, AT_ONCE, failure="left out: longer than the timeout")
+                return
+            together = await asyncio.gather(*(self._send(size, AT_ONCE) for _ in range(AT_ONCE)))
+            for sample in together:
+                yield sample
+            if any(sample.failure for sample in together):
+                return
+
+    async def _send(self, size: int, at_once: int) -> ProbeSample:
+        live, endpoint = self.live, self.endpoint
+        upstream, operation = live.runtime.upstreams[endpoint.id], live.operation(endpoint.pool)
+        if operation is None:
+            return ProbeSample(endpoint.id, size, at_once, failure="takes no chat")
+        words = round(size / self.tokens_per_word)
+        body = {"messages": [{"role": "user", "content": random_text(words) + LAST_LINE}]}
+        estimate = live.estimate(endpoint.pool, operation, body)
+        request = synthetic(upstream, operation, body, upstream.model, max_tokens=OUTPUT)
+        wire = await send_synthetic(live.fleet, endpoint, upstream, request, estimate, live.timeout)
+        sample = ProbeSample(endpoint.id, size, at_once, total=wire.times.ended - wire.times.opened)
+        if wire.times.first_in is None:
+            cause = f"no token within {live.timeout:g} s" if wire.failure is None else wire.failure.said
+            if wire.failure is not None and wire.failure.kind is FailureKind.CONTEXT:
+                cause = "does not fit its context window"
+            return replace(sample, failure=harmless(cause, secrets_of(live.runtime.config)))
+        reported = None if wire.report is None else wire.report.prompt_tokens
+        if reported:
+            self.tokens_per_word = max(reported - PROMPT_TOKENS, 1) / words
+        return replace(sample, ttft=wire.times.first_in - wire.times.opened, tpot=wire.tpot(), tokens=reported)

@@ -1,0 +1,72 @@
+"""Members without an equivalent that a request may lose: labels, and what the route drops. Each loss is noted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends.translation.omissions import Omissions
+from backends.translation.registry import CHAT_TO_MESSAGES, CHAT_TO_RESPONSES, MESSAGES_TO_CHAT, RESPONSES_TO_CHAT
+from backends.translation.translation import Translation
+
+ASKED = {"role": "user", "content": "hi"}
+SAID = {"role": "assistant", "content": "a"}
+CITED = [{"type": "url_citation", "url_citation": {"url": "https://x", "title": "t", "start_index": 0, "end_index": 1}}]
+
+
+def chat(*messages: Any, **members: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": list(messages) or [ASKED], **members}
+
+
+LABELS = [
+    (CHAT_TO_MESSAGES, chat(metadata={"a": "b"}), "metadata"),
+    (CHAT_TO_MESSAGES, chat(user="a", safety_identifier="b"), "user"),
+    (CHAT_TO_MESSAGES, chat({**ASKED, "name": "eve"}, {**ASKED, "name": "bob"}), "messages.name"),
+    (CHAT_TO_MESSAGES, chat({**ASKED, "name": "eve"}, ASKED), "messages.name"),
+    (CHAT_TO_MESSAGES, chat(ASKED, {**SAID, "annotations": CITED}), "messages.annotations"),
+    (CHAT_TO_RESPONSES, chat({**ASKED, "name": "eve"}), "messages.name"),
+    (CHAT_TO_RESPONSES, chat(ASKED, {**SAID, "annotations": CITED}), "messages.annotations"),
+    (MESSAGES_TO_CHAT, chat(max_tokens=9, metadata={"user_id": "u", "team": "t"}), "metadata"),
+]
+
+
+@pytest.mark.parametrize(("translation", "body", "name"), LABELS, ids=[f"{row[0].backend}:{row[2]}" for row in LABELS])
+def test_a_label_is_left_out_and_noted(translation: Translation, body: dict[str, Any], name: str) -> None:
+    """What labels a request changes no answer: the request is served without."""
+    dropped = Omissions()
+    sent = translation.request(body, dropped)
+    assert dropped.noted == {name: name}
+    assert "eve" not in str(sent)
+    assert "url_citation" not in str(sent)
+
+
+def test_an_empty_label_is_not_noted() -> None:
+    dropped = Omissions()
+    CHAT_TO_MESSAGES.request(chat(ASKED, {**SAID, "annotations": []}, metadata={}), dropped)
+    assert not dropped.noted
+
+
+def test_a_dropped_member_is_noted_under_the_name_of_the_configuration() -> None:
+    """The label of the metric is the configuration's word: a caller's own members make no series."""
+    dropped = Omissions({"seed", "web_search", "tools.strict"})
+    CHAT_TO_MESSAGES.request(chat(seed=7, **{"x\r\ny.seed": 1}), dropped)
+    assert dropped.noted == {"seed": "seed", "x__y.seed": "seed"}
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {}}]
+    dropped = Omissions({"web_search"})
+    RESPONSES_TO_CHAT.request({"model": "m", "input": "hi", "tools": tools}, dropped)
+    assert dropped.noted == {"tools.web_search": "web_search"}
+
+
+def test_a_word_of_the_caller_is_told_and_is_no_label_of_a_metric() -> None:
+    dropped = Omissions()
+    dropped.leave_out("tools[3]", "name\r\nspace")
+    assert dropped.noted == {"tools.name__space": "tools"}
+
+
+def test_a_caller_cannot_fill_the_header() -> None:
+    dropped = Omissions()
+    for number in range(1000):
+        dropped.leave_out("tools", f"{number}{'x' * 1000}")
+    assert len(", ".join(dropped.noted)) < 2200
+    assert set(dropped.noted.values()) == {"tools"}

@@ -1,0 +1,103 @@
+"""Output limits of callers beside long prompts, before engines that refuse one token too many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.tokenize.tokenizers import encoder
+from tests.support.gateways import running
+from tests.support.simulated import engine_pool, engines
+
+pytestmark = pytest.mark.virtual_time
+
+WINDOW = 32_768  # of the profile 8b-l4
+LONG = "prose with words of a usual length, and a number such as 1234. " * 800  # about 12,800 tokens
+ASKED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("max_completion_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+    "chat, old name": ("max_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+    "completions": ("max_tokens", {"prompt": LONG}),
+    "responses": ("max_output_tokens", {"input": LONG, "store": False}),
+    "messages": ("max_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+}
+PATHS = {"chat": "chat/completions", "chat, old name": "chat/completions"}
+HEADER = "x-firsttoken-max-tokens"
+
+
+async def post(url: str, dialect: str, **body: Any) -> tuple[int, Mapping[str, str], dict[str, Any]]:
+    asked = {"model": "chat", **body}
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{url}/v1/{PATHS.get(dialect, dialect)}", json=asked) as reply,
+    ):
+        return reply.status, reply.headers, await reply.json()
+
+
+@pytest.mark.parametrize("dialect", ASKED)
+async def test_a_limit_beyond_the_context_window_is_lowered_to_what_fits(dialect: str) -> None:
+    """The first request of a fresh gateway too, which knows nothing of the engine's tokenizer."""
+    limit, body = ASKED[dialect]
+    async with (
+        engines(1, "8b-l4") as only,
+        running({"only": engine_pool(*only, context_window=WINDOW)}) as gateway,
+    ):
+        status, headers, reply = await post(gateway.url, dialect, **body, **{limit: 32_000})
+        assert status == 200, reply
+        record = gateway.recorder.recent[-1]
+        lowered = int(headers[HEADER])
+        assert 10_000 < lowered <= WINDOW - (record.prompt_tokens_reported or 0)
+        assert (record.max_tokens, record.max_tokens_lowered) == (32_000, lowered)
+        _, headers, _ = await post(gateway.url, dialect, **body, **{limit: 32_000})
+        assert int(headers[HEADER]) > lowered + 1_000  # a report has taught the engine's count
+        _, headers, _ = await post(gateway.url, dialect, **body, **{limit: 4_000})
+        assert HEADER not in headers
+
+
+async def test_the_first_request_fits_an_engine_whose_tokenizer_the_gateway_does_not_know() -> None:
+    """A refusal teaches no tokenizer: it would come again and again."""
+    known = encoder("o200k_base").encode
+    counts_more = {
+        "encode": lambda text: [token for i, token in enumerate(known(text)) for _ in range(1 + (i % 5 == 0))]
+    }
+    asked = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 32_000}
+    async with (
+        engines(1, "8b-l4", **counts_more) as only,
+        running({"only": engine_pool(*only, context_window=WINDOW)}) as gateway,
+    ):
+        for _ in range(3):
+            status, _, reply = await post(gateway.url, "chat", **asked)
+            assert status == 200, reply
+        record = gateway.recorder.recent[0]
+    assert (record.prompt_tokens_reported or 0) > 1.1 * (record.prompt_tokens_estimated or 0)
+
+
+async def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_in_words_that_agents_know() -> None:
+    """Claude Code reads both numbers of Anthropic's sentence, and compacts the conversation; others read the code."""
+    asked = {"messages": [{"role": "user", "content": LONG * 3}], "max_tokens": 32_000}
+    async with (
+        engines(1, "8b-l4") as only,
+        running({"only": engine_pool(*only, context_window=WINDOW)}) as gateway,
+    ):
+        status, _, reply = await post(gateway.url, "messages", **asked)
+        assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
+        numbers = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", reply["error"]["message"])
+        assert numbers is not None
+        assert int(numbers[1]) > int(numbers[2]) == WINDOW - 1024
+        status, _, reply = await post(gateway.url, "chat", **asked)
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+        assert not only[0].requests
+
+
+@pytest.mark.parametrize("backend", ["vllm", "compatible"])
+async def test_the_tokens_of_a_prompt_beyond_the_context_window_are_counted(backend: str) -> None:
+    """An agent asks how much it has to leave out. vLLM counts too, and is not asked for what it cannot take."""
+    asked = {"messages": [{"role": "user", "content": LONG * 3}]}
+    only = {"backend": backend, "model": "served", "endpoints": ["http://127.0.0.1:1"], "context_window": WINDOW}
+    async with running({"only": only}) as gateway:
+        status, _, reply = await post(gateway.url, "messages/count_tokens", **asked)
+    assert status == 200, reply
+    assert reply["input_tokens"] > WINDOW

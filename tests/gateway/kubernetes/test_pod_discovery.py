@@ -1,0 +1,220 @@
+"""Pods of services and of InferencePools are followed through every fault of an API server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.kubernetes.objects import PodAddress
+from gateway.config.kubernetes_section import KubernetesSection, PodSource
+from gateway.kubernetes import api_server as api
+from gateway.kubernetes.pod_discovery import PodDiscovery
+from tests.support.kubernetes_api import (
+    PODS,
+    SLICES,
+    FakeApiServer,
+    api_server,
+    endpoint,
+    put_pod,
+    put_pool,
+    put_slice,
+)
+from tests.support.simulated import eventually
+
+pytestmark = pytest.mark.virtual_time
+
+SERVICE = PodSource("default", "vllm", "http")
+POOL = PodSource("default", "vllm", is_inference_pool=True)
+DEFAULT = SLICES.format("default")
+
+
+@asynccontextmanager
+async def following(server: FakeApiServer, *sources: PodSource, **settings: Path) -> AsyncIterator[PodDiscovery]:
+    found = PodDiscovery(lambda: None)
+    await found.follow(KubernetesSection(api=server.url, **settings), sources or (SERVICE,))
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+def ips(found: PodDiscovery, source: PodSource = SERVICE) -> list[str]:
+    return [pod.ip for pod in found.pods.get(source, ())]
+
+
+async def test_pods_are_known_when_follow_returns() -> None:
+    """In pages, where there are many."""
+    async with api_server(page=2) as server:
+        for number in range(5):
+            put_slice(server, f"s{number}", endpoint(f"10.0.0.{number}", str(number)))
+        async with following(server) as found:
+            assert ips(found) == [f"10.0.0.{number}" for number in range(5)]
+        assert [each.query.get("continue") for each in server.asked[:3]] == [None, "2", "4"]
+
+
+async def test_a_change_arrives_by_the_watch() -> None:
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            lists = len(server.asked)
+            put_slice(server, "one", endpoint("10.0.0.1", "a"), endpoint("10.0.0.2", "b"))
+            await eventually(lambda: ips(found) == ["10.0.0.1", "10.0.0.2"])
+            put_slice(server, "two", endpoint("10.0.0.3", "c"))
+            server.delete(DEFAULT, "one")
+            await eventually(lambda: ips(found) == ["10.0.0.3"])
+            assert len(server.asked) <= lists + 1  # the watch itself
+
+
+async def test_a_service_scaled_to_zero_has_no_endpoint() -> None:
+    """The API server knows: an empty answer of the DNS would change nothing."""
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            put_slice(server, "one")
+            await eventually(lambda: found.pods == {SERVICE: ()})
+
+
+async def test_another_pod_with_the_same_address_is_another_endpoint() -> None:
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            put_slice(server, "one", endpoint("10.0.0.1", "b"))
+            await eventually(lambda: found.pods[SERVICE] == (PodAddress("10.0.0.1", 8000, "b"),))
+
+
+@pytest.mark.parametrize("status", [403, 429, 500, 503])
+async def test_an_api_server_that_is_away_for_an_hour_changes_nothing(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tries are made with pauses that grow; the log has one line at the failure and one at the recovery."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            await eventually(lambda: server.watches == 1)
+            server.status, tried = status, len(server.asked)
+            server.cut()
+            await asyncio.sleep(3600.0)
+            assert ips(found) == ["10.0.0.1"]
+            assert 100 < len(server.asked) - tried < 300
+            server.status = 200
+            put_slice(server, "one", endpoint("10.0.0.2", "b"))
+            await eventually(lambda: ips(found) == ["10.0.0.2"], within=60)
+    told = [message for message in caplog.messages if "Kubernetes" in message]
+    assert ["cannot be read" in told[0], "can be read again" in told[-1], len(told)] == [True, True, 2]
+    assert ("needs the verbs list and watch" in told[0]) == (status == 403)
+
+
+@pytest.mark.parametrize("in_stream", [True, False])
+async def test_a_version_too_old_leads_to_a_new_list(in_stream: bool) -> None:
+    """410 Gone, as an event or as a status; what was deleted meanwhile is gone."""
+    async with api_server(in_stream=in_stream) as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        put_slice(server, "two", endpoint("10.0.0.2", "b"))
+        async with following(server) as found:
+            await eventually(lambda: server.watches == 1)
+            server.status = 503
+            server.cut()
+            await eventually(lambda: server.watches == 0)
+            server.delete(DEFAULT, "one")
+            server.compact()
+            server.status = 200
+            await eventually(lambda: ips(found) == ["10.0.0.2"], within=60)
+
+
+async def test_a_watch_goes_on_from_the_last_bookmark() -> None:
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            await eventually(lambda: server.watches == 1)
+            server.bookmark()
+            await asyncio.sleep(2.0)
+            server.compact()  # the version of the list is too old now, that of the bookmark is not
+            lists = sum("watch" not in each.query for each in server.asked)
+            server.cut()
+            put_slice(server, "two", endpoint("10.0.0.2", "b"))
+            await eventually(lambda: len(ips(found)) == 2, within=60)
+            assert sum("watch" not in each.query for each in server.asked) == lists
+
+
+async def test_a_watch_that_ends_at_once_is_not_opened_again_at_once() -> None:
+    """Of a proxy that buffers or cuts: tries a minute are few."""
+    async with api_server() as server:
+        server.status = 200
+        async with following(server):
+            await eventually(lambda: server.watches == 1)
+            tried = len(server.asked)
+            for _ in range(600):
+                server.cut()
+                await asyncio.sleep(0.1)
+            assert len(server.asked) - tried < 30
+
+
+async def test_addresses_that_no_pod_can_have_are_dropped() -> None:
+    """Whoever may write a slice leads no prompt into a metadata service."""
+    async with api_server() as server:
+        bad = ["169.254.169.254", "0.0.0.0", "224.0.0.1", "fd00:ec2::254", "elsewhere", "10.0.0.1\r\nx"]
+        put_slice(server, "one", *map(endpoint, bad), endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            assert ips(found) == ["10.0.0.1"]
+
+
+async def test_an_inference_pool_is_followed_with_the_pods_that_it_selects() -> None:
+    """A port of each pod is an endpoint; another selector selects other pods."""
+    async with api_server() as server:
+        put_pool(server, 8000, 8001)
+        put_pod(server, "one", "10.0.0.1")
+        put_pod(server, "two", "10.0.0.2", ready=False)
+        put_pod(server, "other", "10.0.0.9", app="other")
+        async with following(server, POOL) as found:
+            assert [(pod.ip, pod.port) for pod in found.pods[POOL]] == [("10.0.0.1", 8000), ("10.0.0.1", 8001)]
+            put_pod(server, "two", "10.0.0.2")
+            await eventually(lambda: ips(found, POOL) == ["10.0.0.1"] * 2 + ["10.0.0.2"] * 2)
+            put_pod(server, "one", "10.0.0.1", deletionTimestamp="2026-11-23T10:00:00Z")
+            await eventually(lambda: ips(found, POOL) == ["10.0.0.2"] * 2)
+            put_pool(server, 8000, app="other")
+            await eventually(lambda: ips(found, POOL) == ["10.0.0.9"])
+            server.delete(PODS.format("default"), "other")
+            await eventually(lambda: ips(found, POOL) == [])
+
+
+async def test_a_rotated_token_is_used_at_once(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    async with api_server(token="first") as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server, token_file=token) as found:
+            await eventually(lambda: server.watches == 1)
+            server.token = "second"
+            server.cut()
+            token.write_text("second\n")
+            put_slice(server, "one", endpoint("10.0.0.2", "b"))
+            await eventually(lambda: ips(found) == ["10.0.0.2"], within=60)
+
+
+async def test_outside_of_a_cluster_the_mend_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    found = PodDiscovery(lambda: None)
+    await found.follow(KubernetesSection(), (SERVICE,))
+    await found.close()
+    assert "set kubernetes.api, such as http://localhost:8001 of `kubectl proxy`" in caplog.text
+
+
+async def test_an_event_of_unbounded_length_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api, "MAX_OBJECT", 2000)
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            await eventually(lambda: server.watches == 1)
+            put_slice(server, "long", *(endpoint("10.0.1.1", "x" * 100) for _ in range(9999)))
+            await eventually(lambda: "an event is longer than 2000 bytes" in caplog.text)
+            assert ips(found) == ["10.0.0.1"]
