@@ -10,7 +10,7 @@ AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm wheel lock audit clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm envoy wheel lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,9 +66,13 @@ wheel: $(DEV) ## build the wheel into dist/, install it into a fresh environment
 	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	@$(BIN)/python -m pytest tests/programs/wheel -o addopts="-q --strict-markers" $(PYTEST_ARGS)
 
+envoy: $(DEV) ## run the endpoint picker behind three versions of the real Envoy (installs 260 MB once)
+	@$(BIN)/python scripts/envoy_setup.py
+	@$(BIN)/python -m pytest tests/programs/envoy -o addopts="-q --strict-markers" -s $(PYTEST_ARGS)
+
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
-	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra redis --extra schemas \
+	  --custom-compile-command "make lock" --extra kvevents --extra otel --extra pick --extra redis --extra schemas \
 	  --extra tokenizers --output-file deploy/locks/image.txt pyproject.toml
 	@echo 'hatchling>=1.27' | $(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --upgrade --custom-compile-command "make lock" --output-file deploy/locks/build.txt -

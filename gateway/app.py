@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from gateway.fleet.kv_event_listener import KvEvents
     from gateway.observe.otel.spans import ServedEndpoint
     from gateway.observe.otel.telemetry import Telemetry
+    from gateway.picker.picker_server import PickerServer
 
 log = logging.getLogger("firsttoken")
 
@@ -209,7 +210,22 @@ class Gateway:
         self.certificate = self._certificate(config)
         self.http_server: HttpServer | None = None
         self._server: asyncio.Server | None = None
+        self.picker = self._build_picker(config)
         self._admin_runner: web.AppRunner | None = None
+
+    def _build_picker(self, config: Config) -> PickerServer | None:
+        if config.pick is None:
+            return None
+        from gateway.picker.picker import Picker
+        from gateway.picker.picker_server import PickerServer
+
+        picker = Picker(self.runtime, self.decider, self.queue, config.pick.fallbacks)
+        return PickerServer(
+            picker,
+            self.recorder,
+            max_body=lambda: self.config.defaults.max_body,
+            is_ready=lambda: not self.proxy.draining and self.decider.any_usable(monotonic()),
+        )
 
     def _certificate(self, config: Config) -> ServerCertificate | None:
         if self.worker is not None:
@@ -284,6 +300,8 @@ class Gateway:
             tls = {"ssl": self.certificate.context, "ssl_handshake_timeout": timeouts.head}
             tls["ssl_shutdown_timeout"] = timeouts.unread  # which includes the time to read the last answer
         self._server = await loop.create_server(self.http_server, sock=data, backlog=BACKLOG, **tls)
+        if self.picker is not None and self.config.pick is not None:
+            await self.picker.start(self.config.pick, shared=self.worker is not None)
 
     # -- reload -----------------------------------------------------------------------------
 
@@ -384,6 +402,8 @@ class Gateway:
         self.metrics.loop_lag.close()
         if self.http_server is not None:
             await self._abort_requests(self.http_server)
+        if self.picker is not None:
+            await self.picker.stop(HANDLER_GRACE)
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         if self._following_addresses is not None:

@@ -122,6 +122,12 @@ def _add_commands(command: AddCommand) -> None:
     serve.add_argument("--config", dest="files", help=FROM_MACHINE, **FILES)
     _add_ports(serve)
     serve.add_argument("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
+    serve.set_defaults(picker=False)
+    pick = command("pick", "run the gateway with an endpoint picker for Envoy", f"{__name__}:serve")
+    pick.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
+    _add_ports(pick)
+    pick.add_argument("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
+    pick.set_defaults(picker=True)
     check = command("check", "validate a configuration without starting anything", "gateway.cli.config_commands:check")
     check.add_argument("files", metavar="FILE", type=Path, nargs="*", help=FROM_ENVIRONMENT)
     check.add_argument("--live", action="store_true", help="ask every endpoint for its models and one token too")
@@ -255,6 +261,7 @@ def serve(args: argparse.Namespace) -> int:
 
     def read() -> Config:
         config = load(args.files, os.environ).with_ports(args.port, args.admin_port)
+        config = config.with_picker() if args.picker else config
         return config if args.workers is None else config.with_workers(args.workers)
 
     source = ConfigSource(read, args.files)

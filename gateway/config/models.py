@@ -169,6 +169,15 @@ class TelemetrySection(Section):
     """Prompts and answers are never recorded."""
 
 
+class PickSection(Section):
+    """An endpoint picker for Envoy (ext_proc); needs firsttoken[pick]."""
+
+    listen: fields.Listen = written("127.0.0.1:9002")
+    """Port of the picker, host:port."""
+    fallbacks: int = Field(default=0, ge=0, le=16)
+    """Addresses named after the first, for data planes that try a list in order."""
+
+
 class Config(Section):
     """firsttoken: pools are the available models, routes the model names and budgets offered to callers."""
 
@@ -184,6 +193,8 @@ class Config(Section):
     keys: tuple[Key, ...] = ()
     """API keys; absent: open to this machine."""
     telemetry: TelemetrySection = TelemetrySection()
+    pick: PickSection | None = None
+    """An endpoint picker for Envoy (ext_proc)."""
     kubernetes: KubernetesSection = KubernetesSection()
     """The API server that is asked for endpoints."""
     _discovered: Discovered | None = None  # None: discovery has not begun
@@ -199,6 +210,10 @@ class Config(Section):
     def with_workers(self, count: int) -> Config:
         """A copy with `server.workers: count`."""
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
+
+    def with_picker(self) -> Config:
+        """A copy with a picker, by its defaults where the file has none."""
+        return self.model_copy(update={"pick": self.pick or PickSection()})
 
     def with_ports(self, data: int | None, admin: int | None) -> Config:
         """A copy with other ports, where given."""

@@ -35,7 +35,7 @@ FORBIDDEN, GONE = 403, 410
 Object = TypeVar("Object", bound=KubernetesObject)
 
 
-class _Event(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -128,10 +128,10 @@ class Reflector(Generic[Object]):
         async with aclosing(self._server.lines(self._path, params, lasts + OVERDUE)) as lines:
             async for line in lines:
                 if line.strip():
-                    self._on_event(msgspec.json.decode(line, type=_Event))
+                    self._on_event(msgspec.json.decode(line, type=_WatchEvent))
                     self._recovered()
 
-    def _on_event(self, event: _Event) -> None:
+    def _on_event(self, event: _WatchEvent) -> None:
         """Raises ApiServerError for an event that is an error."""
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=_Status)

@@ -171,7 +171,7 @@ class RoutedRequest:
             return AnswerTranslation(steps, bodies)
         if self.request.state_ids is None:
             return None
-        keeper = StateAnswer if self.request.operation is Operation.RESPONSES else ThreadAnswer
+        keeper = ThreadAnswer if self.request.operation is Operation.MESSAGES else StateAnswer
         return keeper(self.request.state_ids, endpoint.id)
 
 

@@ -75,8 +75,7 @@ class HoldRules:
         become late."""
         if queued.deadline == FOREVER or expected_tpot_misses(load, queued.prefill_s) <= HARM:
             return False
-        budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
-        if load.tpot * (1 - load.prefill_utilization) > GAINING * budget or self.queues.best_effort.late:
+        if not _gains(queued, load) or self.queues.best_effort.late:
             return False
         queue = [queued, *(other for other in self.queues.of(endpoint) if other is not queued)]
         starts = accumulate((each.prefill_s for each in queue), initial=self.now + load.backlog_s + TICK)
@@ -111,10 +110,15 @@ class HoldRules:
             return rule
         if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if is_over else HARMLESS):
             return HoldRule.SHARE if is_over else HoldRule.HARM
-        calm = CALM if prefill_s > LONG else CALM_FOR_SHORT
-        if queued.deadline < FOREVER and load.tpot_pressure > calm:
+        if queued.deadline < FOREVER and self._is_restless(queued, load, prefill_s):
             return HoldRule.CALM
         return self.closed(queued, endpoint)
+
+    def _is_restless(self, queued: QueuedRequest, load: Load, prefill_s: float) -> bool:
+        """The engine's answers need their pace. A short prefill takes little of it, and waits only where they gain."""
+        if prefill_s > LONG:
+            return load.tpot_pressure > CALM
+        return load.tpot_pressure > CALM_FOR_SHORT and _gains(queued, load)
 
     def _must_begin(self, queued: QueuedRequest) -> bool:
         """The route promises a late answer, whatever that costs other requests."""
@@ -139,3 +143,9 @@ class HoldRules:
         assert queued.hold is not None
         endpoint = queued.hold.endpoint
         return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None
+
+
+def _gains(queued: QueuedRequest, load: Load) -> bool:
+    """Answers of the endpoint gain on their TPOT budget while nothing is prefilled."""
+    budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
+    return load.tpot * (1 - load.prefill_utilization) <= GAINING * budget

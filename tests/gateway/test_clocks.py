@@ -27,6 +27,8 @@ READERS = {
     "backends/translation/chat_to_messages/answer.py": "`created` of a chat's chunks",
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
+    "gateway/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
+    "gateway/answers/answer_stores.py": "the age of a kept answer, which replicas share",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
     "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/downstream/http_request.py": "the Date of a reply",
@@ -34,6 +36,7 @@ READERS = {
     "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
     "gateway/observe/timeline.py": "the date of a Record",
     "gateway/reload.py": "the date of a reload",
+    "gateway/responses/responses_sockets.py": "`created` of an answer without a server",
     "gateway/workers/admin_aggregator.py": "ages on a page",
     "lab/servers/simulated_server.py": "what an engine says of itself",
 }

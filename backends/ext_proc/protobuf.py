@@ -1,0 +1,76 @@
+"""Protocol Buffers on the wire: the few forms that the messages of ext_proc need.
+
+https://protobuf.dev/programming-guides/encoding. A field is a tag (number and wire type) and a value. Bounds: a varint
+has ten bytes at most, a length never exceeds what is there. All else is ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+_SIZES = {FIXED64: 8, FIXED32: 4}
+_MAX_SHIFT = 63
+
+Value = int | bytes
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """Numbers and values of the fields of a message, in order. Fixed values are bytes. Raises ValueError."""
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == VARINT:
+            number, at = _varint(data, at)
+            yield tag >> 3, number
+            continue
+        size = _SIZES.get(kind)
+        if size is None:
+            if kind != BYTES:
+                raise ValueError(f"wire type {kind} is unknown")
+            size, at = _varint(data, at)
+        if size > end - at:
+            raise ValueError("a field is longer than its message")
+        yield tag >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        if at >= len(data) or shift > _MAX_SHIFT:
+            raise ValueError("a number has no end")
+        byte = data[at]
+        result |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return result, at
+        shift += 7
+
+
+def varint(number: int) -> bytes:
+    """A number >= 0."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def number(field: int, value: int) -> bytes:
+    """A field with a number, or a boolean; empty for 0, the default."""
+    return varint(field << 3) + varint(value) if value else b""
+
+
+def sized(field: int, value: bytes) -> bytes:
+    """A field with bytes, text or a message, empty ones included."""
+    return varint(field << 3 | BYTES) + varint(len(value)) + value
+
+
+def as_bytes(value: Value) -> bytes:
+    """Raises ValueError for a number: the field has another type than it must."""
+    if isinstance(value, int):
+        raise ValueError("a number in place of bytes")
+    return value

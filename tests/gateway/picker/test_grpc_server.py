@@ -1,0 +1,178 @@
+"""Calls over HTTP/2: messages in both directions, and peers that break the rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from h2.errors import ErrorCodes
+
+from gateway.picker import grpc_server
+from gateway.picker.grpc_server import WINDOW, Call, GrpcError, GrpcServer, Handler
+from tests.support.grpc_client import framed, grpc_client
+from tests.support.simulated import eventually
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def echo(call: Call) -> None:
+    async for message in call:
+        call.send(message)
+
+
+@asynccontextmanager
+async def serving(handler: Handler = echo) -> AsyncIterator[str]:
+    server = GrpcServer(handler)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener.close()
+    await server.shutdown(0.1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000, 3 * WINDOW])
+async def test_a_message_comes_back_whole(size: int) -> None:
+    """Longer than any window too."""
+    async with serving() as url, grpc_client(url) as client:
+        call = client.begin()
+        sending = asyncio.create_task(client.send(call, framed(b"x" * size), end=True))
+        assert await client.message(call) == b"x" * size
+        await sending
+        assert await client.status(call) == "0"
+
+
+async def test_messages_are_whole_at_any_split() -> None:
+    async with serving() as url, grpc_client(url) as client:
+        call = client.begin()
+        for byte in framed(b"abc") + framed(b"") + framed(b"de"):
+            await client.send(call, bytes([byte]))
+        assert [await client.message(call) for _ in range(3)] == [b"abc", b"", b"de"]
+
+
+async def test_calls_of_a_connection_do_not_wait_for_each_other() -> None:
+    async with serving() as url, grpc_client(url) as client:
+        calls = [client.begin() for _ in range(100)]
+        for call in reversed(calls):
+            await client.send(call, framed(str(call).encode()))
+        assert [await client.message(call) for call in calls] == [str(call).encode() for call in calls]
+
+
+async def test_a_call_that_is_given_up_is_cancelled() -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(call: Call) -> None:
+        try:
+            async for _ in call:
+                call.send(b"begun")
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with serving(handler) as url, grpc_client(url) as client:
+        call = client.begin()
+        await client.send(call, framed(b"x"))
+        assert await client.message(call) == b"begun"
+        client.h2.reset_stream(call, ErrorCodes.CANCEL)
+        client.flush()
+        await asyncio.wait_for(cancelled.wait(), 5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"\x01\x00\x00\x00\x00", "12"), (b"\x00\xff\xff\xff\xff", "8")],
+    ids=["compressed", "endless"],
+)
+async def test_a_message_that_is_not_taken_ends_the_call_alone(sent: bytes, status: str) -> None:
+    async with serving() as url, grpc_client(url) as client:
+        refused, other = client.begin(), client.begin()
+        await client.send(refused, sent)
+        assert await client.status(refused) == status
+        await client.send(other, framed(b"x"))
+        assert await client.message(other) == b"x"
+
+
+async def test_an_error_of_the_call_is_its_status(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug of ours is logged, and tells nothing of itself."""
+
+    async def handler(call: Call) -> None:
+        async for message in call:
+            if message == b"known":
+                raise GrpcError(3, "as the test wants it")
+            raise RuntimeError("secret")
+
+    async with serving(handler) as url, grpc_client(url) as client:
+        known, unknown = client.begin(), client.begin()
+        await client.send(known, framed(b"known"))
+        await client.send(unknown, framed(b"unknown"))
+        assert (await client.status(known), await client.status(unknown)) == ("3", "13")
+        assert client.trailers[known]["grpc-message"] == "as the test wants it"
+        assert "secret" not in str(client.trailers[unknown])
+    assert "secret" in caplog.text
+
+
+async def test_a_peer_that_reads_nothing_fills_no_memory() -> None:
+    """Its own messages stay unread once the answers do."""
+    held: list[Call] = []
+
+    async def handler(call: Call) -> None:
+        held.append(call)
+        await echo(call)
+
+    async with serving(handler) as url, grpc_client(url, reads=False) as client:
+        call = client.begin()
+        sending = asyncio.create_task(client.send(call, framed(b"x" * 50_000) * 400))
+        await asyncio.sleep(20.0)
+        assert not sending.done()
+        connection = held[0]._connection
+        assert connection.unsent(call) < 4 * WINDOW
+        sending.cancel()
+
+
+async def test_a_flood_of_resets_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rapid reset (CVE-2023-44487): calls are begun and given up for nothing."""
+    monkeypatch.setattr(grpc_server, "MAX_RESETS", 50)
+    async with serving() as url, grpc_client(url) as client:
+        for _ in range(60):
+            call = client.begin()
+            client.h2.reset_stream(call, ErrorCodes.CANCEL)
+        client.flush()
+        await eventually(lambda: client.gone)
+        async with grpc_client(url) as other:
+            call = other.begin()
+            await other.send(call, framed(b"x"))
+            assert await other.message(call) == b"x"
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADERS_OF_NO_CALL = b"\x00\x00\x01\x01\x04\x00\x00\x00\x00\x00"
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100, PREFACE + HEADERS_OF_NO_CALL])
+async def test_what_is_no_http2_ends_the_connection(garbage: bytes) -> None:
+    async with serving() as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(garbage)
+        async with asyncio.timeout(5):
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+
+async def test_calls_in_progress_end_before_the_server() -> None:
+    begun = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+        call.send(b"late")
+
+    server = GrpcServer(slow)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    async with grpc_client(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}") as client:
+        call = client.begin()
+        await begun.wait()
+        listener.close()
+        await server.shutdown(1.0)
+        assert await client.message(call) == b"late"
+        assert await client.status(call) == "0"
