@@ -15,7 +15,9 @@ EXPORTS = {  # files by kind, as patterns of paths
     "dashboards": "deploy/grafana/dashboards/*.json",
     "rules": "deploy/prometheus/rules/*.yml",
     "presets": "policies/presets/*.yaml",
+    "envoy": "deploy/envoy/*.yaml",
     "haproxy": "deploy/haproxy/*.cfg",
+    "kubernetes": "deploy/kubernetes/*.yaml",
     "nginx": "deploy/nginx/*.conf",
     "systemd": "deploy/systemd/*.service",
 }

@@ -160,7 +160,7 @@ def _add_commands(command: AddCommand) -> None:
     importing = "gateway.cli.importing.import_command:run_import"
     _add_import(command("import", "write a configuration of ours from another gateway's", importing))
     command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands:schema")
-    files = "write files for Grafana, Prometheus, HAProxy, nginx or systemd into a folder"
+    files = "write files for Grafana, Prometheus, proxies, Kubernetes or systemd into a folder"
     _add_export(command("export", files, "gateway.cli.export:export"))
 
 
