@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from gateway.cli.arguments import EXPORTS
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT = PYPROJECT["project"]
@@ -62,6 +64,12 @@ def ignored(path: str) -> bool:
         if any(fnmatchcase(each, line.lstrip("!")) and each.count("/") == line.count("/") for each in above):
             found = not line.startswith("!")
     return found
+
+
+def test_the_wheel_holds_all_that_is_exported() -> None:
+    """At the same path below the package `gateway`."""
+    folders = {pattern.rpartition("/")[0] for pattern in EXPORTS.values() if pattern.startswith("deploy/")}
+    assert WHEEL["force-include"] == {folder: f"gateway/{folder}" for folder in sorted(folders)}
 
 
 @pytest.mark.parametrize("source", [*WHEEL["packages"], *WHEEL["force-include"], "hatch_build.py", "pyproject.toml"])
