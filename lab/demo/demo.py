@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gateway.app import Gateway
-from gateway.cli.top import text_table
+from gateway.cli.top_tables import text_table
 from gateway.config.models import Config
 from gateway.observe.record import Record, RequestOutcome
 from gateway.process import SWITCH_INTERVAL, loop_factory, tune_gc
@@ -103,10 +104,13 @@ async def _watch(gateway: Gateway, stop: asyncio.Event, seconds: float | None) -
 
 @contextlib.asynccontextmanager
 async def _child(*role: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A child in a process group of its own: Ctrl-C reaches this process only, which then ends the child."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "lab.demo.scene", *role, stdin=PIPE, stdout=PIPE, start_new_session=True
-    )
+    """A child in a process group of its own: Ctrl-C reaches this process only, which then ends the child.
+
+    It imports what this process imports: with `-m` alone, a folder `lab` of the working directory would come first.
+    """
+    modules = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = (sys.executable, "-P", "-m", "lab.demo.scene", *role)
+    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True, env=modules)
     assert child.stdin is not None
     assert child.stdout is not None
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,11 +70,58 @@ def test_every_endpoint_is_a_service_on_its_listening_port(stack: str) -> None:
 
 def test_each_gateway_is_started_with_files_that_exist() -> None:
     """deploy/config is mounted at /etc/firsttoken."""
-    for name, stack in (("gateway", "simulated"), ("gateway-gpu", "gpu")):
+    for name, stack in (("gateway", "simulated"), ("gateway-2", "simulated"), ("gateway-gpu", "gpu")):
         service = SERVICES[name]
         assert "./deploy/config:/etc/firsttoken:ro" in service["volumes"]
         named = [Path(arg).name for arg in service["command"] if arg.startswith("/etc/firsttoken/")]
         assert named == STACKS[stack]
+
+
+def test_each_gateway_keeps_its_state_in_a_volume_of_its_own() -> None:
+    """Writable for the user of the image, which owns the folder that a new volume is copied from."""
+    folder = str(loaded("simulated").state.dir)
+    names = [volume for gate in ("gateway", "gateway-2") for volume in SERVICES[gate]["volumes"] if folder in volume]
+    volumes = [name.removesuffix(f":{folder}") for name in names]
+    assert len(set(volumes)) == 2
+    assert set(volumes) <= COMPOSE["volumes"].keys()
+    assert f"--owner firsttoken --mode 0700 {folder}\n" in (DEPLOY / "Dockerfile").read_text("utf-8")
+
+
+def test_the_gateways_share_the_redis_of_the_stack() -> None:
+    url = loaded("simulated").state.redis
+    assert url is not None
+    assert urlsplit(url.get_secret_value()).hostname in SERVICES
+    assert not SERVICES["redis"].get("ports")
+
+
+def test_haproxy_asks_every_gateway_of_the_stack() -> None:
+    """By service name and data port; the only published data port is its own."""
+    listen = loaded("simulated").server.listen.port
+    text = (DEPLOY / "config/haproxy.cfg").read_text("utf-8")
+    servers = re.findall(r"(?m)^    server (\S+) (\S+)$", text)
+    gateways = [name for name, service in SERVICES.items() if "fleet.yaml" in str(service.get("command"))]
+    assert servers == [(name, f"{name}:{listen}") for name in gateways]
+    published = [port for name in [*gateways, "haproxy"] for port in SERVICES[name]["ports"]]
+    assert [port for port in published if port.endswith(f":{listen}")] == SERVICES["haproxy"]["ports"]
+    assert "    bind :8080\n" in text
+
+
+def test_a_container_is_not_killed_while_it_drains() -> None:
+    """HAProxy takes a gateway out after two failed checks of a second each."""
+    drain = loaded("simulated").server.drain
+    assert drain.wait > 2
+    assert float(SERVICES["gateway"]["stop_grace_period"].removesuffix("s")) > drain.wait + drain.grace + 5
+
+
+@pytest.mark.skipif(
+    not os.environ.get("FIRSTTOKEN_NO_SKIP") and shutil.which("haproxy") is None, reason="needs haproxy"
+)
+def test_haproxy_accepts_its_configuration() -> None:
+    """Names that nobody knows yet are no error; any other warning is."""
+    checked = ["haproxy", "-c", "-f", str(DEPLOY / "config/haproxy.cfg")]
+    done = subprocess.run(checked, capture_output=True, text=True, timeout=60, check=False)
+    warnings = [line for line in done.stderr.splitlines() if "[WARNING]" in line and "could not resolve" not in line]
+    assert (done.returncode, warnings) == (0, [])
 
 
 def test_prometheus_scrapes_services_of_the_stack() -> None:

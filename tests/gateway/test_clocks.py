@@ -30,7 +30,7 @@ READERS = {
     "gateway/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
     "gateway/answers/answer_stores.py": "the age of a kept answer, which replicas share",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
-    "gateway/cli/top.py": "ages on a screen",
+    "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/downstream/http_request.py": "the Date of a reply",
     "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
     "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",

@@ -205,6 +205,7 @@ def gauge(name: str, values: Iterable[tuple[Labels, float]]) -> GaugeMetricFamil
 PERIOD = 0.05  # s
 STALL = 0.005  # s of lateness from which a stall is counted
 LOG_INTERVAL = 60.0  # s between two log lines
+SETTLING = 10.0  # s after the start without one: first connections and late imports stall, and are counted
 BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arrived meanwhile
 KEPT = 600.0  # s of history; longer than a first token may take
 
@@ -225,6 +226,10 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._logged_at = monotonic() + SETTLING - LOG_INTERVAL
+        self._schedule(loop)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = monotonic() + PERIOD
         self._timer = loop.call_later(PERIOD, self._tick, loop)
 
@@ -236,7 +241,7 @@ class LoopLag:
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = monotonic()
         self.saw(max(now - self._due, 0.0), now)
-        self.start(loop)
+        self._schedule(loop)
 
     def saw(self, late: float, now: float) -> None:
         """Record a lateness of the timer, in seconds."""

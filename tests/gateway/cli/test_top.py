@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import pty
 import re
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.cli.main import main
-from gateway.cli.top import (
+from gateway.cli.top_tables import (
     ROUTES,
     Look,
     age,
@@ -28,11 +27,14 @@ from gateway.cli.top import (
     largest_stage,
     ms,
     quantile,
-    route_rows,
+    route_figures,
+    route_row,
 )
+from gateway.cli.top_view import View
 from tests.support.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.terminal import TERMINAL, until
 
 ROOT = Path(__file__).parents[3]
 STREAM = {**CHAT, "stream": True, "max_tokens": 3}
@@ -59,7 +61,7 @@ async def test_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert lines[0][0] == gateway.admin_url
     (chat,) = (line for line in lines if line[0] == "chat")
-    assert 0 < float(chat[1]) <= 2.5
+    assert 0 < float(chat[2]) <= 2.5
     assert chat[-2:] == ["only", "100%"]
     assert [line[1] for line in lines if line[0].startswith("only/")] == ["up"]
     slowest = [line for line in lines if line[-1] == "slow-request"]
@@ -93,11 +95,11 @@ async def test_a_lost_gateway_is_retried() -> None:
         admin = gateway.admin_url
         command = ("-m", "gateway.cli", "top", "--admin", admin, "--interval", "0.1")
         process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
-        await read_until(process, r"route +req/s")
+        await read_until(process, r"route +met")
     await read_until(process, rf"^{admin} has gone away at .* and is tried again: ")
     server = {"listen": "127.0.0.1:0", "admin": admin.removeprefix("http://")}
     async with running(dead, server=server):
-        assert "gone away" not in await read_until(process, r"route +req/s")
+        assert "gone away" not in await read_until(process, r"route +met")
         process.send_signal(2)
         _, err = await process.communicate()
     assert (process.returncode, err) == (0, b"")
@@ -109,9 +111,8 @@ async def test_a_terminal_gets_an_alternate_screen() -> None:
     shown = os.fdopen(ours, "rb", buffering=0)
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         command = ("-m", "gateway.cli", "top", "--admin", gateway.admin_url, "--interval", "0.1")
-        environ = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, cwd=ROOT, stdout=theirs, stderr=theirs, env=environ
+            sys.executable, *command, cwd=ROOT, stdout=theirs, stderr=theirs, env=TERMINAL
         )
         output = await asyncio.to_thread(until, shown, b"answered by")
         assert b"\x1b[?1049h" in output
@@ -122,13 +123,6 @@ async def test_a_terminal_gets_an_alternate_screen() -> None:
     assert await process.wait() == 0
     os.close(theirs)
     shown.close()
-
-
-def until(shown: io.FileIO, mark: bytes) -> bytes:
-    output = b""
-    while mark not in output:
-        output += shown.read(4096)
-    return output
 
 
 async def read_until(process: asyncio.subprocess.Process, pattern: str) -> str:
@@ -159,7 +153,7 @@ def test_names_are_escaped_as_text_not_markup() -> None:
     console = Console(width=130, record=True)
     with console.capture() as captured:
         figures = {"at": 0.0, "gateway": gateway([0.0, 0.0]), "routes": []}
-        console.print(frame("here", Look(figures, [], []), Look(figures, [entry], [])))
+        console.print(frame("here", Look(figures, [], []), Look(figures, [entry], []), View(), 130))
     assert captured.get().count("[bold]a[/]") == 2  # in the table, and before the reason
     assert "[red]nobody[/] is there" in captured.get()
     assert "down, again in 3 s (not to worker 2)" in captured.get()
@@ -177,6 +171,7 @@ def test_the_gateway_is_summarised_in_a_line() -> None:
     assert gateway_summary(idle, everything) == (
         "7 in progress · loop lag under 2.5 ms, 1 stall · 2 workers · 3 replicas · redis DOWN"
     )
+    assert gateway_summary(idle, gateway([0.0, 0.0], workers=1.0, replicas=1.0)) == "1 worker · 1 replica"
     assert gateway_summary(idle, gateway([9.0, 1.0], redis_up=1.0)) == "loop lag over 1 s, no stall · redis up"
 
 
@@ -232,7 +227,7 @@ def test_rates_and_shares_are_differences_of_snapshots() -> None:
 
 def row(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
     """The only row, by column."""
-    (cells,) = route_rows(before, after)
+    (cells,) = map(route_row, route_figures(before, after, View()))
     return dict(zip(ROUTES, map(str, cells), strict=True))
 
 
@@ -240,7 +235,7 @@ def row(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
 def test_a_missed_target_and_a_late_p95_are_red(missed: float, slow: float, red: list[str]) -> None:
     """The target is 90%, the budget 200 ms."""
     after = snapshot(102.0, [0.0, 9.0, slow, 0.0], slo={"ttft": {"true": 10.0 - missed, "false": missed}})
-    (cells,) = route_rows(snapshot(100.0, [0.0] * 4), after)
+    (cells,) = map(route_row, route_figures(snapshot(100.0, [0.0] * 4), after, View()))
     assert [name for name, cell in zip(ROUTES, cells, strict=True) if isinstance(cell, Text) and cell.style] == red
 
 

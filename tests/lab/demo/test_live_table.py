@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.cli.top import text_table
+from gateway.cli.top_tables import text_table
 from gateway.observe.record import Record, RequestOutcome
 from lab.demo.demo import COLUMNS, WINDOW, rows
 from tests.support.builders import record

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from gateway.app import Gateway
-from gateway.cli.top import quantile
+from gateway.cli.top_tables import quantile
 from tests.programs.browser.chromium import BINARY, Page, browsing
 from tests.support.builders import CHAT
 from tests.support.gateways import running

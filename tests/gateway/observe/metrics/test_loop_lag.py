@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.observe.metrics.series import BEFORE, LOG_INTERVAL, PERIOD, STALL, LoopLag
+from gateway.observe.metrics.series import BEFORE, LOG_INTERVAL, PERIOD, SETTLING, STALL, LoopLag
 from tests.support.simulated import eventually
 from tests.support.virtual_time import stall
 
@@ -66,6 +66,19 @@ def test_a_stall_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixtur
         "event loop stalled for 12.5 ms (stall 1)",
         "event loop stalled for 12.5 ms (stall 4)",
     ]
+
+
+async def test_stalls_of_the_start_are_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """First connections and late imports stall each process; stalls from SETTLING on are logged."""
+    lag = LoopLag()
+    lag.start(asyncio.get_running_loop())
+    lag.close()
+    start = monotonic()
+    with caplog.at_level(logging.WARNING, "firsttoken"):
+        lag.saw(0.0125, start + SETTLING - 1.0)
+        assert caplog.records == []
+        lag.saw(0.0125, start + SETTLING + 1.0)
+    assert [entry.message for entry in caplog.records] == ["event loop stalled for 12.5 ms (stall 2)"]
 
 
 async def test_a_stalled_loop_is_measured() -> None:

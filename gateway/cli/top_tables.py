@@ -1,0 +1,284 @@
+"""Tables of `firsttoken top`, from the replies of the admin port at two moments.
+
+Rules:
+- Counts only grow. A smaller count belongs to a new process, which began at zero: the whole count is new.
+- A quantile is interpolated linearly within a bucket, as in Prometheus; beyond the last bound the bound is the
+  result. Units are milliseconds, as in the replies.
+- A table that is wider than the screen loses whole columns, in a given order, before a cell is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from time import strftime, time
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from gateway.cli.top_view import Sort, View
+
+STATES = {"up": "green", "probing": "yellow", "down": "red"}
+ROUTES = ("route", "met", "req/s", "p50", "p95", "p99", "budget", "held", "shed/s", "failed/s", "answered by")
+ENDPOINTS = ("endpoint", "state", "in flight", "ahead", "running", "waiting", "KV", "actual/predicted", "< p90", "seen")
+SLOWEST = ("slowest lately", "route", "endpoint", "TTFT", "budget", "most of it in", "id")
+LEFT = {"route", "answered by", "endpoint", "state", "slowest lately", "most of it in", "id"}
+DROPPED = {  # of a table without room, in this order
+    ROUTES: ("p99", "answered by", "p50", "held", "failed/s"),
+    ENDPOINTS: ("seen", "actual/predicted", "running", "< p90", "ahead"),
+    SLOWEST: ("endpoint", "budget", "most of it in"),
+}
+GAP = 2  # columns beside a cell
+SHED, FAILED = ("shed",), ("failed", "upstream_broke", "internal", "unavailable")
+Counts = Mapping[str, float]
+Row = tuple[RenderableType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The replies of the admin port at one moment."""
+
+    figures: Mapping[str, Any]
+    fleet: Sequence[Mapping[str, Any]]
+    slowest: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFigures:
+    """One route between two moments. Times in ms, None: nothing was counted."""
+
+    name: str
+    rate: float  # requests/s
+    met: float | None  # share
+    target: float | None
+    ttft: tuple[float | None, float | None, float | None]  # p50, p95, p99
+    budget: float | None
+    budget_grows: bool
+    held: float
+    shed: float  # requests/s
+    failed: float  # requests/s
+    pools: Mapping[str, float]  # requests by the pool that answered, most first
+
+
+def grown(before: Counts, after: Counts) -> Counts:
+    return {name: value - was if value >= (was := before.get(name, 0.0)) else value for name, value in after.items()}
+
+
+def buckets(
+    before: Mapping[str, Sequence[float]] | None, after: Mapping[str, Sequence[float]]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Upper bounds, and the new counts of each bucket; the last bucket has no bound."""
+    bounds, counts = after["le"], after["counts"]
+    if before is None or not before["counts"]:
+        return bounds, counts
+    if before["le"] != bounds:  # another configuration: new and old counts cannot be separated
+        return bounds, [0.0] * len(counts)
+    since = [now - was for now, was in zip(counts, before["counts"], strict=True)]
+    return bounds, counts if min(since) < 0 else since
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float | None:
+    """None where nothing was counted."""
+    cumulated = list(accumulate(counts))
+    if not bounds or not cumulated or not cumulated[-1]:
+        return None
+    rank = q * cumulated[-1]
+    at = next(i for i, total in enumerate(cumulated) if total >= rank and counts[i])
+    if at == len(bounds):
+        return bounds[-1]
+    low, below = (bounds[at - 1], cumulated[at - 1]) if at else (0.0, 0.0)
+    return low + (bounds[at] - low) * (rank - below) / counts[at]
+
+
+# ---------------------------------------------------------------- tables
+
+
+def frame(admin: str, before: Look, now: Look, view: View, width: int) -> RenderableType:
+    """All tables, at most `width` columns wide where their names allow it."""
+    summary = gateway_summary(before.figures["gateway"], now.figures["gateway"])
+    shown = [entry for entry in now.fleet if view.shows(entry["endpoint"]["id"])]
+    endpoints = ordered(shown, view.sort, ENDPOINT_ORDERS)
+    slowest = [one for one in now.slowest if view.shows(one["route"], one["endpoint"], one["request_id"])]
+    parts: list[RenderableType] = [
+        Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}"),
+        fitting(ROUTES, map(route_row, route_figures(before.figures, now.figures, view)), width),
+        fitting(ENDPOINTS, map(_endpoint, endpoints), width),
+    ]
+    parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", "yellow") for entry in endpoints if entry["why"]]
+    if slowest:
+        parts.append(fitting(SLOWEST, map(_slow, slowest), width))
+    return Group(*parts)
+
+
+def gateway_summary(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The gateway itself, in a line. The longest stall of the event loop is known by a bucket's bound."""
+    parts = [f"{after['in_progress']:.0f} in progress"] if "in_progress" in after else []
+    bounds, counts = buckets(before["loop_lag_ms"], after["loop_lag_ms"])
+    if seen := [i for i, count in enumerate(counts) if count]:
+        lag = f"under {bounds[seen[-1]]:g} ms" if seen[-1] < len(bounds) else "over 1 s"
+        stalls = grown({"": before["loop_stalls"]}, {"": after["loop_stalls"]})[""]
+        late = f"{stalls:.0f} {'stall' if stalls == 1 else 'stalls'}" if stalls else "no stall"
+        parts.append(f"loop lag {lag}, {late}")
+    members = [(after[f"{name}s"], name) for name in ("worker", "replica") if f"{name}s" in after]
+    parts += [f"{count:.0f} {name}{'s' if count != 1 else ''}" for count, name in members]
+    if "redis_up" in after:
+        parts.append(f"redis {'up' if after['redis_up'] else 'DOWN'}")
+    return " · ".join(parts)
+
+
+def fitting(names: tuple[str, ...], rows: Iterable[Row], width: int) -> Table:
+    """The table without the columns for which there is no room."""
+    cells = list(rows)
+    needed = {
+        name: max(cell_len(name), *(cell_len(str(row[at])) for row in cells), 0) + GAP for at, name in enumerate(names)
+    }
+    for name in DROPPED[names]:
+        if sum(needed.values()) > width:
+            del needed[name]
+    kept = [at for at, name in enumerate(names) if name in needed]
+    return text_table(tuple(needed), [tuple(row[at] for at in kept) for row in cells])
+
+
+def text_table(names: Sequence[str], rows: Iterable[Row], *, title: str | None = None, wrapped: str = "") -> Table:
+    """`wrapped`: the column that may take several lines; any other is shortened where space is scarce."""
+    columns = [
+        Column(name, justify="left" if name in LEFT else "right", no_wrap=name != wrapped, overflow="ellipsis")
+        for name in names
+    ]
+    table = Table(
+        *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )
+    table.header_style = "bold"
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+Orders = Mapping[Sort, Callable[[Any], tuple[float | str, ...]]]
+ROUTE_ORDERS: Orders = {
+    Sort.WORST: lambda route: (2.0 if route.met is None else route.met, -(route.ttft[1] or 0.0)),
+    Sort.TRAFFIC: lambda route: (-route.rate,),
+    Sort.NAME: lambda route: (route.name,),
+}
+ENDPOINT_ORDERS: Orders = {
+    Sort.WORST: lambda entry: (entry["load"]["health"] == "up", -entry["error"][1] if entry["samples"] else inf),
+    Sort.TRAFFIC: lambda entry: (-entry["load"]["in_flight"], -entry["load"]["ahead"]),
+    Sort.NAME: lambda entry: (entry["endpoint"]["id"],),
+}
+
+
+def ordered(entries: Sequence[Any], sort: Sort, orders: Orders) -> Sequence[Any]:
+    return entries if sort is Sort.CONFIGURED else sorted(entries, key=orders[sort])
+
+
+def route_figures(before: Mapping[str, Any], after: Mapping[str, Any], view: View) -> Sequence[RouteFigures]:
+    """Of the routes in view."""
+    seconds = max(after["at"] - before["at"], 1e-3)
+    known = {route["route"]: route for route in before["routes"]}
+    routes = [_figures(known.get(route["route"], {}), route, seconds) for route in after["routes"]]
+    return ordered([route for route in routes if view.shows(route.name, *route.pools)], view.sort, ROUTE_ORDERS)
+
+
+def _figures(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> RouteFigures:
+    outcomes = grown(before.get("requests", {}), after["requests"])
+    shed, failed = (sum(outcomes.get(name, 0.0) for name in names) / seconds for names in (SHED, FAILED))
+    pools = grown(before.get("pools", {}), after["pools"])
+    judged = grown(before.get("slo", {}).get("ttft", {}), after["slo"]["ttft"])
+    bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
+    return RouteFigures(
+        name=after["route"],
+        rate=sum(outcomes.values()) / seconds,
+        met=judged.get("true", 0.0) / sum(judged.values()) if any(judged.values()) else None,
+        target=after["ttft_target"],
+        ttft=(quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.95), quantile(bounds, counts, 0.99)),
+        budget=after["ttft_budget_ms"],
+        budget_grows=after.get("ttft_budget_grows", False),  # a gateway before the setting does not say
+        held=after["held"],
+        shed=shed,
+        failed=failed,
+        pools={pool: n for pool, n in sorted(pools.items(), key=lambda item: -item[1]) if pool != "-" and n},
+    )
+
+
+def route_row(route: RouteFigures) -> Row:
+    p50, p95, p99 = route.ttft
+    late = route.budget is not None and p95 is not None and p95 > route.budget and not route.budget_grows
+    short = route.met is not None and route.target is not None and route.met < route.target
+    answered = sum(route.pools.values())
+    return (
+        Text(route.name),
+        Text(share(route.met), "red" if short else ""),
+        f"{route.rate:.1f}",
+        ms(p50),
+        Text(ms(p95), "red" if late else ""),
+        ms(p99),
+        f"{ms(route.budget)}+" if route.budget_grows else ms(route.budget),
+        f"{route.held:.0f}",
+        f"{route.shed:.1f}",
+        f"{route.failed:.1f}",
+        Text("  ".join(f"{pool} {count / answered:.0%}" for pool, count in route.pools.items())),
+    )
+
+
+def _endpoint(entry: Mapping[str, Any]) -> Row:
+    load, calibration = entry["load"], entry["calibration"]
+    low, middle, high = entry["error"]
+    state, dissent = load["health"], [w for w, h in entry.get("health_by_worker", {}).items() if h != load["health"]]
+    again = f", again in {entry['tried_again_in_s']:.0f} s" if entry["tried_again_in_s"] else ""
+    otherwise = f" (not to worker {', '.join(dissent)})" if dissent else ""
+    return (
+        Text(entry["endpoint"]["id"]),
+        Text(f"{state}{again}{otherwise}", STATES.get(state, "")),
+        str(load["in_flight"]),
+        f"{load['ahead']:.0f}",
+        str(load["running"]),
+        str(load["waiting"]),
+        "–" if entry["scraped_s_ago"] is None else f"{load['kv_usage']:.0%}",
+        f"{middle:.2f} ({low:.2f} to {high:.2f})" if entry["samples"] else "–",
+        share(calibration["under_p90"] if calibration else None),
+        str(entry["samples"]),
+    )
+
+
+def _slow(record: Mapping[str, Any]) -> Row:
+    name, spent = largest_stage(record)
+    waited = record["ttft_ms"] if record["ttft_ms"] is not None else record["total_ms"]
+    shown = ms(waited) if record["ttft_ms"] is not None else f"none in {ms(waited)}"
+    return (
+        f"{age(time() - record['wall'])} ago",
+        Text(record["route"]),
+        Text(record["endpoint"]),
+        Text(shown, "red" if record["ttft_met"] is False else ""),
+        ms(record["ttft_budget_ms"]),
+        f"{name} {ms(spent)}" if name else "",
+        Text(record["request_id"]),
+    )
+
+
+def largest_stage(record: Mapping[str, Any]) -> tuple[str, float]:
+    """The longest stage before the first token."""
+    stages = [(spent, name) for name, spent in record["stages_ms"].items() if name != "stream"]
+    spent, name = max(stages, default=(0.0, ""))
+    return name, spent
+
+
+def ms(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1e3:.1f} s"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}" if value < 1 else "100%"
+
+
+def age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
