@@ -162,20 +162,19 @@ class PodDiscovery:
     def _look(self) -> None:
         """Compare the pods of every source with those known."""
         self._settled()
-        found = {source: self._allowed(source, follower.pods) for source, follower in self._followers.items()}
-        changed = {source: pods for source, pods in found.items() if pods is not None and pods != self.pods.get(source)}
+        answers = {source: follower.pods for source, follower in self._followers.items()}
+        found = {source: self._allowed(pods) for source, pods in answers.items() if pods is not None}
+        changed = {source: pods for source, pods in found.items() if pods != self.pods.get(source)}
         for source, pods in changed.items():
             log.info("%s has %d endpoints: %s", source, len(pods), _difference(self.pods.get(source, ()), pods))
-        if None not in found.values():
+        if len(found) == len(answers):
             self._answered.set()
         if changed:
             self.pods = {**self.pods, **changed}
             self._on_change()
 
-    def _allowed(self, source: PodSource, pods: Pods | None) -> Pods | None:
-        if pods is None or self._server is None:
-            return self.pods.get(source)
-        host = self._server.host
+    def _allowed(self, pods: Pods) -> Pods:
+        host = "" if self._server is None else self._server.host
         return tuple(pod for pod in pods if is_ip(pod.ip) and is_allowed(host, pod.ip))[:MAX_PODS]
 
     def _settled(self) -> None:

@@ -251,3 +251,15 @@ async def test_a_token_that_no_header_can_hold_is_told_and_read_again(
             token.write_text("right")
             await eventually(lambda: ips(found) == ["10.0.0.1"], within=60)
     assert "two" not in caplog.text
+
+
+async def test_the_pods_of_another_api_server_are_known_when_follow_returns() -> None:
+    """Names are the same in both clusters: known pods are no answer of the other one."""
+    async with api_server() as one, api_server() as other:
+        put_slice(one, "slice", endpoint("10.0.0.1", "a"))
+        put_slice(other, "slice", endpoint("10.1.0.1", "b"))
+        async with following(one) as found:
+            await found.follow(KubernetesSection(api=other.url), (SERVICE,))
+            assert ips(found) == ["10.1.0.1"]
+            await found.follow(KubernetesSection(api="http://localhost:1"), (SERVICE,))
+            assert ips(found) == ["10.1.0.1"]  # it is away: these stay
