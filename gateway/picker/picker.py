@@ -126,7 +126,9 @@ class Picker:
         if found is None:
             return self._least_loaded(asked, request)
         addresses = self._addresses_of(self._runtime.current)
-        by_address = {addresses[each.endpoint.id]: each for each in found.decision.ranked}
+        by_address: dict[str, Candidate] = {}
+        for each in found.decision.ranked:  # ranks of a server, and keys, share an address
+            by_address.setdefault(addresses[each.endpoint.id], each)
         allowed = [address for address in by_address if is_in(asked.subset, address)]
         if not allowed:
             self._queue.on_dispatched(found.request)
@@ -200,7 +202,8 @@ class Picker:
         }
         if not up:
             raise unavailable()
-        return Pick([addresses[id] for id in self._spread.take(up)][: 1 + self._fallbacks])
+        found = [*dict.fromkeys(addresses[id] for id in self._spread.take(up))]
+        return Pick(found[: 1 + self._fallbacks])
 
     def _addresses_of(self, runtime: Runtime) -> Mapping[str, str]:
         """`host:port` by endpoint."""

@@ -179,3 +179,20 @@ async def test_a_request_is_answered_after_every_fault_of_its_data_plane() -> No
         assert not gateway.queue.scheduler.queues.in_dispatch
         envoy = Envoy(client, BodyMode.BUFFERED)
         await answered(envoy, destination(await envoy.pick()))
+
+
+async def test_ranks_of_a_server_are_one_address() -> None:
+    """No address is named twice, and the request counts at the rank that was chosen."""
+    async with engines(1) as (server,):
+        ranks = [{"url": server.url, "dp_rank": rank} for rank in (0, 1)]
+        only = {**engine_pool(), "backend": "vllm", "endpoints": ranks}
+        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "fallbacks": 1}) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                blind = Envoy(client, BodyMode.NONE)
+                assert {destination(await blind.ask(request_headers=headers(POST)))} == addresses([server])
+                envoy = Envoy(client, BodyMode.BUFFERED)
+                assert {destination(await envoy.pick())} == addresses([server])
+                (timeline,) = (each for each in gateway.recorder.lives if each.record.route == "served")
+                busy = [id for id, load in gateway.monitor.loads().items() if load.in_flight]
+                assert busy == [timeline.record.endpoint]
