@@ -225,6 +225,7 @@ class Gateway:
             self.recorder,
             max_body=lambda: self.config.defaults.max_body,
             is_ready=lambda: not self.proxy.draining and self.decider.any_usable(monotonic()),
+            intake=self.intake,
         )
 
     def _certificate(self, config: Config) -> ServerCertificate | None:

@@ -47,7 +47,7 @@ class EnvoyMessage:
     body: bytes = b""
     end_of_stream: bool = False
     metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
     modes: tuple[BodyMode, BodyMode] | None = None
 
 
@@ -66,7 +66,7 @@ def decode(data: bytes) -> EnvoyMessage:
             message.metadata = {key: _struct(inner) for key, inner in _map(value, 1)}
         elif name == _ATTRIBUTES:
             _, inner = _entry(as_bytes(value))  # the name is that of the filter
-            message.attributes = {**message.attributes, **_struct(inner)}
+            message.attributes.update(_struct(inner))
         elif name == _PROTOCOL_CONFIG:
             found = {key: each for key, each in fields(as_bytes(value)) if isinstance(each, int)}
             message.modes = BodyMode(found.get(1, 0)), BodyMode(found.get(2, 0))

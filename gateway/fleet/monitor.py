@@ -188,6 +188,8 @@ class Monitor:
             if (wanted.get(endpoint), interval) != (poll.target, poll.interval):
                 task.cancel()
                 del self._polled[endpoint]
+        for gone in [labels for labels in self.ejections.of if labels[1] not in endpoints]:
+            del self.ejections.of[gone]  # else every pod that ever was is a series
         for number, (endpoint, target) in enumerate(wanted.items()):
             if endpoint not in self._polled:
                 poll = EndpointPoll(endpoint, target, interval)

@@ -4,6 +4,7 @@ Rules:
 - A service is followed by its EndpointSlices; an InferencePool by itself, and by the pods that its selector selects.
 - An empty answer counts, since the API server knows: a service scaled to zero has no endpoint. An API server that is
   away changes nothing.
+- Events in quick succession are one change.
 - Addresses that no pod can have are dropped, as in answers of the DNS (`backends.http.allowed_addresses`).
 """
 
@@ -32,6 +33,7 @@ from gateway.kubernetes.reflector import Reflector
 log = logging.getLogger("firsttoken")
 
 FIRST_ANSWER = 2.0  # s to wait for the first answer about a new source
+SETTLE = 0.1  # s after an event in which others join it: a roll-out is hundreds, and each change a reload
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 PODS = "/api/v1/namespaces/{}/pods"
@@ -120,6 +122,7 @@ class PodDiscovery:
         self._server: ApiServer | None = None
         self._followers: dict[PodSource, Follower] = {}
         self._answered = asyncio.Event()  # every source
+        self._due: asyncio.TimerHandle | None = None
 
     async def follow(self, settings: KubernetesSection, sources: Collection[PodSource]) -> None:
         """Follow these from now on, and wait FIRST_ANSWER for first answers."""
@@ -134,7 +137,7 @@ class PodDiscovery:
         for source in sources:
             if source not in self._followers:
                 follower = InferencePoolFollower if source.is_inference_pool else ServiceFollower
-                self._followers[source] = follower(server, source, self._look)
+                self._followers[source] = follower(server, source, self._on_event)
         self._answered.clear()
         self._look()
         try:
@@ -150,25 +153,37 @@ class PodDiscovery:
                 log.error("Kubernetes: %s", error)
         return self._server
 
+    def _on_event(self) -> None:
+        if not self._answered.is_set():
+            self._look()
+        elif self._due is None:
+            self._due = asyncio.get_running_loop().call_later(SETTLE, self._look)
+
     def _look(self) -> None:
         """Compare the pods of every source with those known."""
-        found = {source: self._allowed(source, follower.pods) for source, follower in self._followers.items()}
-        changed = {source: pods for source, pods in found.items() if pods is not None and pods != self.pods.get(source)}
+        self._settled()
+        answers = {source: follower.pods for source, follower in self._followers.items()}
+        found = {source: self._allowed(pods) for source, pods in answers.items() if pods is not None}
+        changed = {source: pods for source, pods in found.items() if pods != self.pods.get(source)}
         for source, pods in changed.items():
             log.info("%s has %d endpoints: %s", source, len(pods), _difference(self.pods.get(source, ()), pods))
-        if None not in found.values():
+        if len(found) == len(answers):
             self._answered.set()
         if changed:
             self.pods = {**self.pods, **changed}
             self._on_change()
 
-    def _allowed(self, source: PodSource, pods: Pods | None) -> Pods | None:
-        if pods is None or self._server is None:
-            return self.pods.get(source)
-        host = self._server.host
+    def _allowed(self, pods: Pods) -> Pods:
+        host = "" if self._server is None else self._server.host
         return tuple(pod for pod in pods if is_ip(pod.ip) and is_allowed(host, pod.ip))[:MAX_PODS]
 
+    def _settled(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due = None
+
     async def close(self) -> None:
+        self._settled()
         for follower in self._followers.values():
             follower.close()
         self._followers = {}

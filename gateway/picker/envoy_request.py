@@ -7,6 +7,8 @@ Rules:
   sent, FULL_DUPLEX_STREAMED wants nothing before the last chunk, and every chunk back.
 - What served is learned, never what was picked: Envoy may take another address of the list, or one of its own.
 - A message out of order is answered without a change: a request is never held by our own view of it.
+- Bytes of a body that waits for its end count in `Intake`, as those of the data port do: many large bodies at once are
+  refused, never one small one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from backends.ext_proc.messages import (
     immediate,
 )
 from gateway.api.api_error import ApiError
+from gateway.downstream.intake import Intake
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.picker.picker import CONTROL, DESTINATION, Asked, Pick, Picker
@@ -44,10 +47,12 @@ class RequestPhase(Enum):
 class EnvoyRequest:
     """Answers the messages of one request. `on` returns what Envoy is told."""
 
-    def __init__(self, picker: Picker, timeline: RequestTimeline, max_body: int) -> None:
+    def __init__(self, picker: Picker, timeline: RequestTimeline, max_body: int, intake: Intake) -> None:
         self._picker = picker
         self._timeline = timeline
         self._max_body = max_body
+        self._intake = intake
+        self._status = 0
         self._phase = RequestPhase.HEADERS
         self._modes = BodyMode.NONE, BodyMode.NONE
         self._head = EnvoyMessage()
@@ -67,6 +72,8 @@ class EnvoyRequest:
                 self._on_response_headers(message)
             case MessageKind.RESPONSE_BODY:
                 return self._on_response_body(message)
+            case MessageKind.RESPONSE_TRAILERS:
+                self._ended()
         return [] if message.kind is None else [answer(message.kind)]
 
     # -- the request ----------------------------------------------------------------------
@@ -81,8 +88,11 @@ class EnvoyRequest:
 
     async def _on_request_body(self, message: EnvoyMessage) -> list[bytes]:
         self._body += message.body
+        self._intake.body_bytes += len(message.body)
         if len(self._body) > self._max_body:
             return self._refused(ApiError(413, f"The body is longer than {self._max_body} bytes."))
+        if (busy := self._intake.too_many_bytes(len(self._body))) is not None:
+            return self._refused(busy)
         if not message.end_of_stream and self._modes[0] is BodyMode.FULL_DUPLEX:
             return []
         if self._modes[0] is not BodyMode.FULL_DUPLEX:
@@ -107,14 +117,19 @@ class EnvoyRequest:
         except ApiError as refusal:
             return self._refused(refusal)
         self._phase, chosen = RequestPhase.PICKED, ",".join(pick.addresses)
-        self._body.clear()
+        self._drop_body()
         self._note_sent(pick.addresses[0])
         self._picker.on_sent(pick)
         removed = [name for name in CONTROL if name in self._head.headers and name != DESTINATION]
         return [answer(kind, Mutation({DESTINATION: chosen}, removed, {LB: {DESTINATION: chosen}}))]
 
+    def _drop_body(self) -> None:
+        self._intake.body_bytes -= len(self._body)
+        self._body.clear()
+
     def _refused(self, refusal: ApiError) -> list[bytes]:
         self._phase = RequestPhase.OVER
+        self._drop_body()
         now, end = monotonic(), RequestOutcome.SHED if refusal.status in (429, 503) else RequestOutcome.REFUSED
         self._timeline.refused(refusal.status, refusal.logged, end, now)
         headers = {"content-type": "application/json", **refusal.headers}
@@ -131,6 +146,8 @@ class EnvoyRequest:
     # -- the answer -----------------------------------------------------------------------
 
     def _on_response_headers(self, message: EnvoyMessage) -> None:
+        if self._phase is RequestPhase.OVER:
+            return
         told = message.metadata.get(LB, {}).get(f"{DESTINATION}-served") or message.attributes.get(SERVED, "")
         if self._pick is not None and told and told != self._pick.addresses[0]:
             if self._served is not None:
@@ -138,8 +155,9 @@ class EnvoyRequest:
             self._served = None
             self._note_sent(told)
         self._phase = RequestPhase.ANSWERED
+        self._status = int(message.headers.get(":status", "0") or 0)
         if self._served is not None:
-            self._served.on_head(int(message.headers.get(":status", "0") or 0), message.headers)
+            self._served.on_head(self._status, message.headers)
         if message.end_of_stream:
             self._ended()
 
@@ -157,13 +175,14 @@ class EnvoyRequest:
         if self._phase is RequestPhase.OVER:
             return
         self._phase, now = RequestPhase.OVER, monotonic()
-        outcome = RequestOutcome.COMPLETED
-        if self._served is not None and not self._served.end(now, self._timeline):
-            outcome = RequestOutcome.FAILED
-        self._timeline.finished(outcome, now)
+        self._timeline.delivered(self._status, now)
+        has_failed = self._status >= 500 if self._served is None else not self._served.end(now)
+        if has_failed:
+            self._timeline.finished(RequestOutcome.FAILED, now)
 
     def close(self) -> None:
         """The call is over: with the request where no body of the answer is seen, else the caller is gone."""
+        self._drop_body()
         if self._phase is RequestPhase.OVER:
             return
         if self._phase is RequestPhase.ANSWERED and self._modes[1] in (BodyMode.NONE, BodyMode.BUFFERED):

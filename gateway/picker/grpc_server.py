@@ -5,7 +5,9 @@ its own. Rules:
 - One task serves a call. A reset, or the loss of the connection, cancels it.
 - What a peer sends is acknowledged (flow control) when the call has read it, and while the peer reads the answers: an
   unread call holds one window, in each direction.
-- Bounds: calls of a connection, bytes of a message, resets; a peer beyond them loses the call, or the connection.
+- Bounds: calls of a connection, bytes of a message, and of messages not yet whole of all calls (`Intake`), resets; a
+  peer beyond them loses the call, or the connection.
+- A peer that does not read what is written is not read.
 - Compressed messages are refused: Envoy sends none.
 """
 
@@ -33,6 +35,8 @@ from h2.events import (
 )
 from h2.exceptions import H2Error, ProtocolError
 from h2.settings import SettingCodes
+
+from gateway.downstream.intake import Intake
 
 log = logging.getLogger("firsttoken")
 
@@ -89,12 +93,18 @@ class Call:
         if size > MAX_MESSAGE:
             raise GrpcError(RESOURCE_EXHAUSTED, f"a message is longer than {MAX_MESSAGE} bytes")
         if len(received) < PREFIX + size:
+            if (busy := self._connection.intake.too_many_bytes(size)) is not None:
+                raise GrpcError(RESOURCE_EXHAUSTED, busy.message)
             self._acknowledge()
             return None
         message = bytes(received[PREFIX : PREFIX + size])
-        del received[: PREFIX + size]
+        self._drop(PREFIX + size)
         self._acknowledge()
         return message
+
+    def _drop(self, size: int) -> None:
+        self._connection.intake.body_bytes -= size
+        del self._received[:size]
 
     def _acknowledge(self) -> None:
         """The rest of a message that is begun may come."""
@@ -106,6 +116,7 @@ class Call:
 
     def feed(self, data: bytes, flow_controlled: int) -> None:
         self._received += data
+        self._connection.intake.body_bytes += len(data)
         self._unacknowledged += flow_controlled
         self._news.set()
 
@@ -119,6 +130,7 @@ class Call:
 
     def release(self) -> None:
         """The call is over: what was not read counts for the connection's window."""
+        self._drop(len(self._received))
         if self._unacknowledged:
             self._connection.acknowledge(self._stream, self._unacknowledged)
             self._unacknowledged = 0
@@ -139,7 +151,8 @@ Handler = Callable[[Call], Awaitable[None]]
 class GrpcConnection(asyncio.Protocol):
     """One connection of a peer. `handler`: serves a call."""
 
-    def __init__(self, handler: Handler, connections: set[GrpcConnection]) -> None:
+    def __init__(self, handler: Handler, connections: set[GrpcConnection], intake: Intake) -> None:
+        self.intake = intake
         self._handler = handler
         self._connections = connections
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding="latin-1", logger=None))
@@ -171,6 +184,14 @@ class GrpcConnection(asyncio.Protocol):
             self.close()
         else:
             self._flush()
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -314,12 +335,13 @@ class GrpcConnection(asyncio.Protocol):
 class GrpcServer:
     """Makes connections for `loop.create_server`."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, intake: Intake) -> None:
         self._handler = handler
+        self._intake = intake
         self._connections: set[GrpcConnection] = set()
 
     def __call__(self) -> GrpcConnection:
-        return GrpcConnection(self._handler, self._connections)
+        return GrpcConnection(self._handler, self._connections, self._intake)
 
     async def shutdown(self, grace: float) -> None:
         """Calls in progress have `grace` seconds; the health service keeps new ones away."""

@@ -2,21 +2,23 @@
 
 The same steps as `Proxy.serve`, up to the decision. Rules:
 - An answer comes within WITHIN of the whole request: where the decision takes longer, or waits for an engine, the least
-  loaded endpoint that is up is named, and the queue is left.
-- A request without a body, or with a path or a model that no route knows, is spread the same way: what it is for is the
-  engine's to say.
+  loaded endpoint of the route that is up is named, and the queue is left.
+- A request without a body, or with a path or a model that no route knows, is spread over all pools in the same way: its
+  purpose is the engine's to say.
+- Endpoints come and go while a request waits: a decision is answered from the runtime in force when it was made.
 - Names of headers come in two generations; a caller's own control headers steer nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError
+from gateway.api.inference_request import InferenceRequest
 from gateway.api.paths import canonical
 from gateway.config.field_types import authority
 from gateway.decider import Decider
@@ -28,7 +30,8 @@ from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.fleet.fleet import Fleet
-from policies.types import Candidate, Health
+from policies.routes.route import Route
+from policies.types import NEVER, Candidate, Health, Load
 
 WITHIN = 0.25  # s
 TTFT_HEADER = "x-slo-ttft-ms"
@@ -66,6 +69,36 @@ class Pick:
     candidates: Mapping[str, Candidate] = field(default_factory=dict)  # by address
 
 
+class Spread:
+    """Endpoints named by load alone. The fleet does not count such a request, and its engine tells of it at the next
+    poll: until then it counts here."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, tuple[int, float, int]] = {}  # by endpoint: turn, time of the last poll, requests since
+        self._turns = 0
+
+    def take(self, loads: Mapping[str, Load]) -> list[str]:
+        """Endpoints, least loaded first, of equals the one named longest ago. The first counts as named."""
+        order = sorted(loads, key=lambda id: self._order(id, loads[id]))
+        chosen, self._turns = order[0], self._turns + 1
+        since = loads[chosen].scraped_at
+        self._named[chosen] = self._turns, since, self._since(chosen, since) + 1
+        return order
+
+    def _order(self, id: str, load: Load) -> tuple[int, int]:
+        since = self._since(id, load.scraped_at)
+        return load.in_flight + load.running + load.waiting + since, self._named.get(id, (0,))[0]
+
+    def _since(self, id: str, scraped_at: float) -> int:
+        """Requests since the last poll. 0 for an engine that is not polled: those are taken in turn."""
+        _, at, count = self._named.get(id, (0, NEVER, 0))
+        return count if at == scraped_at != NEVER else 0
+
+    def keep(self, ids: Collection[str]) -> None:
+        """Forget all other endpoints."""
+        self._named = {id: named for id, named in self._named.items() if id in ids}
+
+
 class Picker:
     """Decides with the fleet of a gateway. `fallbacks`: addresses named after the first, at most."""
 
@@ -74,6 +107,7 @@ class Picker:
         self._decider = decider
         self._queue = queue
         self._fallbacks = fallbacks
+        self._spread = Spread()
         self._addresses: tuple[Runtime, Mapping[str, str]] | None = None  # of the runtime in force
 
     @property
@@ -82,16 +116,19 @@ class Picker:
 
     async def pick(self, asked: Asked, timeline: RequestTimeline) -> Pick:
         """Raises ApiError for a request that no endpoint shall get."""
-        runtime = self._runtime.current
+        request = found = None
         try:
             async with asyncio.timeout(WITHIN):
-                found = await self._decided(asked, runtime, timeline)
+                if (request := await self._parsed(asked, timeline)) is not None:
+                    found = await self._decided(request, timeline)
         except TimeoutError:
             found = None
         if found is None:
-            return self._least_loaded(runtime, asked)
-        addresses = self._addresses_of(runtime)
-        by_address = {addresses[each.endpoint.id]: each for each in found.decision.ranked}
+            return self._least_loaded(asked, request)
+        addresses = self._addresses_of(self._runtime.current)
+        by_address: dict[str, Candidate] = {}
+        for each in found.decision.ranked:  # ranks of a server, and keys, share an address
+            by_address.setdefault(addresses[each.endpoint.id], each)
         allowed = [address for address in by_address if is_in(asked.subset, address)]
         if not allowed:
             self._queue.on_dispatched(found.request)
@@ -103,32 +140,37 @@ class Picker:
         if pick.routed is not None:
             self._queue.on_dispatched(pick.routed.request)
 
-    async def _decided(self, asked: Asked, runtime: Runtime, timeline: RequestTimeline) -> RoutedRequest | None:
-        """None: there is nothing to decide by. Raises ApiError."""
+    async def _parsed(self, asked: Asked, timeline: RequestTimeline) -> InferenceRequest | None:
+        """None: there is nothing to decide by."""
         operation = OPERATIONS.get(canonical(asked.path)[0])
         if operation is None or not asked.body:
             return None
-        headers = with_old_names(asked.headers)
-        request_id = timeline.record.request_id
+        headers, wanted = with_old_names(asked.headers), self._runtime.current.wanted_headers
         timeline.end_stage(Stage.READ)
         try:
             request = await self._decider.parse(
-                operation, asked.body, headers, asked.arrival, request_id, runtime.wanted_headers
+                operation, asked.body, headers, asked.arrival, timeline.record.request_id, wanted
             )
-            route = runtime.routes.match(request.model, ANYONE).route
         except ApiError:
             return None
         timeline.end_stage(Stage.PARSE)
-        timeline.routed(request, route)
         request.caller = headers.get(FAIRNESS, "")
+        return request
+
+    async def _decided(self, request: InferenceRequest, timeline: RequestTimeline) -> RoutedRequest | None:
+        """None: no route knows the model, or a reload has replaced the route. Raises ApiError."""
+        if (route := self._route_of(request)) is None:
+            return None
+        timeline.routed(request, route)
         estimate = await self._decider.estimate(request, route, ANYONE)
         timeline.estimated(request, route, estimate)
         decision = await self._queue.decide(self._queue.queued(request, route, estimate, ANYONE), monotonic())
-        if decision is None:  # a reload has replaced the route
+        if decision is None:
             return None
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
         reject_unplaced(decision)
+        runtime = self._runtime.current
         return RoutedRequest(
             request=request,
             route=route,
@@ -140,23 +182,35 @@ class Picker:
             native=runtime.operations,
         )
 
-    def _least_loaded(self, runtime: Runtime, asked: Asked) -> Pick:
+    def _route_of(self, request: InferenceRequest) -> Route | None:
+        try:
+            return self._runtime.current.routes.match(request.model, ANYONE).route
+        except ApiError:
+            return None
+
+    def _least_loaded(self, asked: Asked, request: InferenceRequest | None) -> Pick:
         """Raises ApiError (503) where nothing is up."""
-        loads, addresses = self.fleet.snapshot(monotonic()).loads, self._addresses_of(runtime)
-        up = [
-            (load.in_flight + load.running + load.waiting, addresses[id])
-            for id, load in loads.items()
-            if load.health is not Health.DOWN and id in addresses and is_in(asked.subset, addresses[id])
-        ]
+        addresses = self._addresses_of(self._runtime.current)
+        route = None if request is None else self._route_of(request)
+        up = {
+            id: load
+            for id, load in self.fleet.snapshot(monotonic()).loads.items()
+            if load.health is not Health.DOWN
+            and id in addresses
+            and is_in(asked.subset, addresses[id])
+            and (route is None or self.fleet.pool_of(id) in route.pools)
+        }
         if not up:
             raise unavailable()
-        return Pick([address for _, address in sorted(up)][: 1 + self._fallbacks])
+        found = [*dict.fromkeys(addresses[id] for id in self._spread.take(up))]
+        return Pick(found[: 1 + self._fallbacks])
 
     def _addresses_of(self, runtime: Runtime) -> Mapping[str, str]:
         """`host:port` by endpoint."""
         if self._addresses is None or self._addresses[0] is not runtime:
             found = {id: authority(one.url, one.ip) for id, one in runtime.config.addresses().items()}
             self._addresses = runtime, found
+            self._spread.keep(found)
         return self._addresses[1]
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.config.models import PickSection
+from gateway.downstream.intake import Intake
 from gateway.observe.timeline import Recorder
 from gateway.picker.grpc_server import GrpcServer
 from gateway.picker.picker import Picker
@@ -17,10 +18,15 @@ class PickerServer:
     """Listens from `start` to `stop`. `url`: of the port, once it listens. `shared`: with the other workers."""
 
     def __init__(
-        self, picker: Picker, recorder: Recorder, max_body: Callable[[], int], is_ready: Callable[[], bool]
+        self,
+        picker: Picker,
+        recorder: Recorder,
+        max_body: Callable[[], int],
+        is_ready: Callable[[], bool],
+        intake: Intake,
     ) -> None:
         self.url = ""
-        self._calls = GrpcServer(PickerService(picker, recorder, max_body, is_ready).serve)
+        self._calls = GrpcServer(PickerService(picker, recorder, max_body, is_ready, intake).serve, intake)
         self._server: asyncio.Server | None = None
 
     async def start(self, settings: PickSection, *, shared: bool) -> None:

@@ -8,6 +8,7 @@ from time import monotonic
 from backends.ext_proc.messages import decode
 from backends.ext_proc.protobuf import number
 from gateway.api.inference_request import request_id_of
+from gateway.downstream.intake import Intake
 from gateway.observe.timeline import Recorder
 from gateway.picker.envoy_request import EnvoyRequest
 from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError
@@ -22,12 +23,18 @@ class PickerService:
     """Serves calls of any service name that health checks ask for. `max_body`: bytes, as of now."""
 
     def __init__(
-        self, picker: Picker, recorder: Recorder, max_body: Callable[[], int], is_ready: Callable[[], bool]
+        self,
+        picker: Picker,
+        recorder: Recorder,
+        max_body: Callable[[], int],
+        is_ready: Callable[[], bool],
+        intake: Intake,
     ) -> None:
         self._picker = picker
         self._recorder = recorder
         self._max_body = max_body
         self._is_ready = is_ready
+        self._intake = intake
 
     async def serve(self, call: Call) -> None:
         """Raises GrpcError."""
@@ -41,7 +48,7 @@ class PickerService:
 
     async def _process(self, call: Call) -> None:
         with self._recorder.timeline(monotonic()) as timeline:
-            request = EnvoyRequest(self._picker, timeline, self._max_body())
+            request = EnvoyRequest(self._picker, timeline, self._max_body(), self._intake)
             try:
                 async for data in call:
                     try:

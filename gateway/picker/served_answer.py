@@ -48,12 +48,11 @@ class ServedAnswer:
             self._fleet.on_first_token(self, now)
             timeline.first_token_out(now, self._status)
 
-    def end(self, now: float, timeline: RequestTimeline) -> bool:
+    def end(self, now: float) -> bool:
         """False: the engine has failed."""
         if self._tap is not None:
             self._tap.close()
         failed = self._status >= 500 or (self._tap is not None and self._tap.failure is not None)
-        timeline.record.status = self._status
         outcome = AttemptOutcome.FAILED if failed else AttemptOutcome.COMPLETED
         if 400 <= self._status < 500:
             outcome = AttemptOutcome.RATE_LIMITED if self._status == 429 else AttemptOutcome.REFUSED

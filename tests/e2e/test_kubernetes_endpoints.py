@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -90,3 +91,20 @@ async def test_an_api_server_that_goes_away_takes_no_endpoint() -> None:
             server.cut()
             for _ in range(4):
                 assert await ask(gateway) == 200
+
+
+async def test_a_pod_that_is_gone_leaves_no_metric() -> None:
+    """Every pod is another endpoint: series of all that ever were would grow for ever."""
+    async with api_server() as server:
+        port = "9"
+        put_slice(server, "one", endpoint("127.0.0.1", "first"), port=int(port))
+        async with gateway_over(server, port) as gateway:
+            ejections = gateway.monitor.ejections
+            for uid in ("first", "second", "third"):
+                put_slice(server, "one", endpoint("127.0.0.1", uid), port=int(port))
+                id = f"only/127.0.0.1:{port}/{uid}"
+                await eventually(lambda id=id: id in gateway.monitor.loads())
+                while not [labels for labels in ejections.of if labels[1] == id]:
+                    await ask(gateway)
+                    await asyncio.sleep(0.1)
+            assert {labels[1] for labels in ejections.of} == {id}

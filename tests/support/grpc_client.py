@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from h2.config import H2Configuration
@@ -85,11 +85,12 @@ class GrpcClient:
             await self._news.wait()
 
     async def _read(self) -> None:
-        while data := await self._reader.read(1 << 16):
-            for event in self.h2.receive_data(data):
-                self._on_event(event)
-            self.flush()
-            self._news.set()
+        with suppress(ConnectionError):
+            while data := await self._reader.read(1 << 16):
+                for event in self.h2.receive_data(data):
+                    self._on_event(event)
+                self.flush()
+                self._news.set()
         self.gone = True
         self._news.set()
 

@@ -218,3 +218,48 @@ async def test_an_event_of_unbounded_length_is_not_kept(
             put_slice(server, "long", *(endpoint("10.0.1.1", "x" * 100) for _ in range(9999)))
             await eventually(lambda: "an event is longer than 2000 bytes" in caplog.text)
             assert ips(found) == ["10.0.0.1"]
+
+
+async def test_a_roll_out_is_few_changes() -> None:
+    """Each is a reload; 300 events, each compared with all pods, would stall every stream for half a second."""
+    async with api_server() as server:
+        put_pool(server, 8000)
+        for number in range(300):
+            put_pod(server, f"p{number}", f"10.0.{number // 200}.{number % 200 + 1}", ready=False)
+        changes: list[int] = []
+        found = PodDiscovery(lambda: changes.append(len(ips(found, POOL))))
+        await found.follow(KubernetesSection(api=server.url), (POOL,))
+        await eventually(lambda: server.watches == 2)
+        for number in range(300):
+            put_pod(server, f"p{number}", f"10.0.{number // 200}.{number % 200 + 1}")
+        await eventually(lambda: len(ips(found, POOL)) == 300)
+        assert len(changes) < 10
+        await found.close()
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe", b"two\nlines"])
+async def test_a_token_that_no_header_can_hold_is_told_and_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: bytes
+) -> None:
+    """A source goes on being followed after any failure; the token itself is in no log."""
+    token = tmp_path / "token"
+    token.write_bytes(bad)
+    async with api_server(token="right") as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server, token_file=token) as found:
+            await eventually(lambda: "cannot be read" in caplog.text)
+            token.write_text("right")
+            await eventually(lambda: ips(found) == ["10.0.0.1"], within=60)
+    assert "two" not in caplog.text
+
+
+async def test_the_pods_of_another_api_server_are_known_when_follow_returns() -> None:
+    """Names are the same in both clusters: known pods are no answer of the other one."""
+    async with api_server() as one, api_server() as other:
+        put_slice(one, "slice", endpoint("10.0.0.1", "a"))
+        put_slice(other, "slice", endpoint("10.1.0.1", "b"))
+        async with following(one) as found:
+            await found.follow(KubernetesSection(api=other.url), (SERVICE,))
+            assert ips(found) == ["10.1.0.1"]
+            await found.follow(KubernetesSection(api="http://localhost:1"), (SERVICE,))
+            assert ips(found) == ["10.1.0.1"]  # it is away: these stay

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 
+from gateway.downstream.intake import Intake
 from gateway.picker import grpc_server
 from gateway.picker.grpc_server import WINDOW, Call, GrpcError, GrpcServer, Handler
 from tests.support.grpc_client import framed, grpc_client
@@ -24,7 +26,7 @@ async def echo(call: Call) -> None:
 
 @asynccontextmanager
 async def serving(handler: Handler = echo) -> AsyncIterator[str]:
-    server = GrpcServer(handler)
+    server = GrpcServer(handler, Intake())
     listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     listener.close()
@@ -129,6 +131,30 @@ async def test_a_peer_that_reads_nothing_fills_no_memory() -> None:
         sending.cancel()
 
 
+async def test_a_peer_with_an_endless_window_that_reads_nothing_fills_no_memory() -> None:
+    """It sends without reading what it may: flow control of HTTP/2 holds nothing back, the connection itself does."""
+    held: list[Call] = []
+
+    async def handler(call: Call) -> None:
+        held.append(call)
+        await echo(call)
+
+    async with serving(handler) as url, grpc_client(url) as client:
+        client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: (1 << 31) - 1})
+        client.h2.increment_flow_control_window((1 << 31) - 65_536)
+        call = client.begin()
+        await eventually(lambda: held)
+        client.writer.transport.pause_reading()
+        frame = b"\x00\x40\x00\x00\x00" + call.to_bytes(4, "big") + framed(b"x" * (0x4000 - 5))
+        for _ in range(2_000):
+            client.writer.write(frame)
+            await asyncio.sleep(0)
+        await asyncio.sleep(1.0)
+        transport = held[0]._connection._transport
+        assert transport is not None
+        assert transport.get_write_buffer_size() < 2 * WINDOW
+
+
 async def test_a_flood_of_resets_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rapid reset (CVE-2023-44487): calls are begun and given up for nothing."""
     monkeypatch.setattr(grpc_server, "MAX_RESETS", 50)
@@ -167,7 +193,7 @@ async def test_calls_in_progress_end_before_the_server() -> None:
         await asyncio.sleep(0.05)
         call.send(b"late")
 
-    server = GrpcServer(slow)
+    server = GrpcServer(slow, Intake())
     listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
     async with grpc_client(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}") as client:
         call = client.begin()

@@ -1,0 +1,198 @@
+"""The endpoint picker before data planes that break the protocol, reloads, and many requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+from backends.ext_proc.messages import BodyMode
+from gateway.config.models import Config
+from gateway.observe.record import RequestOutcome
+from tests.gateway.picker.test_picker import (
+    CHAT,
+    POST,
+    ROUTES,
+    Envoy,
+    addresses,
+    answered,
+    destination,
+    headers,
+    picking,
+)
+from tests.support.ext_proc import HttpBody, HttpTrailers, ProcessingRequest
+from tests.support.gateways import document, running
+from tests.support.grpc_client import framed, grpc_client
+from tests.support.simulated import engine_pool, engines, eventually
+
+pytestmark = pytest.mark.virtual_time
+
+PICK = {"pick": {"listen": "127.0.0.1:0"}}
+
+
+async def test_an_engine_that_joins_while_a_request_waits_is_named() -> None:
+    """The decision names endpoints of the runtime in force when it was made, not of the one before."""
+    async with engines(2) as servers:
+        few, more = (engine_pool(*some, concurrent_requests=1) for some in (servers[:1], servers))
+        async with running({"only": few}, ROUTES, **PICK) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                await Envoy(client, BodyMode.BUFFERED).pick()
+                waits = asyncio.create_task(Envoy(client, BodyMode.BUFFERED).pick())
+                await eventually(lambda: gateway.queue.depth())
+                await gateway.apply_config(Config.model_validate(document({"only": more}, ROUTES, **PICK)))
+                assert destination(await waits) in addresses(servers[1:])
+                assert not gateway.queue.scheduler.queues.in_dispatch
+
+
+async def test_a_request_that_would_wait_goes_to_no_engine_of_another_model() -> None:
+    """The least loaded endpoint is one of the route's pools, though another pool is idle."""
+    async with engines(2) as servers:
+        pools = {"a": engine_pool(servers[0], concurrent_requests=1), "b": engine_pool(servers[1])}
+        routes = {"served": {"tiers": ["a"]}, "other": {"tiers": ["b"]}}
+        async with running(pools, routes, **PICK) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                found = {destination(await Envoy(client, BodyMode.BUFFERED).pick()) for _ in range(4)}
+                assert found == addresses(servers[:1])
+
+
+async def test_requests_named_an_engine_by_load_alone_are_spread() -> None:
+    """Between two polls no engine has told of them."""
+    async with picking(4) as (_, client, servers):
+        found: Counter[str] = Counter()
+        for _ in range(40):
+            blind = Envoy(client, BodyMode.NONE)
+            found[destination(await blind.ask(request_headers=headers(POST)))] += 1
+        assert found == dict.fromkeys(addresses(servers), 10)
+
+
+async def test_requests_that_the_queue_would_hold_are_spread() -> None:
+    """A thousand callers at once do not all go to one engine when their 250 ms are over."""
+    async with engines(4) as servers:
+        only = engine_pool(*servers, concurrent_requests=1)
+        async with running({"only": only}, ROUTES, **PICK) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                told = await asyncio.gather(*(Envoy(client, BodyMode.BUFFERED).pick() for _ in range(44)))
+                found = Counter(map(destination, told))
+                assert set(found) == addresses(servers)
+                assert max(found.values()) <= 12
+
+
+@pytest.mark.parametrize(("status", "end"), [("200", RequestOutcome.COMPLETED), ("500", RequestOutcome.FAILED)])
+async def test_the_record_of_a_request_placed_by_load_alone_has_its_status(status: str, end: RequestOutcome) -> None:
+    async with picking(1) as (gateway, client, _):
+        blind = Envoy(client, BodyMode.NONE)
+        await blind.ask(request_headers=headers(POST))
+        await blind.ask(response_headers=headers({":status": status}))
+        await blind.tell(response_body=HttpBody(body=b"x", end_of_stream=True), end=True)
+        assert await client.status(blind.call) == "0"
+        record = gateway.recorder.recent[-1]
+        assert (record.end, record.status) == (end, int(status))
+
+
+async def test_an_answer_that_ends_with_trailers_is_complete() -> None:
+    async with picking(1) as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX)
+        await envoy.pick()
+        await envoy.ask(response_headers=headers({":status": "200"}))
+        await envoy.ask(response_body=HttpBody(body=b"data: [DONE]\n\n"))
+        await envoy.tell(response_trailers=HttpTrailers(), end=True)
+        assert await client.status(envoy.call) == "0"
+        assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
+
+
+async def test_headers_of_an_answer_after_its_end_count_nothing() -> None:
+    async with picking(2) as (gateway, client, servers):
+        envoy = Envoy(client, BodyMode.BUFFERED)
+        (other,) = addresses(servers) - {destination(await envoy.pick())}
+        await envoy.ask(response_headers=headers({":status": "200"}))
+        await envoy.ask(response_body=HttpBody(body=b"x", end_of_stream=True))
+        late = ProcessingRequest(response_headers=headers({":status": "500"}))
+        late.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": other})
+        await client.send(envoy.call, framed(late.SerializeToString()))
+        await envoy.told()
+        assert not any(load.in_flight for load in gateway.monitor.loads().values())
+        client.h2.reset_stream(envoy.call)
+        client.flush()
+        await eventually(lambda: len(gateway.recorder.recent) == 1)
+        assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
+
+
+async def test_bodies_of_all_calls_together_have_a_bound() -> None:
+    """`server.max_body_bytes`, shared with the data port. Beyond it large ones are refused and small ones are not; all
+    is given back when the calls end."""
+    async with engines(1) as servers:
+        bounded = {**PICK, "server": {"max_body_bytes": "1MB"}}
+        async with running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                calls = [Envoy(client, BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX) for _ in range(8)]
+                for envoy in calls:
+                    await envoy.tell(request_headers=headers(POST))
+                    await envoy.tell(request_body=HttpBody(body=b" " * 60_000))
+                    for _ in range(5):
+                        await envoy.tell(request_body=HttpBody(body=b" " * 60_000))
+                assert (await calls[-1].told()).immediate_response.status.code == 503
+                assert gateway.intake.body_bytes <= 1_000_000 + 8 * 64_000
+                assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
+            await eventually(lambda: gateway.intake.body_bytes == 0)
+
+
+async def test_messages_that_are_not_whole_have_the_same_bound() -> None:
+    async with engines(1) as servers:
+        bounded = {**PICK, "server": {"max_body_bytes": "1MB"}}
+        async with running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                calls = [client.begin() for _ in range(4)]
+                for call in calls:
+                    await client.send(call, framed(b"x" * 500_000)[:400_000])
+                assert await client.status(calls[-1]) == "8"
+                await client.send(calls[-1], b"x" * 100_000, end=True)  # what a call that is over still sends
+                assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
+            await eventually(lambda: gateway.intake.body_bytes == 0)
+
+
+async def test_a_request_is_answered_after_every_fault_of_its_data_plane() -> None:
+    """What one call breaks off at any message is nothing to the next: no attempt stays in flight."""
+    steps = [
+        {"request_headers": headers(POST)},
+        {"request_body": HttpBody(body=json.dumps(CHAT).encode(), end_of_stream=True)},
+        {"response_headers": headers({":status": "200"})},
+        {"response_body": HttpBody(body=b"data: {}\n\n")},
+        {"response_body": HttpBody(body=b"data: [DONE]\n\n", end_of_stream=True)},
+    ]
+    async with picking(1) as (gateway, client, _):
+        for count in range(1, len(steps) + 1):
+            for order in (steps[:count], steps[:count][::-1]):
+                envoy = Envoy(client, BodyMode.BUFFERED)
+                for step in order:
+                    await envoy.ask(**step)
+                client.h2.reset_stream(envoy.call)
+                client.flush()
+        (id,) = gateway.monitor.loads()
+        await eventually(lambda: gateway.monitor.loads()[id].in_flight == 0)
+        assert not gateway.queue.scheduler.queues.in_dispatch
+        envoy = Envoy(client, BodyMode.BUFFERED)
+        await answered(envoy, destination(await envoy.pick()))
+
+
+async def test_ranks_of_a_server_are_one_address() -> None:
+    """No address is named twice, and the request counts at the rank that was chosen."""
+    async with engines(1) as (server,):
+        ranks = [{"url": server.url, "dp_rank": rank} for rank in (0, 1)]
+        only = {**engine_pool(), "backend": "vllm", "endpoints": ranks}
+        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "fallbacks": 1}) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                blind = Envoy(client, BodyMode.NONE)
+                assert {destination(await blind.ask(request_headers=headers(POST)))} == addresses([server])
+                envoy = Envoy(client, BodyMode.BUFFERED)
+                assert {destination(await envoy.pick())} == addresses([server])
+                (timeline,) = (each for each in gateway.recorder.lives if each.record.route == "served")
+                busy = [id for id, load in gateway.monitor.loads().items() if load.in_flight]
+                assert busy == [timeline.record.endpoint]
