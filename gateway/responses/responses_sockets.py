@@ -3,7 +3,8 @@
 Rules (Open Responses, section "WebSocket Transport"):
 - A turn is an HTTP request in all but its transport: it goes through `Proxy.infer`, where its key is checked, its quota
   counted and its Record written.
-- One response at a time: a message that comes meanwhile waits. A caller that closes the socket ends its turn.
+- One response at a time: a message that comes meanwhile waits, also until the caller has read the answer, for STALL at
+  most. A caller that closes the socket ends its turn.
 - A socket lives for LIFETIME, and ends at a shutdown: at once if idle, else after its turn.
 - Sockets that do nothing hold a connection each, so a caller may hold a share of all connections, and no more.
 """
@@ -29,6 +30,7 @@ from gateway.responses.answer_frames import AnswerFrames, LastResponse, refusal_
 from gateway.responses.kept_turns import KeptTurn, KeptTurns
 from gateway.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn
 from gateway.strict_json import encode
+from gateway.upstream.relay import STALL
 
 LIFETIME = 3600.0  # s
 SHARE = 8  # a caller may hold one of so many connections as sockets
@@ -129,6 +131,7 @@ class ResponsesSocket:
         try:
             await asyncio.wait((turn, ahead), return_when=asyncio.FIRST_COMPLETED)
             await turn
+            await self._http.writer.drain(STALL)
             came = ahead.result() if ahead.done() else None
             self._stopping |= self._drains()
             self._socket.release(len(came or b""))
