@@ -137,7 +137,7 @@ class Proxy:
         tenant, most = self.authorize(http), self.runtime.current.config.server.max_connections
         caller, infer = self.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
         try:
-            await self.sockets.serve(http, caller, most, infer, lambda: self.draining)
+            await self.sockets.serve(http, caller, most, infer, self.authorize, lambda: self.draining)
         except ApiError as refusal:
             http.refuse(refusal)
 

@@ -37,6 +37,7 @@ SHARE = 8  # a caller may hold one of so many connections as sockets
 _OF_HANDSHAKE = ("upgrade", "connection", "x-request-id", "content-length", "transfer-encoding", "expect")
 
 Serve = Callable[[HttpRequest], Awaitable[None]]
+Authorize = Callable[[HttpRequest], object]  # raises ApiError
 
 
 def offers_websocket(http: HttpRequest) -> bool:
@@ -58,14 +59,16 @@ class ResponsesSockets:
         self.turns = KeptTurns()
         self.open: Counter[str] = Counter()  # by caller
 
-    async def serve(self, http: HttpRequest, caller: str, most: int, serve: Serve, drains: Callable[[], bool]) -> None:
+    async def serve(
+        self, http: HttpRequest, caller: str, most: int, serve: Serve, authorize: Authorize, drains: Callable[[], bool]
+    ) -> None:
         """Serve a socket to its end. `most`: connections of the process. `drains`: each turn is now the last of its
         socket. Raises ApiError (429)."""
         if self.open[caller] >= max(1, most // SHARE):
             raise _too_many()
         self.open[caller] += 1
         try:
-            await ResponsesSocket(http, caller, self.turns, serve, drains).run()
+            await ResponsesSocket(http, caller, self.turns, serve, authorize, drains).run()
         finally:
             self.open[caller] -= 1
             if not self.open[caller]:
@@ -76,13 +79,20 @@ class ResponsesSocket:
     """One socket. The flow control of its connection, for as long as the socket is open."""
 
     def __init__(
-        self, http: HttpRequest, caller: str, turns: KeptTurns, serve: Serve, drains: Callable[[], bool]
+        self,
+        http: HttpRequest,
+        caller: str,
+        turns: KeptTurns,
+        serve: Serve,
+        authorize: Authorize,
+        drains: Callable[[], bool],
     ) -> None:
         assert http.websocket is not None  # by `Proxy.precheck`
         self._http, self._socket = http, http.websocket
         self._caller = caller
         self._turns = turns
-        self._serve, self._drains = serve, drains
+        self._serve, self._authorize = serve, authorize
+        self._drains = drains
         self._headers = {
             name: value
             for name, value in http.headers.items()
@@ -145,6 +155,8 @@ class ResponsesSocket:
         kept = self._turns.get(self._caller, self)
         try:
             turn = await self._read(message, kept)
+            if not turn.generates:  # else the request is authorized
+                self._authorize(self._http)
         except ApiError as refusal:
             self._socket.send(refusal_message(refusal))
             if isinstance(refusal, UnmatchedOutput):

@@ -98,8 +98,9 @@ async def test_a_revoked_key_ends_with_its_next_turn() -> None:
         assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"
         left = Config.model_validate({"pools": {}, "routes": {}, "keys": [key("bob")]}).keys
         await gateway.apply_config(gateway.config.model_copy(update={"keys": left}))
-        assert (await ws.ask(model="chat", input="hi"))["status"] == 401
-        assert len(server.asked) == 1
+        for more in ({}, {"generate": False, "store": False}):
+            assert (await ws.ask(model="chat", input="hi", **more))["status"] == 401
+        assert (len(server.asked), gateway.proxy.sockets.turns.size) == (1, 0)
 
 
 async def test_a_continuation_sends_all_items_of_the_chain() -> None:
