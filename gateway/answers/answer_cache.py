@@ -2,7 +2,7 @@
 
 Rules:
 - Equal: the same bytes, path, route and headers that reach an engine or a condition, of the same cache group. A route
-  that a reload has changed, or whose pools have other models, has no answer yet.
+  that a reload has changed, or whose pools have another model or send other members, has no answer yet.
 - Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller.
 - Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
   completions and Messages. Never Responses and threads, which name state of an engine, and never an answer with its
@@ -37,6 +37,7 @@ MAX_REQUEST = 1 << 20  # bytes of a request that is looked up: hashed in 1 ms
 SLICE = 64 << 10  # bytes written before the caller must read
 SAMPLED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES})
 UNSAMPLED = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE})
+SENT = {"backend", "base_url", "model", "models", "rename", "drop"}  # of a pool: they change what is asked
 HEADER = "x-firsttoken-cache"
 
 
@@ -72,11 +73,11 @@ class AnswerCache:
         return CacheUse(AnswerKey(group, digest.hexdigest()), route, caching.ttl, "no-cache" in control)
 
     def _form(self, route: Route, runtime: Runtime) -> str:
-        """Digest of the route and the models of its pools, the same in all processes."""
+        """Digest of the route and of what its pools send, the same in all processes."""
         known, form = self._forms.get(route.name, (None, ""))
         if known is not runtime.routes or not form:
-            models = [(runtime.config.pools[pool].backend, runtime.config.pools[pool].model) for pool in route.pools]
-            form = sha256(repr((_ordered(route.model_dump()), models)).encode()).hexdigest()
+            pools = [runtime.config.pools[pool].model_dump(include=SENT) for pool in route.pools]
+            form = sha256(repr(_ordered((route.model_dump(), pools))).encode()).hexdigest()
             self._forms[route.name] = runtime.routes, form
         return form
 

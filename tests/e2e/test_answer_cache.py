@@ -231,14 +231,15 @@ async def test_an_error_is_not_kept() -> None:
 
 
 async def test_a_route_that_a_reload_has_changed_has_no_answers() -> None:
-    """Nor has one whose pool has another model; a reload that changes neither keeps them."""
-    async with caching(*map(whole, "abc")) as (gateway, _):
+    """Nor has one whose pool has another model or sends other members; a reload that changes neither keeps them."""
+    async with caching(*map(whole, "abcd")) as (gateway, _):
         assert await results(gateway, COLD, COLD) == ["miss", "hit"]
         await gateway.apply_config(gateway.config)
         assert await results(gateway, COLD) == ["hit"]
-        changed = gateway.config.pools["api"].model_copy(update={"model": "newer"})
-        await gateway.apply_config(gateway.config.model_copy(update={"pools": {"api": changed}}))
-        assert await results(gateway, COLD, COLD) == ["miss", "hit"]
+        for change in ({"model": "newer"}, {"drop": frozenset({"temperature"})}):
+            changed = gateway.config.pools["api"].model_copy(update=change)
+            await gateway.apply_config(gateway.config.model_copy(update={"pools": {"api": changed}}))
+            assert await results(gateway, COLD, COLD) == ["miss", "hit"]
 
 
 async def test_replicas_share_answers_through_redis() -> None:
