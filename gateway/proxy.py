@@ -17,7 +17,7 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
-from gateway.answers.answer_cache import AnswerCache, CacheUse, replay
+from gateway.answers.answer_cache import AnswerCache, CacheUse
 from gateway.api import responses_dialect, threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
@@ -137,7 +137,7 @@ class Proxy:
         tenant, most = self.authorize(http), self.runtime.current.config.server.max_connections
         caller, infer = self.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
         try:
-            await self.sockets.serve(http, caller, most, infer, lambda: self.draining)
+            await self.sockets.serve(http, caller, most, infer, self.authorize, lambda: self.draining)
         except ApiError as refusal:
             http.refuse(refusal)
 
@@ -243,7 +243,7 @@ class Proxy:
         use = self.answers.use(http, request, route, runtime, tenant)
         if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
             timeline.end_stage(Stage.ADMIT)
-            await replay(answer, http, request.stream, timeline)
+            await self.answers.replay(answer, http, request.stream, timeline)
             return
         timeline.end_stage(Stage.ADMIT)
         entered_at = timeline.mark

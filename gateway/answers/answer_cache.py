@@ -2,11 +2,11 @@
 
 Rules:
 - Equal: the same bytes, path, route and headers that reach an engine or a condition, of the same cache group. A route
-  that a reload has changed, or whose pools have other models, has no answer yet.
+  that a reload has changed, or whose pools have another model or send other members, has no answer yet.
 - Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller.
 - Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
-  completions and Messages. Never Responses, which name state of an engine, and never an
-  answer with its cost.
+  completions and Messages. Never Responses and threads, which name state of an engine, and never an answer with its
+  cost.
 - A caller may send `cache-control: no-cache`, for a new answer that is kept, or `no-store`, for one that is not.
 - Looked up once key and quotas have let the request in: it counts as a request of its key, without tokens and cost.
 - An answer from here counts in no objective, has no first token in the metrics and teaches no prediction.
@@ -37,6 +37,7 @@ MAX_REQUEST = 1 << 20  # bytes of a request that is looked up: hashed in 1 ms
 SLICE = 64 << 10  # bytes written before the caller must read
 SAMPLED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES})
 UNSAMPLED = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE})
+SENT = {"backend", "base_url", "model", "models", "rename", "drop"}  # of a pool: they change what is asked
 HEADER = "x-firsttoken-cache"
 
 
@@ -60,7 +61,7 @@ class AnswerCache:
         self, http: HttpRequest, request: InferenceRequest, route: Route, runtime: Runtime, tenant: Tenant
     ) -> CacheUse | None:
         """None: the request is not for the cache."""
-        caching, control = route.cache, http.headers.get("cache-control", "")
+        caching, control = route.cache, http.headers.get("cache-control", "").lower()
         if caching is None or "no-store" in control or not is_repeatable(request, caching):
             return None
         group = sha256(b"group " + tenant.cache_group.encode()).hexdigest()[:32]
@@ -72,18 +73,29 @@ class AnswerCache:
         return CacheUse(AnswerKey(group, digest.hexdigest()), route, caching.ttl, "no-cache" in control)
 
     def _form(self, route: Route, runtime: Runtime) -> str:
-        """Digest of the route and the models of its pools, the same in all processes."""
+        """Digest of the route and of what its pools send, the same in all processes."""
         known, form = self._forms.get(route.name, (None, ""))
         if known is not runtime.routes or not form:
-            models = [(runtime.config.pools[pool].backend, runtime.config.pools[pool].model) for pool in route.pools]
-            form = sha256(repr((_ordered(route.model_dump()), models)).encode()).hexdigest()
+            pools = [runtime.config.pools[pool].model_dump(include=SENT) for pool in route.pools]
+            form = sha256(repr(_ordered((route.model_dump(), pools))).encode()).hexdigest()
             self._forms[route.name] = runtime.routes, form
         return form
 
     async def find(self, use: CacheUse, timeline: RequestTimeline) -> KeptAnswer | None:
+        """The answer to be replayed at once. None also for a large one while copies take all their memory."""
         found = None if use.fresh else await self.store.find(use.key)
+        if found is not None and len(found.body) > max(self.copies.left, SLICE):
+            found = None
         timeline.looked_up(found is not None)
         return found
+
+    async def replay(self, answer: KeptAnswer, http: HttpRequest, stream: bool, timeline: RequestTimeline) -> None:
+        """Write a kept answer as the caller reads it. It counts as a copy: the store may have dropped it."""
+        self.copies.left -= len(answer.body)
+        try:
+            await replay(answer, http, stream, timeline)
+        finally:
+            self.copies.left += len(answer.body)
 
     def relay(self, use: CacheUse | None, http: HttpRequest) -> Relay:
         """The relay of an answer that an engine is asked for."""
@@ -103,7 +115,7 @@ class AnswerCache:
 
 
 def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
-    if request.size > MAX_REQUEST or request.wants_cost:
+    if request.size > MAX_REQUEST or request.wants_cost or request.state_ids is not None:
         return False
     if request.operation in UNSAMPLED:
         return True

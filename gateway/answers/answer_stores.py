@@ -3,8 +3,8 @@
 Rules:
 - A store is bounded in bytes. Beyond the bound, the group with most bytes gives up the answers that expire first: no
   group's traffic takes the answers of a smaller one.
-- A look into Redis takes LOOK_TIMEOUT at most; a store is never waited for. The client is one of its own: large or slow
-  answers open no circuit breaker of quotas.
+- A look into Redis takes LOOK_TIMEOUT at most, and waits as long at most while LOOKS others look; a store is never
+  waited for. The client is one of its own: large or slow answers open no circuit breaker of quotas.
 - Redis sees groups and requests as digests, and answers as they are.
 """
 
@@ -15,7 +15,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import time
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -23,8 +23,10 @@ from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Un
 from gateway.config.models import StateSection
 
 LOOK_TIMEOUT = 0.05  # s
+LOOKS = 32  # at once: below the client's connections, and that many megabytes of answers
 STORE_TIMEOUT = 0.5  # s, of up to a megabyte
 OVERHEAD = 500  # bytes of an entry beside its body
+LATEST = 1e11  # s of Unix time
 LONGEST = 8 * 86_400_000  # ms after which Redis forgets the index: each answer in it has expired
 
 
@@ -39,8 +41,8 @@ class AnswerKey:
 class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
     """`stored_at`: Unix time, s."""
 
-    stored_at: float
-    content_type: str
+    stored_at: Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
+    content_type: Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")]  # a header line
     body: bytes
 
 
@@ -157,6 +159,7 @@ class RedisAnswers:
         self._redis, self._most = redis, most
         self._base = f"{PREFIX}{{answers:{namespace}}}"
         self._pipeline = ScriptPipeline(redis)
+        self._looks = asyncio.Semaphore(LOOKS)
         self._decode = msgspec.msgpack.Decoder(KeptAnswer).decode
 
     def start(self) -> None:
@@ -168,10 +171,17 @@ class RedisAnswers:
 
     async def find(self, key: AnswerKey) -> KeptAnswer | None:
         try:
+            async with asyncio.timeout(LOOK_TIMEOUT):
+                await self._looks.acquire()
+        except TimeoutError:
+            return None
+        try:
             found: Any = await self._redis.call(lambda redis: redis.get(f"{self._base}:{key.digest}"), LOOK_TIMEOUT)
             return None if found is None else self._decode(found)
         except (Unavailable, msgspec.DecodeError):
             return None
+        finally:
+            self._looks.release()
 
     def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
         value = msgspec.msgpack.encode(answer)

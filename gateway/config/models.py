@@ -138,7 +138,7 @@ class Key(Section):
     """Limit per calendar month (UTC), by the prices of the pools."""
     cache_group: fields.Name | None = None
     """Keys of one group share prefix caches, and can detect each other's prompts by timing; absent: no sharing."""
-    weight: float = Field(default=1.0, gt=0, le=1000)
+    weight: float = Field(default=1.0, ge=0.001, le=1000)
     """Share of engine time while requests of several keys wait: 2 gets twice the time of 1."""
 
     @property

@@ -44,6 +44,7 @@ class ResponseWriter:
         self.flush()
         if not self.paused:
             return
+        before = self.flow_control
         self.flow_control = drained = Drained(asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(timeout):
@@ -51,7 +52,7 @@ class ResponseWriter:
         except TimeoutError:
             self.transport.abort()
         finally:
-            self.flow_control = None
+            self.flow_control = before
 
     def end(self) -> None:
         """Tell the caller that nothing follows. TLS knows no half-closed connection: there the close tells it."""

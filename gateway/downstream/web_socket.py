@@ -46,6 +46,7 @@ class WebSocket:
         self._socket = WebSocketResponse(
             timeout=CLOSE_WAIT, compress=False, max_msg_size=max_message, decode_text=False
         )
+        self._socket.headers["server"] = "firsttoken"
         self._pings: asyncio.TimerHandle | None = None
 
     @property

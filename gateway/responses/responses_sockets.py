@@ -3,7 +3,8 @@
 Rules (Open Responses, section "WebSocket Transport"):
 - A turn is an HTTP request in all but its transport: it goes through `Proxy.infer`, where its key is checked, its quota
   counted and its Record written.
-- One response at a time: a message that comes meanwhile waits. A caller that closes the socket ends its turn.
+- One response at a time: a message that comes meanwhile waits, also until the caller has read the answer, for STALL at
+  most. A caller that closes the socket ends its turn.
 - A socket lives for LIFETIME, and ends at a shutdown: at once if idle, else after its turn.
 - Sockets that do nothing hold a connection each, so a caller may hold a share of all connections, and no more.
 """
@@ -29,12 +30,14 @@ from gateway.responses.answer_frames import AnswerFrames, LastResponse, refusal_
 from gateway.responses.kept_turns import KeptTurn, KeptTurns
 from gateway.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn
 from gateway.strict_json import encode
+from gateway.upstream.relay import STALL
 
 LIFETIME = 3600.0  # s
 SHARE = 8  # a caller may hold one of so many connections as sockets
 _OF_HANDSHAKE = ("upgrade", "connection", "x-request-id", "content-length", "transfer-encoding", "expect")
 
 Serve = Callable[[HttpRequest], Awaitable[None]]
+Authorize = Callable[[HttpRequest], object]  # raises ApiError
 
 
 def offers_websocket(http: HttpRequest) -> bool:
@@ -56,14 +59,16 @@ class ResponsesSockets:
         self.turns = KeptTurns()
         self.open: Counter[str] = Counter()  # by caller
 
-    async def serve(self, http: HttpRequest, caller: str, most: int, serve: Serve, drains: Callable[[], bool]) -> None:
+    async def serve(
+        self, http: HttpRequest, caller: str, most: int, serve: Serve, authorize: Authorize, drains: Callable[[], bool]
+    ) -> None:
         """Serve a socket to its end. `most`: connections of the process. `drains`: each turn is now the last of its
         socket. Raises ApiError (429)."""
         if self.open[caller] >= max(1, most // SHARE):
             raise _too_many()
         self.open[caller] += 1
         try:
-            await ResponsesSocket(http, caller, self.turns, serve, drains).run()
+            await ResponsesSocket(http, caller, self.turns, serve, authorize, drains).run()
         finally:
             self.open[caller] -= 1
             if not self.open[caller]:
@@ -74,13 +79,20 @@ class ResponsesSocket:
     """One socket. The flow control of its connection, for as long as the socket is open."""
 
     def __init__(
-        self, http: HttpRequest, caller: str, turns: KeptTurns, serve: Serve, drains: Callable[[], bool]
+        self,
+        http: HttpRequest,
+        caller: str,
+        turns: KeptTurns,
+        serve: Serve,
+        authorize: Authorize,
+        drains: Callable[[], bool],
     ) -> None:
         assert http.websocket is not None  # by `Proxy.precheck`
         self._http, self._socket = http, http.websocket
         self._caller = caller
         self._turns = turns
-        self._serve, self._drains = serve, drains
+        self._serve, self._authorize = serve, authorize
+        self._drains = drains
         self._headers = {
             name: value
             for name, value in http.headers.items()
@@ -129,6 +141,7 @@ class ResponsesSocket:
         try:
             await asyncio.wait((turn, ahead), return_when=asyncio.FIRST_COMPLETED)
             await turn
+            await self._http.writer.drain(STALL)
             came = ahead.result() if ahead.done() else None
             self._stopping |= self._drains()
             self._socket.release(len(came or b""))
@@ -142,6 +155,8 @@ class ResponsesSocket:
         kept = self._turns.get(self._caller, self)
         try:
             turn = await self._read(message, kept)
+            if not turn.generates:  # else the request is authorized
+                self._authorize(self._http)
         except ApiError as refusal:
             self._socket.send(refusal_message(refusal))
             if isinstance(refusal, UnmatchedOutput):

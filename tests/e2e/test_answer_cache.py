@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.answers.answer_copy import MAX_ANSWER
+from gateway.answers.answer_stores import STORE_TIMEOUT, AnswerKey, KeptAnswer, RedisAnswers
 from gateway.app import Gateway
+from gateway.cluster.redis_client import RedisClient
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, get, last, post
 from tests.support.gateways import pool, running
-from tests.support.redis import redis_server
+from tests.support.redis import RedisServer, redis_server
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
 
@@ -178,8 +182,9 @@ async def test_a_caller_can_ask_for_a_new_answer_or_for_none_to_be_kept() -> Non
             content = json.loads((await sent(gateway, COLD, *headers))[1])["choices"][0]["message"]["content"]
             return str(content)
 
-        controls = ([], ["cache-control: no-store"], [], ["cache-control: no-cache"], [])
-        assert [await text(*headers) for headers in controls] == ["a", "b", "a", "c", "c"]
+        controls = ("", "no-store", "", "no-cache", "", "No-Store", "")
+        asked = [[f"cache-control: {control}"] if control else [] for control in controls]
+        assert [await text(*headers) for headers in asked] == ["a", "b", "a", "c", "c", "d", "c"]
 
 
 @pytest.mark.parametrize(
@@ -226,14 +231,15 @@ async def test_an_error_is_not_kept() -> None:
 
 
 async def test_a_route_that_a_reload_has_changed_has_no_answers() -> None:
-    """Nor has one whose pool has another model; a reload that changes neither keeps them."""
-    async with caching(*map(whole, "abc")) as (gateway, _):
+    """Nor has one whose pool has another model or sends other members; a reload that changes neither keeps them."""
+    async with caching(*map(whole, "abcd")) as (gateway, _):
         assert await results(gateway, COLD, COLD) == ["miss", "hit"]
         await gateway.apply_config(gateway.config)
         assert await results(gateway, COLD) == ["hit"]
-        changed = gateway.config.pools["api"].model_copy(update={"model": "newer"})
-        await gateway.apply_config(gateway.config.model_copy(update={"pools": {"api": changed}}))
-        assert await results(gateway, COLD, COLD) == ["miss", "hit"]
+        for change in ({"model": "newer"}, {"drop": frozenset({"temperature"})}):
+            changed = gateway.config.pools["api"].model_copy(update=change)
+            await gateway.apply_config(gateway.config.model_copy(update={"pools": {"api": changed}}))
+            assert await results(gateway, COLD, COLD) == ["miss", "hit"]
 
 
 async def test_replicas_share_answers_through_redis() -> None:
@@ -262,3 +268,57 @@ async def test_a_large_answer_is_written_as_the_caller_reads_it() -> None:
             status, headers = await caller.ask(post(COLD))
             raw = await caller.reader.readexactly(int(headers["content-length"]))
         assert (status, raw) == (200, first[1])
+
+
+async def test_large_answers_that_nobody_reads_are_bounded() -> None:
+    """Beyond the bound, a large answer is asked of an engine again, which waits for its caller; a small one is not."""
+    text, state = "y" * 900_000, {"answer_bytes": 2_000_000}
+    async with caching(whole(text), whole("small"), whole("again"), state=state) as (gateway, _):
+        small = {**COLD, "seed": 1}
+        assert await results(gateway, COLD, small) == ["miss", "miss"]
+        async with calling(gateway.url) as one, calling(gateway.url) as two:
+            for caller in (one, two):
+                _, headers = await caller.ask(post(COLD))
+                assert headers[HEADER] == "hit; age=0"
+            assert await results(gateway, small, COLD) == ["hit", "miss"]
+        await eventually(lambda: gateway.proxy.answers.copies.left == gateway.config.state.answer_bytes)
+
+
+@asynccontextmanager
+async def in_redis(server: RedisServer) -> AsyncIterator[RedisAnswers]:
+    store = RedisAnswers(RedisClient(server.url, STORE_TIMEOUT), "space", 1 << 20)
+    store.start()
+    await eventually(lambda: store._redis.up)
+    yield store
+    await store.close()
+
+
+async def test_a_thousand_requests_at_once_open_no_circuit_breaker() -> None:
+    """More than the connections to Redis: those that cannot look in time are sent to engines."""
+    key, answer = AnswerKey("group", "digest"), KeptAnswer(1.0, "application/json", b"{}")
+    async with redis_server() as server, in_redis(server) as store:
+        store.put(key, answer, 60.0)
+        await eventually(lambda: not store._pipeline.busy)
+        found = await asyncio.gather(*(store.find(key) for _ in range(1000)))
+        assert set(found) <= {answer, None}
+        assert (store._redis.errors, store._redis.up) == (0, True)
+        assert await store.find(key) == answer
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        [1.0, "application/json\r\nset-cookie: a=b", b"{}"],
+        [1.0, "\u4e2d", b"{}"],
+        [math.nan, "application/json", b"{}"],
+        [math.inf, "application/json", b"{}"],
+        [1.0, "application/json"],
+        ["now", "application/json", b"{}"],
+    ],
+)
+async def test_what_is_no_answer_in_redis_is_not_found(stored: list[Any]) -> None:
+    """No header can come from there, and no error."""
+    async with redis_server() as server, in_redis(server) as store:
+        await store._redis.client.set(f"{store._base}:digest", msgspec.msgpack.encode(stored))
+        assert await store.find(AnswerKey("group", "digest")) is None
+        assert store._redis.errors == 0

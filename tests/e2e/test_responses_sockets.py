@@ -16,7 +16,8 @@ from gateway.app import HANDLER_GRACE, Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.responses import responses_sockets
-from tests.support.builders import last
+from gateway.upstream.relay import STALL
+from tests.support.builders import calling, last
 from tests.support.dialogues import Json
 from tests.support.gateways import pool, running
 from tests.support.responses_server import ResponsesServer
@@ -97,8 +98,9 @@ async def test_a_revoked_key_ends_with_its_next_turn() -> None:
         assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"
         left = Config.model_validate({"pools": {}, "routes": {}, "keys": [key("bob")]}).keys
         await gateway.apply_config(gateway.config.model_copy(update={"keys": left}))
-        assert (await ws.ask(model="chat", input="hi"))["status"] == 401
-        assert len(server.asked) == 1
+        for more in ({}, {"generate": False, "store": False}):
+            assert (await ws.ask(model="chat", input="hi", **more))["status"] == 401
+        assert (len(server.asked), gateway.proxy.sockets.turns.size) == (1, 0)
 
 
 async def test_a_continuation_sends_all_items_of_the_chain() -> None:
@@ -152,6 +154,39 @@ async def test_a_bad_message_is_answered_by_an_error_and_the_socket_stays(messag
         assert (error["type"], error["status"], error["error"].get("param")) == ("error", 400, param)
         assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"
         assert len(server.asked) == 1
+
+
+UPGRADE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+MESSAGE = b"\x81\x82\0\0\0\0{}"  # a text frame of two bytes, masked with zeros
+
+
+async def test_errors_that_nobody_reads_are_bounded() -> None:
+    """Each message has a larger reply: the next one waits until the caller has read. All are answered in the end."""
+    async with before() as (gateway, _), calling(gateway.url) as caller:
+        assert (await caller.ask(UPGRADE))[0] == 101
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        caller.writer.write(MESSAGE * 20_000)
+        [connection] = gateway.http_server.connections
+        await eventually(lambda: connection.writer.paused)  # type: ignore[attr-defined]
+        await asyncio.sleep(1)
+        assert connection.writer.unsent() < 64 * 1024  # type: ignore[attr-defined]
+        caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(20_000):
+            assert await caller.reader.readexactly(2) == b"\x81\x7e"
+            await caller.reader.readexactly(int.from_bytes(await caller.reader.readexactly(2), "big"))
+
+
+async def test_a_caller_that_never_reads_is_disconnected() -> None:
+    async with before() as (gateway, _), calling(gateway.url) as caller:
+        assert (await caller.ask(UPGRADE))[0] == 101
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        caller.writer.write(MESSAGE * 20_000)
+        await eventually(lambda: gateway.proxy.sockets.open.total() == 1)
+        await asyncio.sleep(STALL + 1)
+        assert gateway.proxy.sockets.open.total() == 0
 
 
 async def test_a_message_that_is_no_text_or_too_large_closes_the_socket() -> None:

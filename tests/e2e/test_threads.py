@@ -175,6 +175,24 @@ async def test_a_thread_of_an_account_that_is_gone_begins_anew_at_another() -> N
         assert [record.status for record in gateway.recorder.recent] == [200, 404, 200]
 
 
+async def test_threads_are_never_answered_from_the_cache() -> None:
+    """Two equal requests begin two threads, of one key and of two keys of a cache group."""
+    keys = [
+        {"name": name, "sha256": sha256(f"sk-{name}".encode()).hexdigest(), "cache_group": "all"}
+        for name in ("ann", "bob")
+    ]
+    route = {"tiers": ["claude"], "ttft": {"budget": "5s"}, "cache": {"ttl": "10m", "any_temperature": True}}
+    async with (
+        threads_kept({"chat": route}, keys=keys) as (gateway, server),
+        sdk(gateway, "sk-ann") as ann,
+        sdk(gateway, "sk-bob") as bob,
+    ):
+        first = [await begun(client) for client in (ann, ann, bob)]
+        assert len(set(first)) == len(server.answered) == 3
+        for client, previous in zip((ann, ann, bob), first, strict=True):
+            assert text_of(await continued(client, previous)) == "known: 3"
+
+
 async def begun(client: AsyncAnthropic) -> str:
     """Id of the first answer of a thread."""
     answer = await client.beta.messages.create(

@@ -85,10 +85,10 @@ THREAD_LOST = {
 
 
 @asynccontextmanager
-async def threads_kept(**more: Any) -> AsyncIterator[tuple[Gateway, ThreadServer]]:
+async def threads_kept(routes: Any = None, **more: Any) -> AsyncIterator[tuple[Gateway, ThreadServer]]:
     """A gateway before Anthropic's own API, with two accounts there. `more`: sections of the configuration."""
     async with ThreadServer() as server, ConnectProxy(hosts={HOST: "127.0.0.1"}) as proxy:
         claude = pool(server.known_as, backend="anthropic", model="claude", proxy=proxy.url, prompt_caching="off")
         del claude["api_key"]
-        async with running({"claude": claude | {"api_keys": ["sk-ant-1", "sk-ant-2"]}}, **more) as gateway:
+        async with running({"claude": claude | {"api_keys": ["sk-ant-1", "sk-ant-2"]}}, routes, **more) as gateway:
             yield gateway, server

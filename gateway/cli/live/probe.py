@@ -203,5 +203,5 @@ class PoolProbe:
             return replace(sample, failure=harmless(cause, secrets_of(live.runtime.config)))
         reported = None if wire.report is None else wire.report.prompt_tokens
         if reported:
-            self.tokens_per_word = max(reported - PROMPT_TOKENS, 1) / words
+            self.tokens_per_word = max((reported - PROMPT_TOKENS) / words, 1.0)  # no token spans two words
         return replace(sample, ttft=wire.times.first_in - wire.times.opened, tpot=wire.tpot(), tokens=reported)

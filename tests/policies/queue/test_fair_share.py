@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
+from gateway.config.models import Key
 from policies.queue.fair_share import ACTIVE, MOST, TIME_CONSTANT, FairShare, engine_seconds
 from policies.queue.queued_request import QueuedRequest
 from policies.types import Candidate, Endpoint, Forecast, Load, Placement, PromptEstimate, RequestView
@@ -51,6 +53,15 @@ def test_a_tenant_with_twice_the_weight_may_use_twice_as_much() -> None:
     """A weight of 2 beside one of 1."""
     assert not used(("a", 10.0), ("b", 2.8), weights={"b": 2.0}).is_over("b")
     assert used(("a", 10.0), ("b", 3.2), weights={"b": 2.0}).is_over("b")
+
+
+def test_the_least_weight_beside_the_largest_is_still_a_weight() -> None:
+    """Those of the configuration: a smaller one would vanish in a sum, and others would be divided by zero."""
+    least, most = (Key(name="k", sha256="0" * 64, weight=weight).weight for weight in (1e-3, 1e3))
+    shares = used(("a", 5.0), ("b", 5.0), weights={"a": most, "b": least})
+    assert (shares.is_over("a"), shares.is_over("b")) == (False, True)
+    with pytest.raises(ValidationError):
+        Key(name="k", sha256="0" * 64, weight=least / 2)
 
 
 def test_a_new_tenant_has_neither_debt_nor_credit() -> None:

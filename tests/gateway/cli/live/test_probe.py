@@ -22,10 +22,10 @@ from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
 from gateway.observe.record import Record
 from gateway.tokenize.tokenizers import encoder
-from tests.support.builders import CHAT, STREAMED, calling, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, post
 from tests.support.gateways import document, running
 from tests.support.simulated import engine_pool, engines
-from tests.support.upstream import HANG, Received, Script, Upstream, reply
+from tests.support.upstream import HANG, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
 
 ROUTES = {"chat": {"tiers": ["own"], "ttft": {"budget": "20s"}}}
 SMALL = 2_000  # context window that holds the prompts of 100 and of 1,000 tokens
@@ -201,6 +201,16 @@ def test_an_answer_on_the_terminal_agrees(monkeypatch: pytest.MonkeyPatch, answe
         nullcontext() if answer.startswith("y") else pytest.raises(ConfigError, match=r"^firsttoken: nothing was sent$")
     ):
         probe.agree(config, "own", None)
+
+
+async def test_a_server_that_counts_too_little_gets_no_longer_prompts(command: ProbeCommand) -> None:
+    """Such as one that reports uncached tokens alone: what is sent is what was announced."""
+    counted = [STREAM_HEAD + b"".join(map(chunk, (TOKEN, FINISH, USAGE, DONE))) + LAST_CHUNK]
+    async with Upstream(counted) as server:
+        pool = {"backend": "compatible", "model": "m", "endpoints": [server.url], "context_window": SMALL}
+        assert await command.probe(pool, "--tokens") == 0
+    words = [len(json.loads(each.body)["messages"][0]["content"].split()) for each in server.requests if each.body]
+    assert max(words) <= 1_000 + len(probe.LAST_LINE.split())
 
 
 # --------------------------------------------------------------------------- faults
