@@ -72,7 +72,7 @@ def live_check(config: Config, *, tokens: bool, timeout: float) -> None:
 
 def announcement(config: Config, *, tokens: bool) -> str:
     """List the requests that the check is going to send, with prices."""
-    counts = {name: len(config.addresses_of(name)) for name in config.pools}
+    counts = {name: len(config.addresses_of(name)) for name, pool in config.pools.items() if not pool.caller_keys}
     text = f"live: each of {sum(counts.values())} endpoints is asked for its models"
     asked = [name for name in counts if config.pools[name].model]
     if not tokens or not asked:
@@ -81,6 +81,12 @@ def announcement(config: Config, *, tokens: bool) -> str:
     text += f" and for one token, again where it is late: {usd:.6f} USD at most, by the prices of the pools"
     free = [name for name in asked if not (config.pools[name].kind.local or _priced(config, name))]
     return f"{text} (without a price: {', '.join(free)})" if free else text
+
+
+def _unasked(config: Config) -> list[str]:
+    """A line for pools that cannot be asked."""
+    names = [name for name, pool in config.pools.items() if pool.caller_keys]
+    return [f"not asked: {', '.join(names)}, for which callers have the keys"] if names else []
 
 
 def _priced(config: Config, pool: str) -> bool:
@@ -100,7 +106,7 @@ def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], l
     late = findings.budgets(config, findings.fastest(found))
     everything = [*(one for one in seen.values() if one), *findings.clock(found), *late]
     warnings = [one.line for one in everything if not one.fault]
-    return [*aligned(rows, {0, 3}), *warnings], [one.line for one in everything if one.fault]
+    return [*aligned(rows, {0, 3}), *_unasked(config), *warnings], [one.line for one in everything if one.fault]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,8 @@ async def _ask_all(config: Config, tokens: bool, timeout: float) -> list[Endpoin
             async with places:
                 return await ask_endpoint(live, endpoint)
 
-        endpoints = [endpoint for pool in live.runtime.pools.values() for endpoint in pool.endpoints]
+        pools = [pool for name, pool in live.runtime.pools.items() if name not in live.runtime.caller_keys]
+        endpoints = [endpoint for pool in pools for endpoint in pool.endpoints]
         return list(await asyncio.gather(*map(one, endpoints)))
 
 
