@@ -36,6 +36,7 @@ class Anthropic(OpenAI):
 
     native = frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS})
     key_header = "x-api-key"
+    default_output = MAX_TOKENS
     reads_attribution = True
     listing_path = "/v1/models?limit=1000"
     assembled_members = {Operation.MESSAGES: frozenset(_ASSEMBLED_MEMBERS)}

@@ -75,6 +75,7 @@ class OpenAI(Backend):
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
     key_header: str = BEARER  # of the key
     asks_usage: bool = True  # knows stream_options
+    default_output: int | None = None  # limit of the output where neither caller nor route has one, if servers want it
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     listing_path: str = "/v1/models"
     reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member

@@ -334,6 +334,7 @@ class PoolSection(Section):
             ),
             local=self.kind.local,
             context_window=self.context_window,
+            default_output=self.kind.dialect.default_output,
             capabilities=self.capabilities,
             price=self.price.value,
             block_size=self.block_size,
