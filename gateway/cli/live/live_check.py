@@ -29,6 +29,7 @@ from gateway.cli.live.live_facts import (
     TokenFacts,
     likely_urls,
     read_names,
+    read_window,
     secrets_of,
 )
 from gateway.cli.tables import aligned
@@ -104,9 +105,16 @@ def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], l
         cells = "-" if names is None else str(len(names)), "-" if ttft is None else duration(round(ttft, 3))
         rows.append((facts.id, *cells, "ok" if problem is None else problem.kind))
     late = findings.budgets(config, findings.fastest(found))
-    everything = [*(one for one in seen.values() if one), *findings.clock(found), *late]
+    everything = [
+        *(one for one in seen.values() if one),
+        *findings.clock(found),
+        *findings.windows(config, found),
+        *late,
+    ]
     warnings = [one.line for one in everything if not one.fault]
-    return [*aligned(rows, {0, 3}), *_unasked(config), *warnings], [one.line for one in everything if one.fault]
+    return [*aligned(rows, {0, 3}), *_unasked(config), *findings.unset_windows(config, found), *warnings], [
+        one.line for one in everything if one.fault
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +189,8 @@ async def _list_models(live: LiveFleet, endpoint: Endpoint) -> ListingFacts:
         return ListingFacts(failure=error.failure, certificate=_certificate_fault(error))
     skew = _skew(reply)
     if 200 <= reply.status < 300 and (names := read_names(reply.body)) is not None:
-        return ListingFacts(reply.status, names, skew=skew)
+        window = read_window(reply.body, [live.runtime.pools[endpoint.pool].model])
+        return ListingFacts(reply.status, names, skew=skew, window=window)
     failure = None
     if not 200 <= reply.status < 300:
         failure = upstream.backend.failure(reply.status, reply.headers, reply.body)
