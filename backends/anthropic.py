@@ -15,11 +15,12 @@ import msgspec
 
 from backends import rate_limit_headers
 from backends.interface import RATE_LIMITS, BackendConfig, BackendRequest, Failure, HttpCall, Operation
-from backends.openai import OpenAI
+from backends.openai import BEARER, OpenAI
 from backends.prompt_breakpoints import has_own, with_breakpoints
 
 _encode = msgspec.json.Encoder().encode
 VERSION = "2023-06-01"
+API_KEY = "sk-ant-api"  # prefix of an API key, as opposed to a subscription's token
 MAX_TOKENS = 32_000  # where neither the caller nor the route limits the output: Anthropic asks for a limit
 _CALLERS = ("anthropic-version", "anthropic-beta")  # headers of the caller that are sent on
 # Members of a request that change nothing about the form of its answer, whole or streamed.
@@ -34,6 +35,8 @@ class Anthropic(OpenAI):
     """Anthropic's API, by an API key."""
 
     native = frozenset({Operation.MESSAGES, Operation.COUNT_TOKENS})
+    key_header = "x-api-key"
+    default_output = MAX_TOKENS
     reads_attribution = True
     listing_path = "/v1/models?limit=1000"
     assembled_members = {Operation.MESSAGES: frozenset(_ASSEMBLED_MEMBERS)}
@@ -41,10 +44,6 @@ class Anthropic(OpenAI):
     def __init__(self, config: BackendConfig) -> None:
         super().__init__(config)
         self._configured = {name.lower() for name in config.headers}
-        if "authorization" not in self._configured:
-            self._headers.pop("authorization", None)
-        if config.api_key:
-            self._headers.setdefault("x-api-key", config.api_key)
         self._headers.setdefault("anthropic-version", VERSION)
 
     def call(self, forward: BackendRequest) -> HttpCall:
@@ -55,6 +54,11 @@ class Anthropic(OpenAI):
         callers = {name: forward.headers[name] for name in _CALLERS if name in forward.headers}
         own = {name: value for name, value in callers.items() if name not in self._configured}
         return replace(call, headers={**call.headers, **own}) if own else call
+
+    def with_key(self, header: str, key: str) -> Anthropic:
+        """A subscription's token is a bearer token; an API key is not, whatever client has sent it."""
+        bearer = header == BEARER and not key.startswith(API_KEY)
+        return type(self)(replace(self.config, api_key=key, key_header=BEARER if bearer else ""))
 
     def _body(self, forward: BackendRequest) -> dict[str, Any]:
         body = super()._body(forward)

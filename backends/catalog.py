@@ -75,6 +75,6 @@ def build(config: BackendConfig) -> Backend:
     """The backend of a pool. Raises ValueError."""
     found = kind(config.kind)
     keyed = {"authorization", "api-key"} & {name.lower() for name in config.headers}
-    if found.needs_key and not config.api_key and not keyed:
+    if found.needs_key and not config.api_key and not config.caller_keys and not keyed:
         raise ValueError(f"backend '{config.kind}' needs an api_key")
     return found.dialect(config)

@@ -258,6 +258,31 @@ _OWN_WORDS: Mapping[FailureKind, Failure] = {  # nothing of these is the caller'
         FailureKind.PROTOCOL, "The backend answered with a redirect, which is never followed."
     ),
 }
+_OF_ACCOUNT: Mapping[FailureKind, tuple[int, str, str]] = {  # status, code, and words, where the key is the caller's
+    **dict.fromkeys(
+        RATE_LIMITS, (429, "rate_limit_exceeded", "A rate limit of your account with the provider is reached")
+    ),
+    FailureKind.QUOTA: (429, _USED_UP, "Your account with the provider is used up"),
+    FailureKind.AUTH: (401, "invalid_api_key", "The provider refuses your API key"),
+    FailureKind.MISCONFIGURED: (404, "model_not_found", "Your account with the provider has no such model"),
+}
+
+
+def of_callers_key(failure: Failure) -> Failure:
+    """The failure of an attempt with the caller's own key. What is said of the key, or of its account, is the caller's
+    to mend; status, name and time are the provider's, and no other word of it is shown or logged."""
+    if failure.kind not in _OF_ACCOUNT or failure is NOT_SERVED:
+        return failure
+    status, code, words = _OF_ACCOUNT[failure.kind]
+    named = failure.cause.removeprefix(f"{FAILED_INSIDE.cause}: ").partition(":")[0]
+    told = named.partition(" ")[0]
+    status = int(told) if told in ("401", "402", "403", "404", "429") else status
+    message = f"{words}: {named}." if named else f"{words}."
+    kind = code if status == 429 else "invalid_request_error"
+    said = f"the caller's key: {named or status}"
+    return Failure(FailureKind.CALLER_KEY, message, status, kind, code, retry_after=failure.retry_after, cause=said)
+
+
 _RETURNING = RATE_LIMITS | {FailureKind.OVERLOADED, FailureKind.SERVER, FailureKind.PROVIDER}
 
 

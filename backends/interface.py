@@ -83,12 +83,16 @@ class FailureKind(Enum):
     CONTEXT = "context"  # the request exceeds the model's context window
     CONTENT_FILTER = "content_filter"  # the content of the request is refused
     CONTENT = "content"  # a file, response or other id of the caller is unknown there
+    CALLER_KEY = "caller_key"  # the caller's own key, or the account behind it: the caller's to mend
     GATEWAY = "gateway"  # our own fault: a valid reply that the gateway cannot translate or read
 
 
 RATE_LIMITS = frozenset({FailureKind.RATE_LIMITED, FailureKind.REQUEST_RATE, FailureKind.TOKEN_RATE})
 OF_REQUEST = frozenset(  # the request's own fault: another server of the same kind would answer alike
-    {FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT_FILTER, FailureKind.CONTENT, FailureKind.REQUEST_SIZE}
+    {
+        *(FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT_FILTER, FailureKind.CONTENT),
+        *(FailureKind.REQUEST_SIZE, FailureKind.CALLER_KEY),
+    }
 )
 
 
@@ -199,9 +203,14 @@ class Backend(Protocol):
     secret: bytes  # our key: not to be passed on to callers; empty: there is none
     refuses_models: bool  # a request for a model that the server does not serve
     salted: bool  # keeps the caches of different `cache_salt`s apart
+    keyed_by_callers: bool = False  # sends the caller's own key: see `with_key`
     reads_attribution: bool = False  # knows Claude Code's line at the head of a prompt, and leaves it out of its cache
 
     def call(self, forward: BackendRequest) -> HttpCall: ...
+
+    def with_key(self, header: str, key: str) -> Backend:
+        """The same dialect with a caller's own key as its secret. `header`: in which the caller has sent the key."""
+        return self
 
     def tap(self, forward: BackendRequest) -> Tap: ...
 
@@ -290,6 +299,8 @@ class BackendConfig:
     dp_rank: int | None = None  # data-parallel rank of the server
     prompt_caching: bool = True  # mark what the provider's cache is to hold
     adapters: frozenset[str] = frozenset()  # LoRA adapters, as the servers know them
+    caller_keys: bool = False  # each caller's own key is sent, in place of `api_key`
+    key_header: str = ""  # of the key; empty: the dialect's own
 
     def target(self, path: str) -> str:
         """`path` with the configured query parameters."""

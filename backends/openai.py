@@ -8,6 +8,7 @@ not, passes through.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -40,6 +41,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
     Operation.RESPONSES: ("max_output_tokens",),
 }
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
+BEARER = "authorization"  # header of a key that is a bearer token
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
 _REASONING = ("reasoning_content", "reasoning_details")
 _WITH_CACHE_KEY = (Operation.CHAT, Operation.RESPONSES, Operation.COMPACT)
@@ -71,8 +73,9 @@ class OpenAI(Backend):
     refuses_models: bool = True
     salted: bool = False
     limit_name: str = "max_completion_tokens"  # default field for the cap on a chat's output
-    key_header: str = ""  # of our key; empty: a bearer token
+    key_header: str = BEARER  # of the key
     asks_usage: bool = True  # knows stream_options
+    default_output: int | None = None  # limit of the output where neither caller nor route has one, if servers want it
     probe_path: str = ""  # of a cheap page for the server's health; empty: only real traffic shows the health
     listing_path: str = "/v1/models"
     reads_reasoning: bool = False  # knows the reasoning of earlier turns; other servers refuse the member
@@ -84,8 +87,8 @@ class OpenAI(Backend):
     def __init__(self, config: BackendConfig) -> None:
         self.kind = config.kind
         self._secret, self.secret = config.api_key, config.api_key.encode()
-        self.config = config
-        self._headers = _headers(config, self.key_header)
+        self.config, self.keyed_by_callers = config, config.caller_keys
+        self._headers = _headers(config, config.key_header or self.key_header)
         self._models = (config.model, *config.adapters)
 
     def call(self, forward: BackendRequest) -> HttpCall:
@@ -102,6 +105,9 @@ class OpenAI(Backend):
         if self.config.query:
             path = self.config.target(path)
         return HttpCall("POST", path, headers, self._encoded(self._body(forward)))
+
+    def with_key(self, header: str, key: str) -> OpenAI:
+        return type(self)(replace(self.config, api_key=key))
 
     def _encoded(self, body: dict[str, Any]) -> bytes:
         if self.config.rename or self.config.drop:
@@ -220,10 +226,8 @@ def _headers(config: BackendConfig, key_header: str) -> dict[str, str]:
         "accept-encoding": "identity",  # bytes are relayed unchanged, and read in passing
         "user-agent": "firsttoken",  # some providers' edges refuse requests without a user agent
     }
-    if config.api_key and key_header:
-        headers[key_header] = config.api_key
-    elif config.api_key:
-        headers["authorization"] = f"Bearer {config.api_key}"
+    if config.api_key:
+        headers[key_header] = f"Bearer {config.api_key}" if key_header == BEARER else config.api_key
     headers.update({name.lower(): value for name, value in config.headers.items()})
     if reserved := _RESERVED & headers.keys():
         raise ValueError(f"the header '{min(reserved)}' is the gateway's own to write; take it out of headers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from time import monotonic
 
 from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant, sent_keys
+from gateway.admission.caller_keys import NO_KEY, caller_key, key_missing
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
 from gateway.answers.answer_cache import AnswerCache, CacheUse
@@ -43,8 +45,10 @@ from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
+from gateway.upstream.keyed_upstreams import KeyedUpstreams
 from gateway.upstream.race import Race
 from gateway.upstream.routed_request import RoutedRequest
+from gateway.upstream.upstream import Upstream
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
 from policies.routes.route import Route
@@ -161,7 +165,7 @@ class Proxy:
         routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
         stored = StoredResponses(
             key=tenant.name,
-            upstreams=runtime.upstreams,
+            upstreams=self.upstreams(http),
             masked_pools=runtime.masked_pools,
             ids=runtime.state_ids(tenant),
             large=self.large_replies,
@@ -231,7 +235,7 @@ class Proxy:
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
-        estimate = await self.estimate(request, runtime, route, tenant, timeline)
+        estimate = await self.estimate(http, request, runtime, route, tenant, timeline)
         if tenant.limits is not None:
             count = partial(self.decider.counted, request, route, tenant, estimate)
             estimate = await self.admission.reserve(
@@ -267,7 +271,7 @@ class Proxy:
             estimate=estimate,
             decision=decision,
             timeline=timeline,
-            upstreams=self.runtime.current.upstreams,  # of the fleet that the decision, just made, has chosen from
+            upstreams=self.upstreams(http),  # of the fleet that the decision, just made, has chosen from
             first_token_limit=defaults.first_token,
             model=named.model,
             native=runtime.operations,
@@ -310,16 +314,43 @@ class Proxy:
         return decision
 
     async def estimate(
-        self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant, timeline: RequestTimeline
+        self,
+        http: HttpRequest,
+        request: InferenceRequest,
+        runtime: Runtime,
+        route: Route,
+        tenant: Tenant,
+        timeline: RequestTimeline,
     ) -> PromptEstimate:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
         if request.operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
             await self.decider.off_loop(
                 request.size, self.dispatcher.operations.fit, request, route, runtime.operations
             )
+        if runtime.caller_keys:
+            self.fit_caller_key(http, request, runtime, route, tenant)
         estimate = await self.decider.estimate(request, route, tenant)
         timeline.estimated(request, route, estimate)
         return estimate
+
+    def fit_caller_key(
+        self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant
+    ) -> None:
+        """Keep the caches of the caller's own key apart; without one, leave out the pools that take it. Raises ApiError
+        (401) where no other pool is left."""
+        taking, key = runtime.caller_keys.intersection(route.pools), caller_key(http.headers, runtime.keys)
+        if key is not None:
+            request.own_caches = dict.fromkeys(taking, key.cache_group(tenant.cache_group))
+        elif taking:
+            if taking.issuperset(route.pools):
+                raise key_missing(runtime.keys)
+            request.unfit = {**request.unfit, **dict.fromkeys(taking, NO_KEY)}
+
+    def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:
+        """The upstreams in force, with the caller's own key for the pools that take it."""
+        runtime = self.runtime.current
+        key = caller_key(http.headers, runtime.keys) if runtime.caller_keys else None
+        return runtime.upstreams if key is None else KeyedUpstreams(runtime.upstreams, key.header, key.secret)
 
     def named_route(self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant) -> RoutedName:
         """The route of the caller's name. Raises ApiError (404) where there is none that the key may use: before the
@@ -338,9 +369,10 @@ class Proxy:
         timeline.routed(request, named.route)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
+        request.own_caches = {}
         if threads.has_thread(request) and not runtime.keeps_threads(named.route):
             raise threads.unsupported()
-        return named, await self.estimate(request, runtime, named.route, tenant, timeline)
+        return named, await self.estimate(http, request, runtime, named.route, tenant, timeline)
 
     def count_tokens(
         self, http: HttpRequest, request: InferenceRequest, timeline: RequestTimeline, estimate: PromptEstimate

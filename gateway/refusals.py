@@ -38,7 +38,7 @@ def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
         return RequestOutcome.SHED
     if placement in (Placement.UNAVAILABLE, Placement.RATE_LIMITED):
         return RequestOutcome.UNAVAILABLE
-    if placement is Placement.PLACE and (refusal.status == 429 or refusal.status >= 500):
+    if placement is Placement.PLACE and not refusal.own_fault and (refusal.status == 429 or refusal.status >= 500):
         return RequestOutcome.FAILED
     return RequestOutcome.REFUSED
 

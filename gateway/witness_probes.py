@@ -4,7 +4,7 @@ Rules:
 - `policies.fleet.witness_schedule` decides when. The result reaches the fleet as any attempt's does, of no caller: what
   it shows counts for all.
 - A pool that answers to the callers' own model names has no model to ask for, and one without chat or Messages no
-  question to ask: neither is probed.
+  question to ask, and one of callers' keys has no credential to ask with: none of these is probed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class WitnessProbes:
         """Probe an endpoint that has failed for one caller alone, unless the last probe is too recent."""
         runtime = self._runtime.current
         upstream = runtime.upstreams.get(endpoint.id)
-        if upstream is None or not upstream.model or endpoint.pool == runtime.config.passthrough:
+        unasked = (runtime.config.passthrough, *runtime.caller_keys)
+        if upstream is None or not upstream.model or endpoint.pool in unasked:
             return
         operation = next((each for each in QUESTIONS if each in runtime.operations[endpoint.pool]), None)
         if operation is None or not self._schedule.begin(endpoint.id, monotonic()):

@@ -82,6 +82,7 @@ class Pool:
     endpoints: tuple[Endpoint, ...]
     local: bool = True
     context_window: int | None = None
+    default_output: int | None = None  # tokens, where the servers want a limit and nobody has set one
     capabilities: frozenset[str] | None = None
     price: Price = Price()
     block_size: int = 16

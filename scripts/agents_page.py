@@ -26,8 +26,7 @@ firsttoken agents claude-code           # what to paste; --model chooses a route
 written: variables go into the shell or its profile, files where their heading says, beside what is in them. The checks
 of `make clients` take the same settings and nothing else ([clients](clients.md)): each agent answers, and edits a file.
 
-This holds for engines that speak chat completions or Responses. Before a model of 32k behind Anthropic's dialect alone
-(an `anthropic` pool) some do not work yet: [what does not pass](clients.md#what-does-not-pass).
+This holds before engines of each dialect: chat completions, Responses, or Anthropic's alone (an `anthropic` pool).
 
 What the gateway does for all of them, unasked:
 

@@ -5,7 +5,8 @@ Rules:
   depends on the digest of the presented key, in which nobody can choose a byte: knowing how much of it equals a known
   digest, a caller would still have to find a key with that digest (a preimage). Nor can a caller tell which known
   digest is meant: the table is hashed with a secret of the process, and compares bytes of equal hashes alone.
-- A key may come in any header of the three dialects. Two headers with different keys are refused: a proxy in front may
+- A key may come in any header of the three dialects, or in `x-firsttoken-key`, beside which the others are the caller's
+  own (`gateway.admission.caller_keys`). Two headers with different keys are refused: a proxy in front may
   have checked the other one.
 - Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.api.api_error import ApiError
-from gateway.api.inference_request import KEY_HEADERS
+from gateway.api.inference_request import GATEWAY_KEY, KEY_HEADERS
 from policies.quota.key_limits import KeyLimits
 
 SALT_CHARACTERS = 32
@@ -59,26 +60,40 @@ class Keys:
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:
         """Raises ApiError (401), which does not tell which keys exist. `headers`: names in lower case."""
-        if not (self.tenants or self.closed):
+        if not self.required:
             return ANYONE
-        digest = hashlib.sha256(presented_key(headers).encode("utf-8", "surrogateescape")).digest()
-        found = self._by_digest.get(digest)
+        found = self.owner(presented_key(headers))
         if found is None:
-            raise _unauthorized("it is not known here.")
+            raise unauthorized("it is not known here.")
         return found
+
+    @property
+    def required(self) -> bool:
+        return bool(self.tenants) or self.closed
+
+    def owner(self, key: str) -> Tenant | None:
+        """None: the key is not known."""
+        return self._by_digest.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest())
 
 
 def presented_key(headers: Mapping[str, str]) -> str:
     """The one key in the headers. Raises ApiError (401). An authorization by another scheme is no key."""
+    if own := headers.get(GATEWAY_KEY, "").strip():
+        return own
+    given = named_keys(headers)
+    if len({*given.values()}) > 1:
+        raise unauthorized(f"the headers {' and '.join(given)} have different keys; send one.")
+    if not given:
+        raise unauthorized("there is none. Send 'authorization: Bearer <key>', x-api-key or api-key.")
+    return next(iter(given.values()))
+
+
+def named_keys(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Keys in the headers of the three dialects, by name."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     found = {"authorization": bearer.strip()} if scheme.lower() == "bearer" else {}
-    found |= {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
-    given = {name: key for name, key in found.items() if key}
-    if len({*given.values()}) > 1:
-        raise _unauthorized(f"the headers {' and '.join(given)} have different keys; send one.")
-    if not given:
-        raise _unauthorized("there is none. Send 'authorization: Bearer <key>', x-api-key or api-key.")
-    return next(iter(given.values()))
+    found |= {name: headers[name].strip() for name in ("x-api-key", "api-key") if name in headers}
+    return {name: key for name, key in found.items() if key}
 
 
 def sent_keys(headers: Mapping[str, str]) -> list[str]:
@@ -86,7 +101,7 @@ def sent_keys(headers: Mapping[str, str]) -> list[str]:
     return [headers[name].rpartition(" ")[2] for name in KEY_HEADERS if name in headers]
 
 
-def _unauthorized(reason: str) -> ApiError:
+def unauthorized(reason: str) -> ApiError:
     """Claude Code (2.1) repeats a 401 ten times, for minutes, unless told not to. LiteLLM (1.81) knows a wrong key by
     OpenAI's first words alone."""
     headers = {"www-authenticate": "Bearer", "x-should-retry": "false"}

@@ -4,6 +4,7 @@ Rules:
 - Equal: the same bytes, path, route and headers that reach an engine or a condition, of the same cache group. A route
   that a reload has changed, or whose pools have another model or send other members, has no answer yet.
 - Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller.
+- Never of a request with the caller's own key for a provider, who pays for it.
 - Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
   completions and Messages. Never Responses and threads, which name state of an engine, and never an answer with its
   cost.
@@ -62,7 +63,7 @@ class AnswerCache:
     ) -> CacheUse | None:
         """None: the request is not for the cache."""
         caching, control = route.cache, http.headers.get("cache-control", "").lower()
-        if caching is None or "no-store" in control or not is_repeatable(request, caching):
+        if caching is None or request.own_caches or "no-store" in control or not is_repeatable(request, caching):
             return None
         group = sha256(b"group " + tenant.cache_group.encode()).hexdigest()[:32]
         headers = sorted({**request.dialect_headers, **request.headers}.items())

@@ -42,6 +42,7 @@ class ApiError(Exception):
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     close: bool = False
+    own_fault: bool = False  # the caller's, whatever the status
     logged: str = ""  # for Records: never the words of a caller or a backend; empty: the message
 
     def __post_init__(self) -> None:

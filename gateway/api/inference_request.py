@@ -44,7 +44,8 @@ from gateway.tokenize.prefix_breakers import IN_BODY, without_breakers
 from gateway.tokenize.prompt import Prompt, definitions, digest_of, prompt_of
 from policies.types import RequestView
 
-KEY_HEADERS = ("authorization", "x-api-key", "api-key")  # OpenAI's, Anthropic's and Azure's
+GATEWAY_KEY = "x-firsttoken-key"  # the gateway's own key, where the others have a key of the caller's
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", GATEWAY_KEY)  # OpenAI's, Anthropic's, Azure's and ours
 KNOWN_MESSAGES, KNOWN_PARAMETERS = 100_000, 4_000  # entries; 100 and 500 bytes each
 
 _MAX_NAME = 256  # characters of a model name cached
@@ -228,6 +229,7 @@ class InferenceRequest(RequestView):
     size: int  # bytes of body
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
+    own_caches: Mapping[str, str] = field(default_factory=dict)  # cache group of the caller's own key, by pool
     state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
 

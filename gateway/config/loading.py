@@ -24,11 +24,12 @@ from pydantic import ValidationError
 from backends.catalog import KINDS
 from gateway.config.config_errors import ConfigError, Problem, SourceLocation, did_you_mean, dotted
 from gateway.config.config_errors import Path as KeyPath
+from gateway.config.field_types import authority
 from gateway.config.models import Config
 from gateway.config.name_conflicts import names
 from gateway.config.schema import messages
 from gateway.config.yaml_source import Document, merge, parse
-from policies.routes.route import Tier
+from policies.routes.route import Route, Tier
 
 FIXED_AT_START = ("server", "state", "telemetry")
 COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
@@ -161,6 +162,7 @@ def routes(config: Config) -> Iterator[Problem]:
     for name, route in config.routes.items():
         if route.name != name:
             yield Problem(("routes", name, "name"), "the key is the route's name; remove this")
+        yield from _one_provider(config, route)
         for i, tier in enumerate(route.tiers):
             yield from _known_pool(config, tier.pool, ("routes", name, "tiers", i))
             yield from _known_adapter(config, tier, ("routes", name, "tiers", i))
@@ -245,6 +247,16 @@ def _installed(path: KeyPath, extra: str, *modules: str) -> Iterator[Problem]:
     if missing:
         what = "a package that is" if len(modules) == 1 else "packages that are"
         yield Problem(path, f"requires {what} not installed: pip install 'firsttoken[{extra}]'")
+
+
+def _one_provider(config: Config, route: Route) -> Iterator[Problem]:
+    """A caller's key is shown to one provider alone."""
+    named = ((pool, config.pools[pool]) for pool in route.pools if pool in config.pools)
+    hosts = {frozenset(map(authority, pool.urls)): name for name, pool in named if pool.caller_keys}
+    if len(hosts) > 1:
+        first, second = [*hosts.values()][:2]
+        text = f"a caller's key for pool {first} would be sent to the servers of {second} too; make two routes of it"
+        yield Problem(("routes", route.name, "tiers"), text)
 
 
 def _known_adapter(config: Config, tier: Tier, path: KeyPath) -> Iterator[Problem]:

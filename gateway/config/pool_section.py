@@ -21,9 +21,11 @@ from gateway.config.endpoint_section import Discovered, EndpointAddress, Endpoin
 from gateway.config.field_types import Positive, Section, authority, written
 from policies import types as facts
 
+CALLER = "caller"  # in place of a key
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
 CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
+KEYED = frozenset({"authorization", "api-key", "x-api-key"})  # headers with a key
 PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest number first
 # The encodings of gateway.tokenize.tokenizers, which is slow to import.
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
@@ -128,7 +130,7 @@ class PoolSection(Section):
     base_url: fields.HttpUrl | None = None
     """For an API, in place of endpoints; each API backend has a default."""
     api_key: SecretStr = SecretStr("")
-    """Sent to the servers; write "${NAME}" and keep the key in the environment."""
+    """Sent to the servers; write "${NAME}" and keep the key in the environment. `caller`: each caller's own key."""
     api_keys: tuple[SecretStr, ...] = ()
     """In place of api_key, for an API: keys that share the load, each with its own rate limit."""
     headers: Mapping[fields.HeaderName, fields.HeaderValue] = {}
@@ -220,7 +222,9 @@ class PoolSection(Section):
             raise ValueError(f"'{self.model}' is the model itself, not an adapter")
 
     def _check_keys(self) -> None:
-        if self.kind.needs_key and not any(self.keys) and not {"authorization", "api-key"} & self.headers.keys():
+        if self.caller_keys:
+            self._check_caller_keys()
+        elif self.kind.needs_key and not any(self.keys) and not {"authorization", "api-key"} & self.headers.keys():
             hint = f'write api_key: "${{{self.backend.upper()}_API_KEY}}" (a server without keys: backend: compatible)'
             raise ValueError(f"{self.backend} needs a key; {hint}")
         if any(map(_VARIABLE_NAME.fullmatch, self.keys)):
@@ -231,6 +235,16 @@ class PoolSection(Section):
             raise ValueError(f"{self.backend} servers have one api_key; several share the load of an API")
         if self.api_keys and (len({*self.keys}) < len(self.keys) or not all(self.keys)):
             raise ValueError("a key in api_keys is empty, or is there twice")
+
+    def _check_caller_keys(self) -> None:
+        if self.kind.local:
+            raise ValueError(f"{self.backend} servers take no key of a caller's; callers' keys are for APIs")
+        if taken := KEYED & {name.lower() for name in self.headers}:
+            raise ValueError(f"the header {min(taken)} would replace the callers' keys; remove it from headers")
+        if self.keep_warm:
+            raise ValueError("keep_warm requires a key of the gateway's: remove keep_warm, or write the key")
+        if self.price != PriceSection():
+            raise ValueError("price is of what the gateway's keys cost, and callers pay here; remove price")
 
     def _check_servers(self) -> None:
         servers = [(authority(one.url), one.dp_rank) for one in self.endpoints]
@@ -243,7 +257,14 @@ class PoolSection(Section):
 
     @property
     def keys(self) -> tuple[str, ...]:
+        if self.caller_keys:
+            return ("",)
         return tuple(key.get_secret_value() for key in self.api_keys or (self.api_key,))
+
+    @property
+    def caller_keys(self) -> bool:
+        """Each caller's own key is passed on."""
+        return self.api_key.get_secret_value() == CALLER
 
     @property
     def credentials(self) -> Sequence[object]:
@@ -287,6 +308,7 @@ class PoolSection(Section):
             dp_rank=dp_rank,
             prompt_caching=self.prompt_caching == "on",
             adapters=frozenset(() if self.adapters is None else self.adapters.names),
+            caller_keys=self.caller_keys,
         )
 
     @property
@@ -312,6 +334,7 @@ class PoolSection(Section):
             ),
             local=self.kind.local,
             context_window=self.context_window,
+            default_output=self.kind.dialect.default_output,
             capabilities=self.capabilities,
             price=self.price.value,
             block_size=self.block_size,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, quote
 from weakref import WeakValueDictionary
 
-from backends.failures import NOT_SERVED, TOO_LARGE, TransportError
+from backends.failures import NOT_SERVED, TOO_LARGE, TransportError, of_callers_key
 from backends.http.connection_pool import BufferedReply
 from backends.interface import Failure, FailureKind, HttpCall
 from backends.stream.redaction import CachedCountMasker, mask_error_body
@@ -87,6 +87,8 @@ class StoredResponses:
             raise (_too_large() if error.failure is TOO_LARGE else _unreachable(error.failure)) from None
         if not 200 <= reply.status < 300:
             failure = upstream.backend.failure(reply.status, reply.headers, reply.body)
+            if upstream.backend.keyed_by_callers:
+                failure = of_callers_key(failure)
             raise (
                 _unsupported() if _is_unsupported(reply.status, failure) else self._refusal(http.model, holder, failure)
             )

@@ -33,6 +33,7 @@ from backends.failures import (
     UNKNOWN_MODEL,
     TransportError,
     of_body,
+    of_callers_key,
 )
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
@@ -166,7 +167,8 @@ class WireAttempt:
     def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
         self.status, self.headers = status, headers
         self.is_success, self.state = 200 <= status < 300, WireState.HELD
-        if not self.upstream.backend.local:
+        backend = self.upstream.backend
+        if not (backend.local or backend.keyed_by_callers):  # a caller's limits are not the endpoint's
             self._report_rate_limits()
         content_type = headers.get("content-type", "").lower()
         if self.stream and self.is_success and content_type.startswith("text/html"):
@@ -306,7 +308,8 @@ class WireAttempt:
     def _end_spoiled(self) -> WireEvent:
         """An error event or junk ends the stream, although vLLM sends [DONE] after an error."""
         assert self._answer is not None
-        answer, failure = self._answer, self.tap.failure
+        answer = self._answer
+        failure = None if self.tap.failure is None else self._whose_key(self.tap.failure)
         self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, failure)
         written = answer.body(self.tap.rest) if self.tap.rest else None
         written = answer.replace_held(self.tap.sound) or written
@@ -315,6 +318,7 @@ class WireAttempt:
         return BrokenOff(failure, mask_secret(self.tap.error_event, self.upstream.backend.secret))
 
     def _break_off(self, failure: Failure) -> BrokenOff:
+        failure = self._whose_key(failure)
         self.stop(AttemptOutcome.BROKEN, failure)
         return BrokenOff(failure)
 
@@ -331,12 +335,16 @@ class WireAttempt:
 
     def fail(self, failure: Failure) -> Failure:
         """End the attempt before the commit. Returns the failure as the caller may see it."""
+        failure = self._whose_key(failure)
         if self.request.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
             failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
         elif failure.kind is FailureKind.MISCONFIGURED:
             failure = self._whose_model(failure)
         self.stop(BLAME[failure.kind.value].outcome, failure)
         return failure
+
+    def _whose_key(self, failure: Failure) -> Failure:
+        return of_callers_key(failure) if self.upstream.backend.keyed_by_callers else failure
 
     def _whose_model(self, failure: Failure) -> Failure:
         if not self.request.model_is_callers:
@@ -363,7 +371,7 @@ class WireAttempt:
         self.state, self.times.ended = WireState.OVER, monotonic()
         self._exchange = self._answer = None
         self.connecting = None
-        self.outcome, self.failure = outcome, failure
+        self.outcome, self.failure = outcome, None if failure is None else self._whose_key(failure)
         output = self.output_tokens
         self.report, self.consumption = self._reported(output), self._consumed(output)
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token

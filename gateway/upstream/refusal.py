@@ -16,7 +16,7 @@ def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiEr
         return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
     headers: dict[str, str] = {"x-should-retry": "false"}
     if failure.kind in OF_REQUEST:
-        headers = {}
+        headers = {} if failure.retry_after is None else retry_later(min(failure.retry_after, LONGEST_RETRY_AFTER))
     elif failure.kind in RATE_LIMITS or failure.kind is FailureKind.OVERLOADED:
         headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
     return ApiError(
@@ -26,5 +26,6 @@ def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiEr
         code=failure.code,
         param=failure.param,
         headers=headers,
+        own_fault=failure.kind in OF_REQUEST,
         logged=failure.said,
     )

@@ -137,7 +137,7 @@ class RoutedRequest:
             request_id=request_id,
             traceparent=traceparent,
             tracestate=tracestate,
-            cache_salt=self.cache_group,
+            cache_salt=request.own_caches.get(pool, self.cache_group),
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",
             model_is_callers=bool(self.model),

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from policies.blame.blame import Fault
 from policies.fleet.beliefs import Belief
 from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
@@ -317,8 +318,10 @@ class Fleet:
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             attempt.on_unknown_adapter(key, state.adapters, now)
         else:
-            state.count_answer(outcome)
-            outlier = outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
+            judges = report.blame is None or report.blame.fault is not Fault.CALLER_KEY
+            if judges:
+                state.count_answer(outcome)
+            outlier = judges and outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
             if state.breaker.unconfirmed:
                 self.on_unconfirmed(state.endpoint)

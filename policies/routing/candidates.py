@@ -10,6 +10,8 @@ Rules:
   request unfit.
 - A request with such a limit needs room for all of it where a tier has that; else for LEAST_OUTPUT tokens, and the
   limit is lowered to what fits beside the prompt, less the error of its count.
+- Servers that want a limit get a default of their kind where there is none, lowered to what fits; the error
+  of the count leaves LEAST_OUTPUT of it.
 - Where no endpoint of any tier is left, the last resort is asked, whatever is believed of it: endpoints that are down,
   unless nobody answers there. A provider's own time (`retry-after`) is waited for, or named to the caller.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
@@ -169,16 +171,19 @@ class CandidateSet:
     def output_limits(self) -> Mapping[str, int]:
         """Lowered limits of the output by pool. Empty: the request has room for all of it."""
         cap = self.queued.output_cap
-        if cap is None or cap <= self.max_output:
+        if cap is not None and cap <= self.max_output:
             return UNCHANGED
-        return {pool: limit for pool in self.taken if (limit := self._room(pool)) < cap}
+        caps = {pool: cap or self.fleet.pools[pool].default_output for pool in self.taken}
+        return {pool: limit for pool, most in caps.items() if most and (limit := self._room(pool)) < most}
 
     def _room(self, name: str) -> int:
         """Tokens of output that fit into the context window of a pool beside the prompt."""
         window, prompt = self.fleet.pools[name].context_window, self.queued.estimate.pools[name]
         if window is None:
             return MANY
-        return max(window - prompt.tokens - self.view.prompt_error(name, prompt), self.max_output)
+        left, error = window - prompt.tokens, self.view.prompt_error(name, prompt)
+        least = self.max_output if self.queued.output_cap else max(min(left, LEAST_OUTPUT), 1)
+        return max(left - error, least)
 
     def _may_use_api(self, usd: float) -> bool:
         route = self.queued.route

@@ -293,7 +293,7 @@ def test_credit_too_short_for_one_request_is_not_an_empty_account() -> None:
     assert "65536" not in failure.message
 
 
-OF_REQUEST = ("client", "context", "content_filter", "content", "request_size")
+OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_key")
 
 
 @pytest.mark.parametrize("kind", FailureKind)

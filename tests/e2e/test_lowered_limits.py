@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gateway.tokenize.tokenizers import encoder
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines
+from tests.support.upstream import Upstream, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -101,3 +103,20 @@ async def test_the_tokens_of_a_prompt_beyond_the_context_window_are_counted(back
         status, _, reply = await post(gateway.url, "messages/count_tokens", **asked)
     assert status == 200, reply
     assert reply["input_tokens"] > WINDOW
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+async def test_a_caller_without_a_limit_gets_what_fits_of_an_engine_that_speaks_messages_alone(dialect: str) -> None:
+    """Messages require a limit, and the default of 32,000 does not fit beside a prompt."""
+    message = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "hi"}], "id": "msg_1"}
+    said = json.dumps({**message, "stop_reason": "end_turn", "usage": {"input_tokens": 9, "output_tokens": 1}})
+    async with Upstream([reply(said.encode(), "200 OK", "content-type: application/json")]) as engine:
+        only = {"backend": "anthropic", "model": "m", "api_key": "sk-engine", "base_url": engine.url}
+        sent = []
+        for window in (WINDOW, None):
+            async with running({"only": {**only, **({"context_window": window} if window else {})}}) as gateway:
+                status, headers, answer = await post(gateway.url, dialect, **ASKED[dialect][1])
+            assert status == 200, answer
+            sent.append((json.loads(engine.requests[-1].body)["max_tokens"], HEADER in headers))
+    (fits, told), unknown = sent
+    assert (10_000 < fits < WINDOW - 12_000, told, unknown) == (True, True, (32_000, False))

@@ -31,8 +31,9 @@ HEADER, POOL_HEADER, COOKIE = "narwhalheader", "platypuspoolheader", "possumcook
 PROMPT, ANSWER, TOOL = "zanzibarprompt", "ocelotanswer", "tapirtool"
 REDIS, CACHE = "axolotlredispassword", "pangolincachesecret"
 OTHER = "sk-other"
+OWN_KEY = "sk-ant-oat01-bilbycallerskey"  # the caller's own, for a provider
 
-CANARIES = (CALLER, UNKNOWN, BACKEND, HEADER, POOL_HEADER, COOKIE, PROMPT, ANSWER, TOOL, REDIS, CACHE)
+CANARIES = (CALLER, UNKNOWN, BACKEND, HEADER, POOL_HEADER, COOKIE, PROMPT, ANSWER, TOOL, REDIS, CACHE, OWN_KEY)
 ABSENT = f"redis://:{REDIS}@127.0.0.1:1/0"
 LIMITS = {
     "requests_per_minute": 10_000,
@@ -172,7 +173,7 @@ async def gateway_with_canaries(
     root.setLevel(logging.DEBUG)
     try:
         async with Upstream(*scripts) as upstream, Collector() as collector, monitored_redis() as (_, redis):
-            pools = {"only": pool(upstream.url, price=PRICE, **secrets)}
+            pools = {"only": pool(upstream.url, price=PRICE, **secrets), **more.pop("pools", {})}
             async with running(pools, routes, **canary_config(folder, collector.url, redis.url, **more)) as gateway:
                 canary = CanaryGateway(gateway, upstream, collector, redis, folder, logged)
                 await await_redis_keys(gateway)

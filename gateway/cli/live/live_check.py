@@ -29,6 +29,7 @@ from gateway.cli.live.live_facts import (
     TokenFacts,
     likely_urls,
     read_names,
+    read_window,
     secrets_of,
 )
 from gateway.cli.tables import aligned
@@ -72,7 +73,7 @@ def live_check(config: Config, *, tokens: bool, timeout: float) -> None:
 
 def announcement(config: Config, *, tokens: bool) -> str:
     """List the requests that the check is going to send, with prices."""
-    counts = {name: len(config.addresses_of(name)) for name in config.pools}
+    counts = {name: len(config.addresses_of(name)) for name, pool in config.pools.items() if not pool.caller_keys}
     text = f"live: each of {sum(counts.values())} endpoints is asked for its models"
     asked = [name for name in counts if config.pools[name].model]
     if not tokens or not asked:
@@ -81,6 +82,12 @@ def announcement(config: Config, *, tokens: bool) -> str:
     text += f" and for one token, again where it is late: {usd:.6f} USD at most, by the prices of the pools"
     free = [name for name in asked if not (config.pools[name].kind.local or _priced(config, name))]
     return f"{text} (without a price: {', '.join(free)})" if free else text
+
+
+def _unasked(config: Config) -> list[str]:
+    """A line for pools that cannot be asked."""
+    names = [name for name, pool in config.pools.items() if pool.caller_keys]
+    return [f"not asked: {', '.join(names)}, for which callers have the keys"] if names else []
 
 
 def _priced(config: Config, pool: str) -> bool:
@@ -98,9 +105,16 @@ def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], l
         cells = "-" if names is None else str(len(names)), "-" if ttft is None else duration(round(ttft, 3))
         rows.append((facts.id, *cells, "ok" if problem is None else problem.kind))
     late = findings.budgets(config, findings.fastest(found))
-    everything = [*(one for one in seen.values() if one), *findings.clock(found), *late]
+    everything = [
+        *(one for one in seen.values() if one),
+        *findings.clock(found),
+        *findings.windows(config, found),
+        *late,
+    ]
     warnings = [one.line for one in everything if not one.fault]
-    return [*aligned(rows, {0, 3}), *warnings], [one.line for one in everything if one.fault]
+    return [*aligned(rows, {0, 3}), *_unasked(config), *findings.unset_windows(config, found), *warnings], [
+        one.line for one in everything if one.fault
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +159,8 @@ async def _ask_all(config: Config, tokens: bool, timeout: float) -> list[Endpoin
             async with places:
                 return await ask_endpoint(live, endpoint)
 
-        endpoints = [endpoint for pool in live.runtime.pools.values() for endpoint in pool.endpoints]
+        pools = [pool for name, pool in live.runtime.pools.items() if name not in live.runtime.caller_keys]
+        endpoints = [endpoint for pool in pools for endpoint in pool.endpoints]
         return list(await asyncio.gather(*map(one, endpoints)))
 
 
@@ -174,7 +189,8 @@ async def _list_models(live: LiveFleet, endpoint: Endpoint) -> ListingFacts:
         return ListingFacts(failure=error.failure, certificate=_certificate_fault(error))
     skew = _skew(reply)
     if 200 <= reply.status < 300 and (names := read_names(reply.body)) is not None:
-        return ListingFacts(reply.status, names, skew=skew)
+        window = read_window(reply.body, [live.runtime.pools[endpoint.pool].model])
+        return ListingFacts(reply.status, names, skew=skew, window=window)
     failure = None
     if not 200 <= reply.status < 300:
         failure = upstream.backend.failure(reply.status, reply.headers, reply.body)

@@ -7,7 +7,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 from backends.interface import Failure
 from gateway.config.models import Config
 
+LARGEST_WINDOW = 100_000_000  # tokens that are believed
 MAX_NAMES = 2_000  # of models, of one list
 MAX_NAME = 100  # characters of a model's name
 MAX_TEXT = 160  # characters of a server's message
@@ -33,6 +34,7 @@ class ListingFacts:
     failure: Failure | None = None  # of the connection, or by the status
     certificate: str = ""  # the fault of the certificate, in OpenSSL's words
     skew: float | None = None  # s that the server's clock is ahead
+    window: int | None = None  # tokens of context, as listed
     elsewhere: str = ""  # URL at which the API was found, where it is not at the configured one
 
 
@@ -80,6 +82,21 @@ def read_names(body: bytes) -> frozenset[str] | None:
         return None
     ids = (entry.get("id") for entry in entries[:MAX_NAMES] if isinstance(entry, dict))
     return frozenset(id for id in ids if isinstance(id, str) and 0 < len(id) <= MAX_NAME and id.isprintable())
+
+
+def least_window(entries: Iterable[Mapping[str, Any]]) -> int | None:
+    """Tokens of context that entries of a list of models tell (`max_model_len` of vLLM and SGLang), the least of them;
+    None: one tells none."""
+    told = [entry.get("max_model_len") for entry in entries]
+    known = [tokens for tokens in told if type(tokens) is int and 0 < tokens <= LARGEST_WINDOW]
+    return min(known) if known and len(known) == len(told) else None
+
+
+def read_window(body: bytes, models: Collection[str]) -> int | None:
+    """Of the models, in a list that `read_names` can read."""
+    reply: Any = msgspec.json.decode(body)
+    entries = (reply.get("data") if isinstance(reply, dict) else reply) or []
+    return least_window(entry for entry in entries if isinstance(entry, dict) and entry.get("id") in models)
 
 
 def secrets_of(config: Config) -> tuple[str, ...]:

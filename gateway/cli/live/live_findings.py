@@ -171,6 +171,30 @@ def clock(found: Sequence[EndpointFacts]) -> Iterator[Finding]:
             yield Finding("clock", f"the clock of {id} is {_apart(skew)} this machine's; {mend}", False)
 
 
+def windows(config: Config, found: Sequence[EndpointFacts]) -> Iterator[Finding]:
+    """Pools with a larger context window than their servers tell."""
+    for pool, window in _windows(found).items():
+        if (known := config.pools[pool].context_window) is not None and known > window:
+            text = f"context_window of {dotted(('pools', pool))} is {known}, and its servers take {window}; lower it"
+            yield Finding("window", text, False)
+
+
+def unset_windows(config: Config, found: Sequence[EndpointFacts]) -> Iterator[str]:
+    """A note for each pool without the context window that its servers tell."""
+    for pool, window in _windows(found).items():
+        if config.pools[pool].context_window is None:
+            yield f"note: {dotted(('pools', pool))} takes prompts of any length; add context_window: {window}"
+
+
+def _windows(found: Sequence[EndpointFacts]) -> Mapping[str, int]:
+    """The least that the servers of a pool tell, by pool."""
+    told: dict[str, int] = {}
+    for facts in found:
+        if (window := facts.listing.window) is not None:
+            told[facts.pool] = min(window, told.get(facts.pool, window))
+    return told
+
+
 def _apart(skew: float) -> str:
     return f"{duration(round(abs(skew)))} {'ahead of' if skew > 0 else 'behind'}"
 

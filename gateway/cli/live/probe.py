@@ -55,6 +55,8 @@ def probe(args: argparse.Namespace) -> int:
         raise ConfigError([f"firsttoken: no pool '{pool}'{did_you_mean(pool, config.pools)}"])
     if not config.pools[pool].model:
         raise ConfigError([f"firsttoken: pools.{pool} has no model to ask for; add model: NAME to it"])
+    if config.pools[pool].caller_keys:
+        raise ConfigError([f"firsttoken: callers have the keys for pools.{pool}: there is none to measure it with"])
     config = asyncio.run(_resolved(config))
     print(announcement(config, pool), flush=True)
     if args.tokens is False:

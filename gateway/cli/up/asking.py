@@ -103,7 +103,7 @@ async def _ask_local(client: aiohttp.ClientSession, server: KnownServer) -> Foun
     kind, name = identified(server.port, listed, version, info)
     reach = Reach.OK if listed.names else Reach.EMPTY
     loaded = loaded_model(running, listed.names)
-    return FoundServer(replace(server, name=name), kind, reach, listed.names, listed.left_out, loaded)
+    return FoundServer(replace(server, name=name), kind, reach, listed.names, listed.left_out, loaded, listed.window)
 
 
 async def _hint(client: aiohttp.ClientSession, url: str, path: str) -> Any:

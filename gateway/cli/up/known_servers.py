@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from backends.catalog import KINDS
 from backends.http.connection_pool import BackendAddress
+from gateway.cli.live.live_facts import least_window
 from gateway.config.config_errors import ConfigError
 
 # Ollama; vLLM, TensorRT-LLM; SGLang; llama.cpp, TGI; LM Studio; TGI in a container.
@@ -66,8 +67,8 @@ class KnownServer:
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """A server that was asked. `models`: usable names; `loaded`: a model in its memory; `ttfts`: s, by model, and None
-    where no token came in time."""
+    """A server that was asked. `models`: usable names; `loaded`: a model in its memory; `window`: tokens of context, as
+    far as it tells; `ttfts`: s, by model, and None where no token came in time."""
 
     server: KnownServer
     kind: str
@@ -75,6 +76,7 @@ class FoundServer:
     models: Sequence[str] = ()
     left_out: int = 0
     loaded: str = ""
+    window: int | None = None
     ttfts: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -143,6 +145,7 @@ class ListedModels:
     names: Sequence[str]
     left_out: int
     owner: str
+    window: int | None = None  # tokens of context, the least of what its models tell
 
 
 def listed_models(answer: Any) -> ListedModels | None:
@@ -154,7 +157,8 @@ def listed_models(answer: Any) -> ListedModels | None:
     names = dict.fromkeys(entry["id"].removeprefix("models/") for entry in entries)
     usable = [name for name in names if _NAME.fullmatch(name) and not _OTHER_WORK.search(name)][:MOST_MODELS]
     owner = entries[0].get("owned_by") if entries else ""
-    return ListedModels(usable, len(data) - len(usable), owner if isinstance(owner, str) else "")
+    window = least_window(entry for entry in entries if entry["id"].removeprefix("models/") in usable)
+    return ListedModels(usable, len(data) - len(usable), owner if isinstance(owner, str) else "", window)
 
 
 def identified(port: int, listed: ListedModels, version: Any, info: Any) -> tuple[str, str]:

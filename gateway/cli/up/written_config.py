@@ -98,7 +98,8 @@ def _pools(found: FoundServer) -> dict[str, Any]:
 def _reached(found: FoundServer) -> dict[str, Any]:
     server = found.server
     if not found.is_api:
-        return {"backend": found.kind, "endpoints": [QuotedText(server.url)]}
+        known = {} if found.window is None else {"context_window": found.window}
+        return {"backend": found.kind, "endpoints": [QuotedText(server.url)], **known}
     section: dict[str, Any] = {"backend": found.kind, "api_key": QuotedText(f"${{{server.key_variable}}}")}
     if server.url_variable:
         section["base_url"] = QuotedText(f"${{{server.url_variable}}}")

@@ -32,8 +32,8 @@ def test_the_page_of_policies_has_the_table_as_it_is() -> None:
 
 
 def test_a_fault_of_the_request_is_no_evidence_against_an_endpoint() -> None:
-    """Nor is one of the gateway; every other fault is some."""
-    own = (Fault.REQUEST, Fault.OWN_CONTENT, Fault.REQUEST_SIZE, Fault.OPERATION, Fault.GATEWAY)
+    """Nor is one of the gateway, or of a caller's own key; every other fault is some."""
+    own = (Fault.REQUEST, Fault.OWN_CONTENT, Fault.REQUEST_SIZE, Fault.OPERATION, Fault.CALLER_KEY, Fault.GATEWAY)
     assert all((row.fault in own) == (row.evidence in (Evidence.NONE, Evidence.ANSWERED)) for row in BLAME.values())
 
 

@@ -197,6 +197,20 @@ def test_a_limit_that_fits_beside_the_prompt_of_no_tier_is_lowered_to_the_room_t
     assert decision.output_limits == {"large": 32_768 - 10_300, "small": 16_384 - 10_300}
 
 
+@pytest.mark.parametrize(
+    ("window", "sent"), [(32_768, {"large": 22_468}), (11_200, {"large": 1_024}), (200_000, {}), (None, {})]
+)
+def test_a_default_of_servers_that_want_a_limit_is_lowered_to_what_fits(
+    window: int | None, sent: dict[str, int]
+) -> None:
+    """Where neither caller nor route has a limit; servers of other kinds get none."""
+    pools = {"large": {"context_window": window, "default_output": 32_000}, "small": {"context_window": 16_384}}
+    scenario = DecisionScenario({"large": {"L": 0.1}, "small": {"s": 0.1}}, pools=pools, tokens=10_000)
+    scenario.beliefs.error = 300
+    assert scenario.decide(RequestView(0.0)).output_limits == sent
+    assert scenario.decide(RequestView(0.0, max_tokens=100)).output_limits == {}
+
+
 def test_a_tier_with_room_for_the_whole_limit_is_asked_before_any_limit_is_lowered() -> None:
     """The caller's limit is lowered where nothing else can serve it."""
     pools = {"small": {"context_window": 16_384}}

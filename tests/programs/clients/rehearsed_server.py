@@ -105,7 +105,7 @@ class RehearsedServer:
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         try:
-            said, finish, usage = self._say(anthropic.as_chat(body))
+            said, finish, usage = self._say(anthropic.as_chat(body), body)
         except (anthropic.RefusedError, KeyError, TypeError) as refusal:
             return _error(request, 400, f"refused by the engine: {refusal!r}", "invalid_request_error")
         reply = next(self._ids), body["model"], said, finish, usage
@@ -117,15 +117,15 @@ class RehearsedServer:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         body = await request.json()
-        return web.json_response({"input_tokens": len(_prompt(anthropic.as_chat({"max_tokens": 1, **body})))})
+        return web.json_response({"input_tokens": len(_prompt(anthropic.as_chat({"max_tokens": 1, **body}), body))})
 
-    def _say(self, body: Json) -> tuple[Answer, str, Json]:
-        """The answer to a chat, with finish_reason and usage."""
+    def _say(self, body: Json, sent: Json | None = None) -> tuple[Answer, str, Json]:
+        """The answer to a chat, with finish_reason and usage. `sent`: the request that the chat was made of."""
         said = answer(body)
         words = [word for word in said.text.split(" ") if word]  # lines stay
         said.words.extend(words[: body.get("max_completion_tokens") or body.get("max_tokens")])
         finish = "length" if len(said.words) < len(words) else said.finish
-        return said, finish, self._usage(_prompt(body), said)
+        return said, finish, self._usage(_prompt(body, sent), said)
 
     async def _stream(
         self, request: web.Request, model: str, pace: float, events: Iterator[bytes]
@@ -222,9 +222,10 @@ class RehearsedServer:
         return found
 
 
-def _prompt(body: Json) -> list[str]:
+def _prompt(body: Json, sent: Json | None = None) -> list[str]:
+    """A windowed model reports and refuses by the same count, of the request as it was sent."""
     if body["model"] == windowed.MODEL:
-        return windowed.tokens(body)
+        return windowed.tokens(sent or body)
     said = [f"{m['role']} {text_of(m.get('content'))}" for m in body["messages"]]
     return f"{json.dumps(body.get('tools') or '')} {' '.join(said)}".split()
 

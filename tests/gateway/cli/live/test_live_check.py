@@ -299,3 +299,22 @@ async def test_hostile_replies_are_one_clean_line(
     assert all(len(line) < 600 and line.isprintable() for line in lines)
     assert KEY not in command.out + command.err
     assert len(command.out.splitlines()) < 10
+
+
+async def test_the_context_window_that_a_server_tells_is_told_where_the_pool_has_none_or_a_larger_one(
+    command: Command,
+) -> None:
+    """A note, or a warning: prompts that are too long would go to the server, and be refused there. A hostile number is
+    no window."""
+    async with engines(1, "8b-l4") as [server]:
+        assert await command.run({"a": engine_pool(server)}) == []
+        assert "note: pools.a takes prompts of any length; add context_window: 32768" in command.out
+        [line] = await command.run({"a": engine_pool(server, context_window=40_000)})
+        assert line == "warning: context_window of pools.a is 40000, and its servers take 32768; lower it"
+        assert await command.run({"a": engine_pool(server, context_window=32_768)}) == []
+        assert "context_window" not in command.out
+    for told in (True, -1, 10**30, "32768", None):
+        listed = json.dumps({"object": "list", "data": [{"id": "served", "max_model_len": told}]}).encode()
+        async with Upstream([reply(listed, "200 OK", JSON)]) as server:
+            await command.run({"a": api(server.url)}, "--no-tokens")
+            assert "context_window" not in command.out

@@ -119,3 +119,10 @@ def test_a_server_is_known_by_its_answers(owner: str, version: Any, info: Any, f
 def test_only_a_listed_model_is_loaded(answer: Any) -> None:
     assert loaded_model(answer, ["a", "b"]) == ""
     assert loaded_model({"models": [{"name": "c"}, {"name": "b"}]}, ["a", "b"]) == "b"
+
+
+def test_the_window_of_a_list_is_the_least_of_its_models_and_none_where_one_tells_none() -> None:
+    """A pool has one for all its models."""
+    entries = [{"id": "a", "max_model_len": 8192}, {"id": "b", "max_model_len": 4096}]
+    found = [listed_models({"data": data}) for data in (entries, [*entries, {"id": "c"}])]
+    assert [listed and listed.window for listed in found] == [4096, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -102,3 +103,10 @@ def test_two_servers_of_a_kind_are_named_by_their_ports() -> None:
         "ollama-1",
         "openai",
     ]
+
+
+def test_the_context_window_that_a_server_tells_is_written() -> None:
+    """So that an agent's limits are lowered to what fits. Nothing is guessed where the server tells none."""
+    told, silent = replace(local("qwen3"), window=32_768), local("llama3.2")
+    assert loaded(told).pools["ollama"].context_window == 32_768
+    assert loaded(silent).pools["ollama"].context_window is None
