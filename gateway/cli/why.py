@@ -70,7 +70,12 @@ def request_screen(record: Mapping[str, Any]) -> str:
     if attempts := record["attempts"]:
         lines += ["", "attempts", *(line for each in attempts for line in _attempt(each))]
     lines += ["", *_verdict(found)]
-    return "\n".join(line[:WIDTH] for line in lines)
+    return "\n".join(_printable(line[:WIDTH]) for line in lines)
+
+
+def _printable(text: str) -> str:
+    """Without commands to a terminal, which a server's message may hold."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _summary(record: Mapping[str, Any]) -> list[str]:

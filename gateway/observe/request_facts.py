@@ -61,7 +61,7 @@ def request_facts(
         objective=objective,
         over=over_budget(record, objective),
         stream=record.stream,
-        stages={name: spent for name, spent in zip(STAGE_NAMES, record.spent, strict=True) if spent is not None},
+        stages=_stages(record),
         held=record.held,
         attempts=_lost_attempts(record),
         placement=None if decision is None else decision.outcome,
@@ -110,6 +110,14 @@ def computed_tokens(record: Record) -> int:
     """Of the prompt."""
     cached = record.cached_tokens_reported
     return max(prompt_tokens(record) - (record.cached_tokens_predicted or 0 if cached is None else cached), 0)
+
+
+def _stages(record: Record) -> dict[str, float]:
+    """Seconds by stage. The time of attempts that a caller did not wait for belongs to none yet: it is upstream."""
+    stages = {name: spent for name, spent in zip(STAGE_NAMES, record.spent, strict=True) if spent is not None}
+    if record.end is RequestOutcome.CLIENT_GONE and record.ttft is None and record.attempts:
+        stages[STAGE_NAMES[UPSTREAM]] = record.total - sum(stages.values())
+    return stages
 
 
 def _candidate(record: Record, decision: Decision | None) -> Candidate | None:

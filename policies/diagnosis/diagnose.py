@@ -108,16 +108,23 @@ def _shed(facts: RequestFacts, usual: Usual) -> CauseFound:
 
 
 def _lost(facts: RequestFacts, usual: Usual) -> CauseFound:
-    """By the attempt that cost most time. An engine is silent, too, while it computes the prompts of others."""
+    """By the attempt that cost most time."""
     lost = max(facts.attempts, key=lambda each: each.took)
     if lost.outcome in (AttemptOutcome.RATE_LIMITED, AttemptOutcome.QUOTA):
         return rate_limit_cause(facts)
-    others_served = any(each.prefill and each.served for each in facts.neighbours)
-    if lost.outcome is AttemptOutcome.SILENT and others_served and (waited := engine_wait_cause(facts, usual)):
-        return CauseFound(waited.cause, f"no token from {lost.endpoint} in {ms(lost.took)}; {waited.evidence}")
+    if lost.outcome is AttemptOutcome.SILENT and (busy := _busy(lost, facts, usual)) is not None:
+        return CauseFound(busy.cause, f"no token from {lost.endpoint} in {ms(lost.took)}; {busy.evidence}")
     ended = LOST_BY.get(lost.outcome, lost.outcome.value) + (f" (status {lost.status})" if lost.status else "")
     told = f"the attempt at {lost.endpoint} {ended} after {ms(lost.took)}"
     return CauseFound(_blamed(lost), told + (f": {lost.cause}" if lost.cause else ""))
+
+
+def _busy(lost: LostAttempt, facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    """An engine without a fault is silent, too, while it computes the prompts of others, or this one."""
+    others_served = any(each.prefill and each.served for each in facts.neighbours)
+    waited = engine_wait_cause(facts, usual) if others_served else None
+    computes = facts.engine.forecast_prefill >= MOST * lost.took
+    return waited or (prompt_cause(facts, usual) if computes else None)
 
 
 def _blamed(lost: LostAttempt) -> Cause:

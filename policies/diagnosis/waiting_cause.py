@@ -22,6 +22,8 @@ def queue_cause(facts: RequestFacts, usual: Usual) -> CauseFound:
         return rate_limit_cause(facts)
     waited = facts.stages.get("queue", 0.0)
     told = f"{ms(waited)} in the gateway's queue" + (f", {ms(held)} of it by the rule `{rule}`" if rule else "")
+    if not rule and facts.forecast is not None:
+        told = f"refused at once, with a forecast of {ms(facts.forecast)} at best"
     ahead = [each for each in facts.neighbours if each.prefill]
     noisy = noisy_neighbour(facts, ahead, usual)
     if noisy is not None:
