@@ -90,15 +90,13 @@ async def test_a_wrong_question_is_an_error_of_one_line(
     assert error.count("\n") == 1
 
 
-async def test_the_cause_is_in_the_log_and_the_metric_and_requests(tmp_path: Path) -> None:
+async def test_the_cause_is_in_the_log_and_the_metric(tmp_path: Path) -> None:
     """The log has the word alone; evidence and mend are at /requests."""
     log = tmp_path / "log"
     async with slow_gateway(log=str(log)) as gateway:
         read = gateway.admin.registry.get_sample_value
         labels = {"route": "chat", "cause": "endpoint_failed"}
         assert read("firsttoken_slow_total", labels) == 1.0
-        async with calling(gateway.admin_url) as caller:
-            await caller.ask(b"GET /requests HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     lines = {line["request_id"]: line for line in map(json.loads, log.read_text().splitlines())}
     assert (lines["good"]["cause"], lines["bad"]["cause"]) == ("", "endpoint_failed")
     assert all("why" not in line for line in lines.values())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+import pytest
+
+from gateway.observe import slow_requests as module
 from gateway.observe.record import Record, RequestOutcome
-from gateway.observe.slow_requests import SAMPLES, SlowRequests
+from gateway.observe.slow_requests import LOOKED_INTO, SAMPLES, SlowRequests
 from policies.diagnosis.diagnosis_report import MOST, Diagnosis
 from policies.types import Decision, Placement
 from tests.support.builders import candidate, record
@@ -69,6 +72,22 @@ def test_a_diagnosis_takes_two_kilobytes_at_most_and_keeps_the_best_candidates()
     assert isinstance(found, Diagnosis)
     assert len(found.as_json()["candidates"]) == MOST
     assert size(found, {id(found.usual), *map(id, found.alternatives.endpoints)}) < 2048
+
+
+def test_a_crowd_of_slow_requests_is_looked_into_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storm of refusals costs the loop a bounded share of its time; each still has a cause, and tells how sure."""
+    monkeypatch.setattr(module, "monotonic", lambda: 7.0)
+    slow, decided = slow_requests([]), 0
+    for number in range(3 * LOOKED_INTO):
+        found = slow.on_ended(record(end=RequestOutcome.SHED, ttft=None, total=0.1 * number, spent=spent(0.1)))
+        assert found is not None
+        decided += not found.verdict.evidence.startswith("one of more than")
+        assert found.verdict.over == 0.1 * number
+    assert decided == LOOKED_INTO
+    monkeypatch.setattr(module, "monotonic", lambda: 8.0)
+    found = slow.on_ended(record(end=RequestOutcome.SHED, ttft=None, spent=spent(0.1)))
+    assert found is not None
+    assert not found.verdict.evidence.startswith("one of more than")
 
 
 def test_a_callers_own_fault_has_no_cause() -> None:

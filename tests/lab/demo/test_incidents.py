@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
-from lab.demo.incident_stage import incident_stage
+from lab.demo.incident_stage import IncidentFleet, incident_stage
 from lab.demo.incidents import CALM, INCIDENTS, Incident
+from lab.engines.engine import Engine
 from policies.diagnosis.causes import Cause
 from tests.support.virtual_time import stall
 
@@ -45,6 +46,24 @@ async def test_calm_traffic_has_no_cause() -> None:
             slow, requests = slow + sum(bool(record.cause) for record in recent), requests + len(recent)
     assert requests >= 50 * len(SEEDS)
     assert slow < 0.05 * requests
+
+
+async def test_a_session_whose_engine_has_lost_its_cache_is_cold_and_not_evicted() -> None:
+    """Its next turn goes to the same endpoint, and finds nothing there: the gateway knows of the loss."""
+    async with incident_stage(IncidentFleet(engines=1), 1, stall) as stage:
+        await stage.calm()
+        messages = stage.question(5_000)
+        record = await stage.record(await stage.ask(messages))
+        assert record is not None
+        engine = stage.servers[0].engine
+        assert isinstance(engine, Engine)
+        engine.cache.clear()
+        stage.gateway.fleet.on_cache_cleared(record.endpoint)
+        after = await stage.record(await stage.ask([*messages, {"role": "user", "content": "and then"}]))
+    assert after is not None
+    assert after.diagnosis is not None
+    assert after.cause == Cause.COLD_CACHE
+    assert "restarted or gone since" in after.diagnosis.verdict.evidence
 
 
 def test_each_common_cause_has_an_incident() -> None:
