@@ -110,6 +110,7 @@ class Gateway:
             collector(registry=self.registry)
         self.metrics = RequestMetrics(self.registry, self._routes())
         self.recorder = Recorder([self.metrics, self.decider.learn], self.metrics.loop_lag)
+        self.fleet.on_cache_lost = self.recorder.slow.on_cache_lost
         self.access_log: AccessLog | None = None
         self.telemetry: Telemetry | None = None
         self.on_screen = histogram("firsttoken_ttft_on_screen_seconds", budgets(self._routes()))

@@ -68,6 +68,7 @@ def _add_live(replay: ArgumentParser) -> None:
 def _add_demo(demo: ArgumentParser) -> None:
     demo.add_argument("--port", type=PORT, default=8080, help="of the gateway")
     demo.add_argument("--admin-port", type=PORT, default=9090, help="of its admin server")
+    demo.add_argument("--incident", metavar="NAME", help="play one, and show its cause (default: traffic of all kinds)")
     demo.add_argument("--seconds", type=positive, help="end after this time (default: at a signal)")
 
 

@@ -26,7 +26,7 @@ from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
-from gateway.admin.admin_views import RequestQuery, parse_query
+from gateway.admin.admin_views import RequestQuery, parse_query, parse_window
 from gateway.admin.key_paths import KeyPaths
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
@@ -56,6 +56,9 @@ class AdminData(Protocol):
     async def route_stats(self) -> bytes:
         """Counts since the start by route, as JSON: see `gateway.observe.metrics.scrape_collectors`."""
 
+    async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
+        """Slow requests of a route by cause, in a window and in the one before."""
+
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         """An entry per endpoint: health, load, learned statistics."""
 
@@ -80,6 +83,7 @@ class AdminServer:
                 web.get("/", home),
                 web.get("/metrics", self.metrics),
                 web.get("/requests", self.requests),
+                web.get("/causes", self.causes),
                 web.get("/routes", self.routes),
                 web.get("/fleet", self.fleet),
                 web.get("/config", self.config),
@@ -119,6 +123,10 @@ class AdminServer:
         routes = [route.name for route in self.data.config.all_routes]
         query = parse_query(filters, routes, self.data.config.pools)
         return json_response(200, await self.data.requests(query))
+
+    async def causes(self, http: web.Request) -> web.StreamResponse:
+        route, minutes = parse_window(http.query, [route.name for route in self.data.config.all_routes])
+        return json_response(200, encode(await self.data.causes(route, minutes)))
 
     async def routes(self, http: web.Request) -> web.StreamResponse:
         return json_response(200, await self.data.route_stats())

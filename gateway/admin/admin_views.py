@@ -22,6 +22,7 @@ from gateway.api.api_error import bad_request
 from gateway.config.config_errors import did_you_mean
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import RECENT
+from policies.diagnosis.slow_counts import KEPT
 from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
@@ -220,9 +221,18 @@ def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def request_view(record: Record) -> dict[str, Any]:
+    """A Record in the answer of GET /requests: as in the access log, and `why` of a slow request."""
+    view = record.as_json()
+    if record.diagnosis is not None:
+        view["why"] = record.diagnosis.as_json()
+    return view
+
+
 # -- query of GET /requests ----------------------------------------------------------------
 
 DEFAULT_LAST = 200  # Records
+LONGEST_WINDOW = KEPT // 2  # minutes of GET /causes, which compares with the window before
 UNKNOWN = "-"  # route and pool of requests refused before routing
 REQUEST_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
 
@@ -289,6 +299,16 @@ def parse_query(query: Mapping[str, str], routes: Collection[str], pools: Collec
         slow=_one_of(query, "slow", ("1",)) == "1",
         id=request_id,
     )
+
+
+def parse_window(query: Mapping[str, str], routes: Collection[str]) -> tuple[str, int]:
+    """Route and minutes of GET /causes. Raises ApiError."""
+    route, minutes = _one_of(query, "route", routes), _number(query, "minutes") or 0
+    if not route:
+        raise bad_request("Name a route.", param="route")
+    if not 1 <= minutes <= LONGEST_WINDOW:
+        raise bad_request(f"minutes must be a whole number from 1 to {LONGEST_WINDOW}.", param="minutes")
+    return route, minutes
 
 
 def _number(query: Mapping[str, str], name: str) -> int | None:

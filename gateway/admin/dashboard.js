@@ -247,8 +247,9 @@
   const slowRow = (record, longest, now) => {
     const waited = record.ttft_ms ?? record.total_ms;
     const seen = record.on_screen_ms === null ? "" : `on screen after ${ms(record.on_screen_ms)}`;
-    return el(
-      "tr", {},
+    const why = record.why ?? null;
+    const row = el(
+      "tr", { class: why ? "told" : null },
       cell(`${age(now - record.wall)} ago`, "n soft"), cell(record.route, "name"), cell(record.endpoint, "mono", causes(record) || null),
       cell(record.ttft_ms === null ? `none in ${ms(waited)}` : ms(waited), record.ttft_met === false ? "n bad" : "n", seen),
       cell(ms(record.ttft_budget_ms), "n soft"), el("td", {}, stageBar(record, longest)), cell(ms(record.ttft_predicted_p50_ms)),
@@ -256,11 +257,13 @@
         record.cached_tokens_reported === null ? null : `${record.cached_tokens_reported} cached`),
       cell(record.request_id, "mono soft"),
     );
+    if (why === null) return [row];
+    return [row, el("tr", {}, el("td", { class: "why", colspan: 9 }, `${why.cause}: ${why.evidence}. ${why.mend}`))];
   };
 
   const showSlow = (records, now) => {
     const longest = Math.max(...records.map((record) => record.ttft_ms ?? record.total_ms), 1);
-    const rows = records.map((record) => slowRow(record, longest, now));
+    const rows = records.flatMap((record) => slowRow(record, longest, now));
     const none = el("tr", {}, el("td", { class: "none", colspan: 9 }, "no stream yet"));
     byId("slow").tBodies[0].replaceChildren(...(rows.length ? rows : [none]));
   };

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import json_response
-from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view, named_view
+from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view, named_view, request_view
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
@@ -69,7 +69,7 @@ class GatewayAdmin:
     async def requests(self, query: RequestQuery) -> bytes:
         records, parts = query.select(self.recorder.recent), []
         for start in range(0, len(records), BATCH):
-            parts.append(_array_members([record.as_json() for record in records[start : start + BATCH]]))
+            parts.append(_array_members([request_view(record) for record in records[start : start + BATCH]]))
             await asyncio.sleep(0)
         return b"[" + b",".join(parts) + b"]"
 
@@ -79,6 +79,9 @@ class GatewayAdmin:
             self.stats = encode(route_stats(counts, self.config.all_routes, time()))
             self.stats_at = now
         return self.stats
+
+    async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
+        return self.recorder.slow.windows(route, minutes)
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         now, fleet = monotonic(), self.decider.fleet

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
+MAX_WINDOW = 60  # minutes that the gateway can compare, as policies.diagnosis.slow_counts
 WORKERS_HELP = "processes that share the port (default: server.workers)"
 ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_view.Sort
 EXPORTS = {  # files by kind, as patterns of paths
@@ -66,3 +67,12 @@ def positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return number
+
+
+def window(text: str) -> int:
+    """A time such as 15m or 1h, in minutes."""
+    number, unit = text[:-1], text[-1:]
+    minutes = int(number) * {"m": 1, "h": 60}.get(unit, 0) if number.isdecimal() and len(number) < 5 else 0
+    if not 1 <= minutes <= MAX_WINDOW:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time from 1m to {MAX_WINDOW}m")
+    return minutes

@@ -26,6 +26,7 @@ from gateway.cli.arguments import (
     AddCommand,
     CommandParser,
     positive,
+    window,
 )
 from gateway.config.config_errors import ConfigError, did_you_mean
 
@@ -157,6 +158,12 @@ def _add_commands(command: AddCommand) -> None:
     top.add_argument(
         "--filter", metavar="TEXT", default="", help="text in names of routes and endpoints (default: all)"
     )
+    why = command("why", "the cause of a slow request, or of a route's missed budgets", "gateway.cli.why:why")
+    why.add_argument("request_id", metavar="REQUEST_ID", nargs="?", help="`x-request-id` of the answer")
+    why.add_argument("--route", metavar="NAME", help="all slow requests of a route, by cause (default: none)")
+    why.add_argument("--last", type=window, default=15, metavar="TIME", help="with --route: 1m to 60m (default: 15m)")
+    why.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="admin port of the gateway")
+    why.add_argument("--json", action="store_true", help="print the reply of the gateway")
     importing = "gateway.cli.importing.import_command:run_import"
     _add_import(command("import", "write a configuration of ours from another gateway's", importing))
     command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands:schema")

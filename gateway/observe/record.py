@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gateway.observe.trace_context import Trace
+from policies.diagnosis.diagnosis_report import Diagnosis
 from policies.types import AttemptKind, AttemptOutcome, Decision
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class Record:
     left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
+    session: int = 0  # of the caller, as a hash that is never shown; 0: none is named
+    diagnosis: Diagnosis | None = None  # of a request that missed a budget, or failed
     trace_id: str = ""
     on_screen: float | None = None  # s to the first token as measured by the caller (`gateway.admin.gateway_admin`)
     quota: Reservation | None = None  # reservation against the key's limits, until settled
@@ -206,6 +209,11 @@ class Record:
             return None
         return self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
 
+    @property
+    def cause(self) -> str:
+        """Of a request that missed a budget, or failed; empty for any other."""
+        return "" if self.diagnosis is None else self.diagnosis.verdict.cause.value
+
     def as_json(self) -> dict[str, Any]:
         """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
         shown = dict(zip(SHOWN, _shown(self), strict=True))
@@ -237,7 +245,7 @@ SHOWN = (
         "cached_tokens_predicted",
     ),
     *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache", "tags"),
+    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache", "tags", "cause"),
 )
 TIMES = (
     *(

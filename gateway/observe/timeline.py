@@ -35,6 +35,7 @@ from gateway.observe.record import (
     RequestOutcome,
     Stage,
 )
+from gateway.observe.slow_requests import SlowRequests
 from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
 from policies.queue.queued_request import HoldRule
@@ -113,6 +114,8 @@ class RequestTimeline:
         record.stream = request.stream
         record.max_tokens = request.max_tokens
         record.choices = request.choices
+        if request.session:
+            record.session = hash((record.tenant, request.session))
         if route.promises_answer:
             record.ttft_of = "answer"
         ttft_budget = route.ttft_budget(request.ttft_budget)
@@ -306,6 +309,7 @@ class Recorder:
         self.sinks: list[Sink] = [self.recent.append, *sinks]
         self.lag = lag
         self.lives: set[RequestTimeline] = set()  # requests in progress
+        self.slow = SlowRequests(self.recent, lambda: [life.record for life in self.lives])
 
     @property
     def live(self) -> int:
@@ -327,6 +331,7 @@ class Recorder:
             raise
         finally:
             self.lives.discard(timeline)
+            record.diagnosis = self.slow.on_ended(record)
             record.decision = None  # kept with the recent Records, the decision would be memory outside every cache
             self.emit(record)
             record.quota = None

@@ -19,6 +19,7 @@ from pathlib import Path
 from shutil import rmtree
 from time import time
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
@@ -40,6 +41,7 @@ from gateway.reload import ConfigSource, Reloader
 from gateway.strict_json import encode
 from gateway.workers.shared_state import SharedState
 from gateway.workers.worker import APPLY, COUNTS, Order, follow_orders
+from policies.diagnosis.slow_counts import merge_windows
 
 log = logging.getLogger("firsttoken")
 
@@ -117,6 +119,10 @@ class AdminAggregator(Collector):
     async def route_stats(self) -> bytes:
         await self.collect_counters()
         return encode(route_stats(counts_of(self.collect()), self.config.all_routes, time()))
+
+    async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
+        found = (await self._get_all("/causes?" + urlencode({"route": route, "minutes": minutes}))).values()
+        return {name: merge_windows([each[name] for each in found]) for name in ("now", "before")}
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         return merge_endpoints(await self._get_all("/fleet"))

@@ -27,6 +27,7 @@ from gateway.cli.top_tables import text_table
 from gateway.config.models import Config
 from gateway.observe.record import Record, RequestOutcome
 from gateway.process import SWITCH_INTERVAL, loop_factory, tune_gc
+from lab.demo.incident_command import known_incident, play_incident
 from lab.demo.scene import CALLERS, document
 
 WINDOW = 30.0  # s of the table
@@ -53,10 +54,14 @@ Ctrl-C ends it.
 
 
 def demo(args: argparse.Namespace) -> int:
-    """`args`: port, admin_port (0: any free port), seconds (None: until Ctrl-C)."""
+    """`args`: incident (None: all traffic), port, admin_port (0: any free port), seconds (None: until Ctrl-C). Raises
+    ConfigError."""
+    incident = None if args.incident is None else known_incident(args.incident)
     logging.getLogger("firsttoken").setLevel(logging.ERROR)  # engines and callers share this machine, which may be slow
     sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        if incident is not None:
+            return runner.run(play_incident(incident, args.port, args.admin_port, args.seconds))
         return runner.run(_demo(args.port, args.admin_port, args.seconds))
 
 

@@ -48,6 +48,7 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     error_after_tokens: int | None = None  # an error event in place of a token; the stream ends
     garbage_after_tokens: int | None = None  # an event of invalid JSON in place of a token
     omit_done: bool = False  # no [DONE] at the end
+    thinking_tokens: int = 0  # tokens of a streamed chat that are reasoning
 
     def of_stream(self, random: Random) -> StreamFault | None:
         if self.headers_then_silence:

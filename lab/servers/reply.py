@@ -142,6 +142,7 @@ class ReplyWriter:
     vllm: bool
     usage: bool = False  # add a usage chunk
     done: bool = True  # end the stream with [DONE]
+    thinking: int = 0  # tokens of a chat's text that are reasoning
 
     def __post_init__(self) -> None:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
@@ -188,7 +189,7 @@ class ReplyWriter:
         if not self.chat:
             return piece
         if self.reply.tool is None:
-            return {"content": piece}
+            return {"reasoning" if index < self.thinking else "content": piece}
         if index == 0:
             return {"tool_calls": [{"index": 0, **self._call("")}]}
         return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}

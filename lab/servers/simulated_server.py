@@ -250,6 +250,7 @@ class SimulatedServer:
             vllm=self._vllm,
             usage=parsed.usage,
             done=not self.faults.omit_done,
+            thinking=self.faults.thinking_tokens,
         )
 
     async def _models(self, http: web.Request) -> web.Response:

@@ -63,6 +63,7 @@ class Fleet:
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
         self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
+        self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
@@ -480,6 +481,7 @@ class Fleet:
             if state.adapters is not None:
                 state.adapters.clear()
             self.cache_lost.add(state.endpoint.id)
+            self.on_cache_lost(state.endpoint.id)
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
         pool = self._pools.get(attempt.state.pool.name)

@@ -166,6 +166,13 @@ PROMISED = (
         moves="Missed budgets, shed or failed requests.",
         act="Attainment is met / all. `firsttoken_requests_total` tells late from shed and failed requests.",
     ),
+    counter(
+        "firsttoken_slow_total{route,cause} requests",
+        help="Requests that missed a budget or failed, by cause",
+        more="One cause for each request, of the closed list in [why-slow.md](why-slow.md).",
+        moves="Missed budgets, shed or failed requests.",
+        act="`firsttoken why --route ROUTE` compares causes; `firsttoken why REQUEST_ID` has evidence and mend.",
+    ),
     gauge(
         "firsttoken_route_ttft_budget_seconds{route}",
         help="The TTFT budget of a route",

@@ -299,6 +299,7 @@ class RequestMetrics:
         self.tpot = histogram("firsttoken_tpot_seconds")
         self.stage = histogram("firsttoken_stage_seconds")
         self.slo = counter("firsttoken_slo_total")
+        self.slow = counter("firsttoken_slow_total")
         self.predicted = histogram("firsttoken_ttft_predicted_seconds")
         self.error = histogram("firsttoken_ttft_prediction_error_seconds")
         self.covered = counter("firsttoken_ttft_prediction_covered_total")
@@ -363,6 +364,8 @@ class RequestMetrics:
         for objective, met in (("ttft", ttft_met), ("tpot", record.tpot_met), ("total", record.total_met)):
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
+        if record.diagnosis is not None:
+            self.slow.of[route, record.cause].value += 1
         for attempt in record.attempts:
             self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd

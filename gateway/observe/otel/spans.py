@@ -193,6 +193,7 @@ def _outcome_attributes(record: Record) -> Attributes:
             "firsttoken.chance": record.chance,
             "firsttoken.prompt_tokens.estimated": record.prompt_tokens_estimated,
             "firsttoken.cached_tokens.predicted": record.cached_tokens_predicted,
+            "firsttoken.cause": record.cause,
             "firsttoken.loop_lag": record.loop_lag,
             "firsttoken.cost_usd": record.cost_usd,
         }

@@ -125,9 +125,9 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
 
 
 def test_a_record_is_shown_completely_except_for_the_decision() -> None:
-    """Decisions belong to /explain; times are those with a meaning outside the process."""
+    """Decisions belong to /explain, a diagnosis to /requests; times are those with a meaning outside the process."""
     shown = set(record().as_json())
-    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace", "quota"}
+    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace", "quota", "session", "diagnosis"}
     for name in {f.name for f in fields(Record)} - left_out:
         assert name in shown or f"{name}_ms" in shown, name
 

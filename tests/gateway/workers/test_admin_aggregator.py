@@ -38,6 +38,11 @@ class Worker:
         self.explained.append(await http.read())
         return web.json_response({"worker": self.path.stem})
 
+    async def causes(self, http: web.Request) -> web.Response:
+        assert dict(http.query) == {"route": "only", "minutes": "15"}
+        window = {"requests": 4, "causes": {"queued": {"requests": 1, "over_ms": 10.5}}}
+        return web.json_response({"now": window, "before": {"requests": 2, "causes": {}}})
+
     async def apply(self, http: web.Request) -> web.Response:
         self.applied += 1
         return web.Response(status=204)
@@ -64,6 +69,7 @@ async def aggregating(
     for worker in workers:
         app = web.Application()
         app.router.add_get(COUNTS, worker.counts)
+        app.router.add_get("/causes", worker.causes)
         app.router.add_post("/explain", worker.explain)
         app.router.add_post(APPLY, worker.apply)
         runner = web.AppRunner(app)
@@ -84,6 +90,13 @@ async def total(aggregator: AdminAggregator) -> float:
     return sum(
         s.value for metric in aggregator.collect() for s in metric.samples if s.name == "firsttoken_requests_total"
     )
+
+
+async def test_slow_requests_of_all_workers_are_counted_by_cause(tmp_path: Path) -> None:
+    async with aggregating(tmp_path) as (aggregator, _):
+        found = await aggregator.causes("only", 15)
+    assert found["now"] == {"requests": 8, "causes": {"queued": {"requests": 2, "over_ms": 21.0}}}
+    assert found["before"] == {"requests": 4, "causes": {}}
 
 
 async def test_a_counter_total_never_decreases(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS, Family, Merge, MetricKind
 from gateway.observe.metrics.series import counter, gauge, histogram
+from policies.diagnosis.causes import Cause, CauseVerdict
+from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
+from policies.diagnosis.usual import Usual
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
 from tests.support.builders import CHAT, calling, get, post, record
@@ -65,6 +68,8 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
         told = record(attempts=attempts, rescue="refused", escalated="length", first_reasoning=0.2, first_answer=0.3)
         told.external_refused, told.left_out = True, {"seed": "seed"}
         told.cache, told.tags = "miss", ("team",)
+        verdict = CauseVerdict(Cause.QUEUED, "behind 3 requests", "add an engine", "queue", 0.3)
+        told.diagnosis = Diagnosis(verdict, Usual(), Alternatives())
         gateway.recorder.emit(told)
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)

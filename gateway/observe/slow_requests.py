@@ -1,0 +1,154 @@
+"""Finds the cause of each slow request, once, at its end: a request that missed a budget, or failed.
+
+A request that met its budgets adds a sample to the usual values of its route, notes its prompt, and is counted: O(1).
+All that is kept is bounded by constants.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from gateway.observe.record import STAGE_NAMES, Record, RequestOutcome
+from gateway.observe.request_facts import (
+    Surroundings,
+    missed_objective,
+    over_budget,
+    prompt_tokens,
+    request_facts,
+    thinking_time,
+)
+from policies.diagnosis.diagnose import diagnose
+from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
+from policies.diagnosis.facts import Objective
+from policies.diagnosis.prompt_trail import PromptTrail, SentPrompt
+from policies.diagnosis.slow_counts import SlowCounts
+from policies.diagnosis.usual import Sample, Usual
+
+log = logging.getLogger("firsttoken")
+
+SAMPLES = 128  # latest requests of a route that are usual
+STALE = 16  # new samples after which usual values are computed again
+AROUND = 200  # latest Records that a diagnosis looks at: 0.2 ms
+LOOKED_INTO = 100  # slow requests a second: 1.6% of a core; others take the latest verdict of their route and objective
+ENDPOINTS = 1024  # whose last loss of a cache is known
+
+
+class RouteSamples:
+    """Latest samples of a route, and their usual values, a little stale."""
+
+    __slots__ = ("_added", "_usual", "samples")
+
+    def __init__(self) -> None:
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._added = STALE
+        self._usual = Usual()
+
+    def add(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self._added += 1
+
+    def usual(self) -> Usual:
+        if self._added >= STALE and self.samples:
+            self._usual, self._added = Usual.of(STAGE_NAMES, self.samples), 0
+        return self._usual
+
+
+class SlowRequests:
+    """`recent`, `live`: Records that have ended, oldest first, and those in progress."""
+
+    def __init__(self, recent: Sequence[Record], live: Callable[[], Sequence[Record]]) -> None:
+        self._recent = recent
+        self._live = live
+        self._samples: dict[tuple[str, bool], RouteSamples] = {}
+        self._trail = PromptTrail()
+        self._lost_at: dict[str, float] = {}
+        self._counts = SlowCounts()
+        self._second = self._in_second = 0  # present second, and slow requests in it
+        self._latest: dict[tuple[str, Objective], Diagnosis] = {}  # of this second
+
+    def on_cache_lost(self, endpoint: str) -> None:
+        self._lost_at.pop(endpoint, None)
+        self._lost_at[endpoint] = monotonic()
+        if len(self._lost_at) > ENDPOINTS:
+            del self._lost_at[next(iter(self._lost_at))]
+
+    def on_ended(self, record: Record) -> Diagnosis | None:
+        """The diagnosis of a slow request; None for any other. A bug here loses the diagnosis only."""
+        try:
+            return self._on_ended(record)
+        except Exception:
+            log.exception("slow request could not be diagnosed")
+            return None
+
+    def windows(self, route: str, minutes: int) -> Mapping[str, Any]:
+        """Slow requests of a route by cause, in the last `minutes` and in as many before."""
+        now, count = monotonic(), self._counts.window
+        return {"now": count(route, now, minutes), "before": count(route, now, minutes, minutes)}
+
+    def _on_ended(self, record: Record) -> Diagnosis | None:
+        if record.route == "-" or record.end is RequestOutcome.REFUSED:
+            return None
+        prompt = SentPrompt(prompt_tokens(record), record.prefix, record.endpoint, record.session, record.arrival)
+        objective = missed_objective(record)
+        found = None
+        if objective is not None:
+            alike = self._latest_of_crowd(record.route, objective)
+            found = self._look_into(record, objective, prompt) if alike is None else _as(alike, record, objective)
+        elif record.ttft is not None:
+            self._of(record).add(_sample(record))
+        if record.ttft is not None:
+            self._trail.note(prompt)
+        self._counts.count(record.route, None if found is None else found.verdict, monotonic())
+        return found
+
+    def _latest_of_crowd(self, route: str, objective: Objective) -> Diagnosis | None:
+        """The verdict to take over, where enough slow requests were looked into in this second; None: look into it."""
+        second = int(monotonic())
+        if second != self._second:
+            self._second, self._in_second = second, 0
+            self._latest.clear()
+        self._in_second += 1
+        return self._latest.get((route, objective)) if self._in_second > LOOKED_INTO else None
+
+    def _look_into(self, record: Record, objective: Objective, prompt: SentPrompt) -> Diagnosis:
+        earlier, usual = self._trail.earlier(prompt, self._lost_at), self._of(record).usual()
+        facts = request_facts(record, objective, self._surroundings(record), earlier)
+        found = Diagnosis(diagnose(facts, usual), usual, Alternatives.of(record.decision))
+        self._latest[record.route, objective] = found
+        return found
+
+    def _of(self, record: Record) -> RouteSamples:
+        key = record.route, record.stream
+        return self._samples.get(key) or self._samples.setdefault(key, RouteSamples())
+
+    def _surroundings(self, record: Record) -> Surroundings:
+        recent = [*self._recent][-AROUND:]
+        live = [other for other in self._live() if other is not record]
+        return Surroundings(recent, live[-AROUND:], self._lost_at)
+
+
+def _as(alike: Diagnosis, record: Record, objective: Objective) -> Diagnosis:
+    """Of one request in a crowd of slow ones: by sample, which the evidence tells."""
+    evidence = f"one of more than {LOOKED_INTO} slow requests in a second, as another one: {alike.verdict.evidence}"
+    verdict = replace(alike.verdict, evidence=evidence, over=over_budget(record, objective))
+    return Diagnosis(verdict, alike.usual, Alternatives())
+
+
+def _sample(record: Record) -> Sample:
+    return Sample(
+        record.spent,
+        prompt_tokens(record),
+        record.cached_tokens_reported,
+        record.cached_tokens_predicted,
+        record.output_tokens or 0,
+        record.tpot,
+        record.engine_queue,
+        record.engine_prefill,
+        thinking_time(record),
+        record.loop_lag,
+    )

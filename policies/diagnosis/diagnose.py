@@ -1,0 +1,240 @@
+"""The cause of one slow request: the part of its time that exceeds the usual most, then the reason within that part.
+
+Rules:
+- One cause for each request. A cause needs evidence in the facts; without any the verdict is UNKNOWN, and tells what
+  was seen.
+- The usual is of the route's requests that met their budgets. Where there are too few of them, a forecast of less than
+  half the time upstream stands for its usual value, and zero for all other parts.
+- A stall of the event loop lies within other stages, so it is looked for first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from policies.diagnosis.causes import Cause, CauseFound, CauseVerdict
+from policies.diagnosis.facts import LostAttempt, Objective, RequestFacts, ms
+from policies.diagnosis.prompt_cause import prompt_cause
+from policies.diagnosis.usual import Usual
+from policies.diagnosis.waiting_cause import (
+    engine_wait_cause,
+    noisy_neighbour,
+    queue_cause,
+    rate_limit_cause,
+)
+from policies.types import AttemptOutcome, Placement, RejectionKind
+
+NOTICEABLE = 0.005  # s over the usual, below which a part explains nothing
+MOST = 0.5  # of a time, to explain it
+SLOWER = 1.5  # times the usual
+DISTANT = 2.0  # time upstream of a slow region, over that of the others
+LIMITS = (RejectionKind.RATE_LIMITED, RejectionKind.EXTERNAL_LIMIT)
+LOST_BY = {
+    AttemptOutcome.FAILED: "failed",
+    AttemptOutcome.SILENT: "gave no token",
+    AttemptOutcome.BROKEN: "broke in mid-stream",
+    AttemptOutcome.MISCONFIGURED: "was refused for the gateway's own key, model or path",
+}
+THINKING = "thinking"  # a part of a request with a budget for the answer; all other parts are stages
+
+
+def diagnose(facts: RequestFacts, usual: Usual) -> CauseVerdict:
+    part, finding = _found(facts, usual)
+    names = {"route": facts.route, "pool": facts.pool, "tenant": facts.tenant}
+    return CauseVerdict(finding.cause, finding.evidence, finding.cause.mend.format(**names), part, facts.over)
+
+
+def _found(facts: RequestFacts, usual: Usual) -> tuple[str, CauseFound]:
+    """The part of the time in question, and the cause."""
+    if facts.objective is Objective.ANSWER:
+        return "failed", _failed(facts, usual)
+    if facts.objective is Objective.TPOT:
+        return "stream", _slow_stream(facts, usual)
+    excess = {name: spent - _usually(name, facts, usual) for name, spent in _parts(facts).items()}
+    part, over = max(excess.items(), key=lambda found: found[1], default=("", 0.0))
+    if facts.lag - usual.lag.p90 >= max(MOST * over, NOTICEABLE):
+        told = f"the gateway's event loop stood still for {ms(facts.lag)}; usual here: {ms(usual.lag.p50)}"
+        return part, CauseFound(Cause.GATEWAY_STALLED, told)
+    if over < NOTICEABLE:
+        return part, _unknown(facts, part, "no stage took longer than usual")
+    return part, BY_PART[part](facts, usual)
+
+
+def _parts(facts: RequestFacts) -> Mapping[str, float]:
+    """Seconds of the stages that count for the missed budget."""
+    stages = dict(facts.stages)
+    if facts.objective is Objective.TTFT:
+        stages.pop("stream", None)
+        if facts.thinking:
+            stages[THINKING] = facts.thinking
+    return stages
+
+
+def _usually(part: str, facts: RequestFacts, usual: Usual) -> float:
+    if part == THINKING:
+        return usual.thinking.p50 if usual.known else 0.0
+    if part == "upstream" and not usual.known and facts.forecast is not None:
+        return facts.forecast if facts.forecast < MOST * facts.stages[part] else 0.0
+    return usual.of_stage(part)
+
+
+# -- a request without an answer -----------------------------------------------------------
+
+
+def _failed(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """Refused, or lost with its last attempt."""
+    if facts.attempts:
+        return _lost(facts, usual)
+    if facts.placement is Placement.RATE_LIMITED or any(kind in LIMITS for kind in facts.rejected):
+        return rate_limit_cause(facts)
+    if facts.placement in (Placement.SHED, Placement.OVERLOADED):
+        return _shed(facts, usual)
+    down = sum(kind in (RejectionKind.DOWN, RejectionKind.ON_TRIAL) for kind in facts.rejected)
+    if down:
+        return CauseFound(Cause.ENDPOINT_FAILED, f"{down} endpoints or pools of the route were down at the decision")
+    if facts.stages.get("queue", 0.0) > NOTICEABLE:
+        return queue_cause(facts, usual)
+    return _unknown(facts, "", "the request ended before any attempt")
+
+
+def _shed(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """No endpoint could make the deadline: for the work before this prompt, or for the prompt itself."""
+    engine = facts.engine
+    if facts.stages.get("queue", 0.0) <= engine.forecast_prefill and engine.backlog < engine.forecast_prefill:
+        found = prompt_cause(facts, usual)
+        if found is not None:
+            return found
+    return queue_cause(facts, usual)
+
+
+def _lost(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """By the attempt that cost most time."""
+    lost = max(facts.attempts, key=lambda each: each.took)
+    if lost.outcome in (AttemptOutcome.RATE_LIMITED, AttemptOutcome.QUOTA):
+        return rate_limit_cause(facts)
+    if lost.outcome is AttemptOutcome.SILENT and (busy := _busy(lost, facts, usual)) is not None:
+        return CauseFound(busy.cause, f"no token from {lost.endpoint} in {ms(lost.took)}; {busy.evidence}")
+    ended = LOST_BY.get(lost.outcome, lost.outcome.value) + (f" (status {lost.status})" if lost.status else "")
+    told = f"the attempt at {lost.endpoint} {ended} after {ms(lost.took)}"
+    return CauseFound(_blamed(lost), told + (f": {lost.cause}" if lost.cause else ""))
+
+
+def _busy(lost: LostAttempt, facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    """An engine without a fault is silent, too, while it computes the prompts of others, or this one."""
+    others_served = any(each.prefill and each.served for each in facts.neighbours)
+    waited = engine_wait_cause(facts, usual) if others_served else None
+    computes = facts.engine.forecast_prefill >= MOST * lost.took
+    return waited or (prompt_cause(facts, usual) if computes else None)
+
+
+def _blamed(lost: LostAttempt) -> Cause:
+    """Without a byte of a reply it is the connection, unless the server was silent for as long as it may be."""
+    unreached = lost.status == 0 and lost.outcome is AttemptOutcome.FAILED
+    return Cause.CONNECTION if unreached else Cause.ENDPOINT_FAILED
+
+
+# -- a slow answer -------------------------------------------------------------------------
+
+
+def _own_stage(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """Stages of the gateway itself."""
+    spent = {name: facts.stages.get(name, 0.0) for name in OWN_STAGES}
+    name, longest = max(spent.items(), key=lambda found: found[1])
+    return CauseFound(Cause.GATEWAY_STALLED, f"{name} took {ms(longest)}; usual here: {ms(usual.of_stage(name))}")
+
+
+def _read(facts: RequestFacts, usual: Usual) -> CauseFound:
+    spent = facts.stages["read"]
+    told = f"the caller took {ms(spent)} to send its request; usual here: {ms(usual.of_stage('read'))}"
+    return CauseFound(Cause.CALLER_SLOW, told)
+
+
+def _relay(facts: RequestFacts, usual: Usual) -> CauseFound:
+    return CauseFound(Cause.CALLER_SLOW, f"the first token waited {ms(facts.stages['relay'])} for the caller to read")
+
+
+def _connect(facts: RequestFacts, usual: Usual) -> CauseFound:
+    spent = facts.stages.get("connect", 0.0) + facts.stages.get("send", 0.0)
+    usually = usual.of_stage("connect") + usual.of_stage("send")
+    told = f"{ms(spent)} to connect to {facts.endpoint} and send the request; usual here: {ms(usually)}"
+    return CauseFound(Cause.CONNECTION, told)
+
+
+def _rate_limit(facts: RequestFacts, usual: Usual) -> CauseFound:
+    return rate_limit_cause(facts)
+
+
+def _thinks(facts: RequestFacts, usual: Usual) -> CauseFound:
+    told = f"{ms(facts.thinking)} of reasoning before the answer; usual here: {ms(usual.thinking.p50)}"
+    return CauseFound(Cause.MODEL_THINKS, told)
+
+
+def _upstream(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """Waiting in the engine, computing the prompt, or the way there: the largest by the engine's report, or else the
+    first with evidence."""
+    if facts.region_ratio is not None and facts.region_ratio >= DISTANT:
+        told = f"requests to {facts.region} take {facts.region_ratio:.1f} times as long upstream as to other regions"
+        return CauseFound(Cause.SLOW_REGION, told)
+    waited = engine_wait_cause(facts, usual) if _waits_most(facts, usual) else None
+    found = waited or prompt_cause(facts, usual) or engine_wait_cause(facts, usual) or _decode_share(facts, usual)
+    spent = facts.stages["upstream"]
+    return found or _unknown(facts, "upstream", f"{facts.endpoint} took {ms(spent)} for a usual prompt, alone there")
+
+
+def _waits_most(facts: RequestFacts, usual: Usual) -> bool:
+    engine = facts.engine
+    if engine.queue is None or engine.prefill is None:
+        return engine.backlog > engine.forecast_prefill
+    return engine.queue - usual.engine_queue.p50 > engine.prefill - usual.engine_prefill.p50
+
+
+def _decode_share(facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    """An answer that came whole includes its output; a first token shares the engine with answers in progress."""
+    if not facts.stream and usual.known and facts.output > SLOWER * usual.output.p50:
+        told = f"{facts.output:,} tokens of answer, delivered as a whole; usual here: {usual.output.p50:,.0f}"
+        return CauseFound(Cause.DECODE_BOUND, told)
+    return None
+
+
+# -- a slow stream -------------------------------------------------------------------------
+
+
+def _slow_stream(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """Tokens that come slowly, too many of them, or a caller that does not read them."""
+    spent = facts.stages.get("stream", 0.0)
+    if facts.objective is Objective.TOTAL and facts.unread > MOST * spent:
+        told = f"{ms(facts.unread)} from the last token to the last byte taken by the caller, of {ms(spent)}"
+        return CauseFound(Cause.CALLER_SLOW, told)
+    during = [each for each in facts.neighbours if each.decode]
+    slower = usual.known and facts.tpot is not None and facts.tpot > SLOWER * usual.tpot.p50
+    noisy = noisy_neighbour(facts, during, usual) if slower or not usual.known else None
+    if noisy is not None:
+        return noisy
+    if facts.tpot is None:
+        return _unknown(facts, "stream", f"{facts.output:,} tokens in {ms(spent)}")
+    pace = f"{facts.output:,} tokens at {ms(facts.tpot)} each"
+    if usual.known:
+        pace += f"; usual here: {usual.output.p50:,.0f} at {ms(usual.tpot.p50)}"
+    if facts.engine.running:
+        pace += f"; {facts.engine.running} answers in progress at {facts.endpoint}"
+    return CauseFound(Cause.DECODE_BOUND, pace)
+
+
+def _unknown(facts: RequestFacts, part: str, seen: str) -> CauseFound:
+    where = f" in {part}" if part else ""
+    return CauseFound(Cause.UNKNOWN, f"{seen}; {ms(facts.over)} over{where}")
+
+
+OWN_STAGES = ("parse", "estimate", "admit", "decide")
+BY_PART: Mapping[str, Callable[[RequestFacts, Usual], CauseFound]] = {
+    **dict.fromkeys(OWN_STAGES, _own_stage),
+    **dict.fromkeys(("connect", "send"), _connect),
+    "read": _read,
+    "queue": queue_cause,
+    "rate_limit": _rate_limit,
+    "failover": _lost,
+    "upstream": _upstream,
+    "relay": _relay,
+    "stream": _slow_stream,
+    THINKING: _thinks,
+}

@@ -1,0 +1,79 @@
+"""Reasons for which a request waited, in the gateway's queue or in the engine's: who was served before it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from policies.diagnosis.causes import Cause, CauseFound
+from policies.diagnosis.facts import Neighbour, RequestFacts, ms
+from policies.diagnosis.usual import Usual
+
+DOMINANT = 0.6  # share of the tokens before a request from which one caller is the reason
+LARGE = 3.0  # times the usual prompt
+FULL = 0.95  # of the KV cache
+RATE_LIMIT = "rate_limit"  # rule of the queue, and stage
+
+
+def queue_cause(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """Of time in the gateway's own queue."""
+    rule, held = max(facts.held.items(), key=lambda found: found[1], default=("", 0.0))
+    if rule == RATE_LIMIT:
+        return rate_limit_cause(facts)
+    waited = facts.stages.get("queue", 0.0)
+    told = f"{ms(waited)} in the gateway's queue" + (f", {ms(held)} of it by the rule `{rule}`" if rule else "")
+    if not rule and facts.forecast is not None:
+        told = f"refused at once, with a forecast of {ms(facts.forecast)} at best"
+    ahead = [each for each in facts.neighbours if each.prefill]
+    noisy = noisy_neighbour(facts, ahead, usual)
+    if noisy is not None:
+        return CauseFound(noisy.cause, f"{told}; {noisy.evidence}")
+    return CauseFound(Cause.QUEUED, f"{told}, behind {behind(ahead)}")
+
+
+def rate_limit_cause(facts: RequestFacts) -> CauseFound:
+    waited = facts.stages.get(RATE_LIMIT, 0.0)
+    refused = next((lost.endpoint for lost in facts.attempts if lost.status == 429), "")
+    told = f"{ms(waited)} held back by a rate limit" if waited else "refused: every endpoint is held by a rate limit"
+    return CauseFound(Cause.RATE_LIMIT, told + (f"; {refused} answered 429" if refused else ""))
+
+
+def engine_wait_cause(facts: RequestFacts, usual: Usual) -> CauseFound | None:
+    """Of time in the engine's queue; None: nobody is known to have been there. An API has no queue that is known."""
+    if not facts.local:
+        return None
+    queue = facts.engine.queue
+    told = "" if queue is None else f"{ms(queue)} in the engine's queue; "
+    if facts.engine.kv_usage >= FULL:
+        return CauseFound(Cause.KV_FULL, f"{told}its KV cache was {facts.engine.kv_usage:.0%} full at the decision")
+    ahead = [each for each in facts.neighbours if each.prefill]
+    if (noisy := noisy_neighbour(facts, ahead, usual)) is not None:
+        return CauseFound(noisy.cause, told + noisy.evidence)
+    if ahead:
+        return CauseFound(Cause.QUEUED, f"{told}at {facts.endpoint} behind {behind(ahead)}")
+    if facts.engine.waiting:
+        return CauseFound(Cause.QUEUED, f"{told}{facts.engine.waiting} requests of other traffic waited in the engine")
+    return None
+
+
+def noisy_neighbour(facts: RequestFacts, others: Iterable[Neighbour], usual: Usual) -> CauseFound | None:
+    """One other caller whose prompts are most of the work there, and large beside the usual."""
+    by_tenant: dict[str, int] = defaultdict(int)
+    for each in others:
+        by_tenant[each.tenant] += each.computed
+    if not by_tenant:
+        return None
+    tenant, tokens = max(by_tenant.items(), key=lambda found: found[1])
+    total = sum(by_tenant.values())
+    if tenant == facts.tenant or tokens < DOMINANT * total or tokens < LARGE * max(usual.computed.p50, 1.0):
+        return None
+    told = f"the caller {tenant} had {tokens:,} of the {total:,} prompt tokens computed at {facts.endpoint} meanwhile"
+    return CauseFound(Cause.NOISY_NEIGHBOUR, told)
+
+
+def behind(ahead: Sequence[Neighbour]) -> str:
+    """The requests before this one, in words."""
+    if not ahead:
+        return "requests whose answers were in progress"
+    tokens = sum(each.computed for each in ahead)
+    return f"{len(ahead)} {'request' if len(ahead) == 1 else 'requests'} with {tokens:,} prompt tokens to compute"
