@@ -24,7 +24,8 @@ HARM = 0.03  # expected TPOT misses, above which a prefill is held while there i
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
-CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one, whose answer takes pace too
+CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
+CALM_FOR_SHORT = 0.5  # the same for any other late one, where answers gain by it: its own answer takes some pace
 FORCED_AFTER = 30.0  # s from arrival, where a route says `on_miss: best_effort`
 TICK = 0.05  # s between two rounds without events
 
@@ -115,7 +116,9 @@ class HoldRules:
 
     def _is_restless(self, queued: QueuedRequest, load: Load, prefill_s: float) -> bool:
         """The engine's answers need their pace. A short prefill takes little of it, and waits only where they gain."""
-        return load.tpot_pressure > CALM and (prefill_s > LONG or _gains(queued, load))
+        if prefill_s > LONG:
+            return load.tpot_pressure > CALM
+        return load.tpot_pressure > CALM_FOR_SHORT and _gains(queued, load)
 
     def _must_begin(self, queued: QueuedRequest) -> bool:
         """The route promises a late answer, whatever that costs other requests."""

@@ -151,7 +151,6 @@ def test_a_late_request_whose_prompt_comes_into_a_cache_meanwhile_is_decided_aga
     """Behind long ones that wait for calm answers: the answer of another turn of its session leaves it little to do.
     Its patience counts from its entry."""
     monkeypatch.setattr(hold_rules, "CALM", -1.0)
-    monkeypatch.setattr(hold_rules, "GAINING", -1.0)  # holds long ones alone
     queue = QueueFixture()
     for number in range(4):
         queue.enter(f"long {number}", **LONG, on_miss="best_effort")
@@ -170,7 +169,6 @@ def test_a_late_request_whose_prompt_comes_into_a_cache_meanwhile_is_decided_aga
 def test_a_late_request_whose_prompt_has_left_the_cache_holds_up_no_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is among the long ones from then on."""
     monkeypatch.setattr(hold_rules, "CALM", -1.0)
-    monkeypatch.setattr(hold_rules, "GAINING", -1.0)  # holds long ones alone
     queue = QueueFixture()
     cache(queue, ONE, BLOCKS)
     busy = queue.fill(ONE)
@@ -187,7 +185,6 @@ def test_a_short_late_request_holds_up_none_that_waits_for_another_endpoint(monk
     """Each waits for the endpoint with its prompt in the cache."""
     monkeypatch.setattr(best_effort_queue, "CHECKED", 0)
     monkeypatch.setattr(hold_rules, "CALM", -1.0)
-    monkeypatch.setattr(hold_rules, "GAINING", -1.0)  # holds long ones alone
     queue = QueueFixture((ONE, TWO))
     other = tuple(range(10_000, 13_750))
     cache(queue, ONE, BLOCKS)
@@ -252,11 +249,10 @@ def test_an_event_decides_as_few_requests_with_many_tenants(monkeypatch: pytest.
     assert 0 < len(decided) <= 2 * queue_scheduler.MANY
 
 
-def test_a_request_that_can_begin_is_found_at_once_among_many_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_can_begin_is_found_at_once_among_many_that_cannot() -> None:
     """The others have long prefills, and wait for calm answers; the one that can begin was decided last."""
     queue = QueueFixture()
-    monkeypatch.setattr(hold_rules, "GAINING", -1.0)  # holds long ones alone
-    queue.decode(token=0.022, pace=0.05, since=20.0)
+    queue.decode(token=0.019, pace=0.05, since=20.0)
     for number in range(40):
         queue.arrive(f"long {number}", tokens=60_000, budget=0.15, tenant=f"t{number}", on_miss="best_effort")
     queue.release()
