@@ -69,7 +69,7 @@ class Pick:
     candidates: Mapping[str, Candidate] = field(default_factory=dict)  # by address
 
 
-class Spread:
+class UncountedPicks:
     """Endpoints named by load alone. The fleet does not count such a request, and its engine tells of it at the next
     poll: until then it counts here."""
 
@@ -107,7 +107,7 @@ class Picker:
         self._decider = decider
         self._queue = queue
         self._fallbacks = fallbacks
-        self._spread = Spread()
+        self._spread = UncountedPicks()
         self._addresses: tuple[Runtime, Mapping[str, str]] | None = None  # of the runtime in force
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -113,9 +112,7 @@ def test_a_container_is_not_killed_while_it_drains() -> None:
     assert float(SERVICES["gateway"]["stop_grace_period"].removesuffix("s")) > drain.wait + drain.grace + 5
 
 
-@pytest.mark.skipif(
-    not os.environ.get("FIRSTTOKEN_NO_SKIP") and shutil.which("haproxy") is None, reason="needs haproxy"
-)
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="needs haproxy")
 def test_haproxy_accepts_its_configuration() -> None:
     """Names that nobody knows yet are no error; any other warning is."""
     checked = ["haproxy", "-c", "-f", str(DEPLOY / "config/haproxy.cfg")]
