@@ -75,7 +75,9 @@ def _read_message(message: Json, pending: set[str], messages: list[Json]) -> set
             url = f"data:{source['media_type']};base64,{source['data']}"
             parts.append({"type": "image_url", "image_url": {"url": url}})
         elif kind == "tool_result":
-            messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": _text(block["content"])})
+            messages.append(
+                {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _text(block.get("content", ""))}
+            )
         elif kind == "tool_use":
             require(ID.fullmatch(block["id"]) and isinstance(block["input"], dict), f"tool_use: {block}")
             calls.append(block["id"])
