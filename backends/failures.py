@@ -20,6 +20,7 @@ import socket
 import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,9 +30,9 @@ from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
 from backends.error_words import is_known_name, known_words
 from backends.interface import RATE_LIMITS, Failure, FailureKind
 from backends.scrubbing import scrub
+from backends.secrets import is_secret
 from backends.waiting_times import retry_after
 
-_SHORTEST_KEY = 16  # characters
 _CAUSE_LIMIT = 160  # characters of a cause
 
 
@@ -43,95 +44,67 @@ class TransportError(Exception):
         self.failure = failure
 
 
-TIMED_OUT = Failure(FailureKind.TIMEOUT, "The backend did not answer in time.", status=504, cause="no answer in time")
-MALFORMED = Failure(FailureKind.PROTOCOL, "The backend sent something that is not HTTP/1.1.", cause="not HTTP/1.1")
-NOT_READ = Failure(
-    FailureKind.GATEWAY,
+_protocol = partial(Failure, FailureKind.PROTOCOL)
+_reset = partial(Failure, FailureKind.RESET)
+_timeout = partial(Failure, FailureKind.TIMEOUT)
+_gateway = partial(Failure, FailureKind.GATEWAY)
+
+TIMED_OUT = _timeout("The backend did not answer in time.", status=504, cause="no answer in time")
+MALFORMED = _protocol("The backend sent something that is not HTTP/1.1.", cause="not HTTP/1.1")
+NOT_READ = _gateway(
     "The gateway could not read the backend's reply; the fault is ours.",
     cause="a reply that the gateway could not read",
 )
-TOO_LARGE = Failure(
-    FailureKind.PROTOCOL,
-    "The backend's reply is larger than the gateway accepts.",
-    cause="a reply larger than the gateway accepts",
+TOO_LARGE = _protocol(
+    "The backend's reply is larger than the gateway accepts.", cause="a reply larger than the gateway accepts"
 )
-NOT_JSON = Failure(FailureKind.PROTOCOL, "The backend sent something that is not JSON.", cause="not JSON")
-TEXT_LOST = Failure(
-    FailureKind.PROTOCOL,
-    "The backend sent something that is not JSON, and text may be missing.",
-    cause="not JSON, where text may be missing",
+NOT_JSON = _protocol("The backend sent something that is not JSON.", cause="not JSON")
+TEXT_LOST = _protocol(
+    "The backend sent something that is not JSON, and text may be missing.", cause="not JSON, where text may be missing"
 )
-NOT_EVENTS = Failure(
-    FailureKind.PROTOCOL, "The backend sent something that is not an event stream.", cause="not an event stream"
+NOT_EVENTS = _protocol("The backend sent something that is not an event stream.", cause="not an event stream")
+LINE_TOO_LONG = _protocol(
+    "The backend sent an event larger than the gateway accepts.", cause="an event larger than the gateway accepts"
 )
-LINE_TOO_LONG = Failure(
-    FailureKind.PROTOCOL,
-    "The backend sent an event larger than the gateway accepts.",
-    cause="an event larger than the gateway accepts",
-)
-UNANSWERED = Failure(
-    FailureKind.RESET,
-    "The backend closed the connection without an answer.",
-    cause="connection closed without an answer",
-)
+UNANSWERED = _reset("The backend closed the connection without an answer.", cause="connection closed without an answer")
 NOT_SERVED = Failure(
     FailureKind.MISCONFIGURED, "The backend does not serve this operation.", cause="the path is unknown"
 )
-CUT_SHORT = Failure(
-    FailureKind.RESET,
+CUT_SHORT = _reset(
     "The backend closed the connection before its reply was complete.",
     cause="connection closed in the middle of the reply",
 )
 
-EMPTY = Failure(
-    FailureKind.PROTOCOL,
-    "The backend ended its reply before the first token.",
-    cause="200 that ended before the first token",
-)
+EMPTY = _protocol("The backend ended its reply before the first token.", cause="200 that ended before the first token")
 UNKNOWN_MODEL = Failure(FailureKind.MISCONFIGURED, "The backend does not know the configured model or path.")
-TRUNCATED = Failure(
-    FailureKind.RESET,
-    "The backend ended the stream before the answer was complete.",
-    cause="stream ended before the answer was complete",
+TRUNCATED = _reset(
+    "The backend ended the stream before the answer was complete.", cause="stream ended before the answer was complete"
 )
-SILENT = Failure(
-    FailureKind.TIMEOUT,
-    "The backend stopped sending in the middle of the answer.",
-    cause="silent in the middle of the answer",
+SILENT = _timeout(
+    "The backend stopped sending in the middle of the answer.", cause="silent in the middle of the answer"
 )
-LATE = Failure(
-    FailureKind.TIMEOUT,
-    "The answer took longer than its route allows.",
-    504,
-    code="timeout",
-    cause="later than the route allows",
+LATE = _timeout(
+    "The answer took longer than its route allows.", 504, code="timeout", cause="later than the route allows"
 )
-UNRESCUED = Failure(
-    FailureKind.RESET,
+UNRESCUED = _reset(
     "The backend broke in the middle of the answer, and no other could continue it.",
     cause="the stream broke, and no peer continued it",
 )
-DIVERGED = Failure(
-    FailureKind.GATEWAY,
+DIVERGED = _gateway(
     "The backend broke in the middle of the answer, and another wrote other words.",
     cause="the peer of a broken stream wrote other words",
 )
-UNTRANSLATED = Failure(
-    FailureKind.GATEWAY,
+UNTRANSLATED = _gateway(
     "The gateway cannot express the backend's answer in the caller's dialect.",
     cause="an answer that the gateway cannot translate",
 )
-NOT_ASSEMBLED = Failure(
-    FailureKind.GATEWAY,
-    "The gateway cannot put the backend's stream together.",
-    cause="a stream that the gateway cannot put together",
+NOT_ASSEMBLED = _gateway(
+    "The gateway cannot put the backend's stream together.", cause="a stream that the gateway cannot put together"
 )
 STOPPED = Failure(
     FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.", cause="gateway stopped"
 )
-NO_SOCKET = Failure(
-    FailureKind.GATEWAY, "The gateway has no socket left for a connection to the backend.", cause="no socket left"
-)
+NO_SOCKET = _gateway("The gateway has no socket left for a connection to the backend.", cause="no socket left")
 OWN_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 FAILED_INSIDE = Failure(FailureKind.SERVER, "The backend failed.", cause="200 with an error inside")
 
@@ -226,7 +199,7 @@ def of_body(body: bytes, secret: str = "") -> Failure | None:
 def _failure(
     status: int, headers: Mapping[str, str], said: ErrorBody, secret: str, models: Collection[str] = ()
 ) -> Failure:
-    if len(secret) >= _SHORTEST_KEY:  # a placeholder such as `token` is a word of messages
+    if is_secret(secret):  # a placeholder such as `token` is a word of messages
         said = replace(said, message=said.message.replace(secret, KEY_MARK))
     kind = kind_of(status, headers, said, models)
     if kind is FailureKind.UNSUPPORTED:
@@ -281,6 +254,14 @@ def of_callers_key(failure: Failure) -> Failure:
     kind = code if status == 429 else "invalid_request_error"
     said = f"the caller's key: {named or status}"
     return Failure(FailureKind.CALLER_KEY, message, status, kind, code, retry_after=failure.retry_after, cause=said)
+
+
+def of_unknown_model(failure: Failure, *, callers: bool) -> Failure:
+    """The failure of a request for a model that the server does not know. `callers`: the caller has named it, and not
+    the configuration, of which no caller is told."""
+    if not callers:
+        return replace(UNKNOWN_MODEL, cause=failure.cause)
+    return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
 
 _RETURNING = RATE_LIMITS | {FailureKind.OVERLOADED, FailureKind.SERVER, FailureKind.PROVIDER}

@@ -13,6 +13,8 @@ from enum import Enum
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
+import msgspec
+
 
 class Operation(Enum):
     """Operation of a request; the value is the path."""
@@ -48,6 +50,11 @@ class BackendRequest:
     tracestate: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, of the operation's dialect
     model_is_callers: bool = False  # no name of the configuration: the caller's to get right
+
+
+def plain(value: Any) -> Any:
+    """A value of a body without `Raw` JSON."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 @dataclass(slots=True)
@@ -90,8 +97,12 @@ class FailureKind(Enum):
 RATE_LIMITS = frozenset({FailureKind.RATE_LIMITED, FailureKind.REQUEST_RATE, FailureKind.TOKEN_RATE})
 OF_REQUEST = frozenset(  # the request's own fault: another server of the same kind would answer alike
     {
-        *(FailureKind.CLIENT, FailureKind.CONTEXT, FailureKind.CONTENT_FILTER, FailureKind.CONTENT),
-        *(FailureKind.REQUEST_SIZE, FailureKind.CALLER_KEY),
+        FailureKind.CLIENT,
+        FailureKind.CONTEXT,
+        FailureKind.CONTENT_FILTER,
+        FailureKind.CONTENT,
+        FailureKind.REQUEST_SIZE,
+        FailureKind.CALLER_KEY,
     }
 )
 
@@ -122,14 +133,6 @@ class Failure:
     def retryable(self) -> bool:
         """Another endpoint might do better."""
         return self.kind not in OF_REQUEST
-
-    @property
-    def again(self) -> bool:
-        """The same endpoint might do better."""
-        if self.kind in RATE_LIMITS:
-            return self.retry_after is not None
-        lasting = FailureKind.AUTH, FailureKind.MISCONFIGURED, FailureKind.QUOTA
-        return self.kind not in lasting and self.retryable
 
 
 @dataclass(slots=True)

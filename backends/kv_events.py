@@ -6,6 +6,8 @@ Rules:
   events of newer engines are skipped.
 - Token ids are prompts: skipped, not decoded.
 - A block's name is the low 64 bits of the hash, sent as a number or as bytes; never 0.
+- Media have one name for all engines (`MEDIA`); events of an unknown medium are skipped. Below the GPU, an event may
+  tell the block alone, with a size of 0 and no parent (vLLM without `self_describing_kv_events`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from dataclasses import dataclass
 import msgspec
 
 NAME_BITS = (1 << 64) - 1
-GPU = "GPU"  # medium of hits without a transfer; the default of engines without names for media
+GPU = "gpu"  # medium of hits without a transfer; the default of engines without names for media
+CPU, DISK, REMOTE = "cpu", "disk", "remote"  # media from which an engine loads blocks
+MEDIA = {  # by the name in an event: of vLLM 0.32, its Mooncake and LMCache connectors, SGLang, and Dynamo's workers
+    **dict.fromkeys(("GPU", "DEVICE"), GPU),
+    **dict.fromkeys(("CPU", "CPU_PINNED", "CPU_TIER1", "HOST"), CPU),
+    **dict.fromkeys(("STORAGE", "CPU_TIER2", "DISK", "NVME"), DISK),
+    **dict.fromkeys(("EXTERNAL", "NETWORK", "REMOTE", "SHARED"), REMOTE),
+}
 UNNAMED = "\0"  # adapter: vLLM until 0.11 and others tell a number, which the engine has given
 MAX_ADAPTER = 1024  # characters of a name: names of past events are kept
 END = -1  # sequence number at the end of a replay
@@ -65,6 +74,7 @@ class _Fields(msgspec.Struct):
     block_size: int | None = None
     parent_block_hash: _Hash | None = None
     medium: str | None = None
+    locality: str | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     session_id: str | None = None
@@ -78,7 +88,7 @@ _ORDER = {
         "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx "
         "kv_cache_spec_kind kv_cache_spec_sliding_window locality ownership session_id"
     ).split(),
-    "BlockRemoved": ["block_hashes", "medium", "group_idx"],
+    "BlockRemoved": ["block_hashes", "medium", "group_idx", "locality"],
     "AllBlocksCleared": [],
 }
 _USED = {kind: [name for name in names if name in _Fields.__struct_fields__] for kind, names in _ORDER.items()}
@@ -131,6 +141,11 @@ def decode(frames: Sequence[bytes]) -> KvEventBatch:
     return KvEventBatch(sequence, batch.ts, batch.events)
 
 
+def _medium(said: _Fields) -> str | None:
+    medium = MEDIA.get((said.medium or "GPU").upper())
+    return REMOTE if medium == DISK and said.locality == "REMOTE" else medium
+
+
 def _adapter(said: _Fields) -> str:
     name = said.lora_name or (UNNAMED if said.lora_id else "")
     return name if len(name) <= MAX_ADAPTER else UNNAMED
@@ -150,15 +165,17 @@ def _event(raw: msgspec.Raw) -> Event | None:
     fields = {name: _value(values[name]) for name in _USED[kind] if name in values}
     said = msgspec.convert(fields, _Fields)
     names = [_name(block) for block in said.block_hashes]
+    if (medium := _medium(said)) is None:
+        return None
     if kind == "BlockRemoved":
-        return Removed(names, said.medium or GPU, said.group_idx or 0)
-    if not said.block_size or said.block_size < 0:
+        return Removed(names, medium, said.group_idx or 0)
+    if said.block_size is None or said.block_size < (medium == GPU):
         raise msgspec.ValidationError(f"a block of {said.block_size} tokens")
     return Stored(
         names,
         None if said.parent_block_hash is None else _name(said.parent_block_hash),
         said.block_size,
-        said.medium or GPU,
+        medium,
         said.group_idx or 0,
         said.kv_cache_spec_kind,
         said.session_id or "",

@@ -36,6 +36,12 @@ class LoadMetrics:
     kv_usage: EngineMetricNames = ()
     prefix_queries: EngineMetricNames = ()
     prefix_hits: EngineMetricNames = ()
+    preemptions: EngineMetricNames = ()
+    drafted: EngineMetricNames = ()  # tokens of speculative decoding
+    accepted: EngineMetricNames = ()
+    ttft: EngineMetricNames = ()  # histograms
+    itl: EngineMetricNames = ()
+    e2e: EngineMetricNames = ()
     started_at: EngineMetricNames = (b"process_start_time_seconds",)
     info: bytes = b""  # an info series with block size and count in labels
     block_size: bytes = b"block_size"  # its label
@@ -58,6 +64,14 @@ class LoadMetrics:
             "started_at": max(_values(page, self.started_at), default=None),
             "prefix_queries": _total(page, self.prefix_queries),
             "prefix_hits": _total(page, self.prefix_hits),
+            "preemptions": _total(page, self.preemptions),
+            "drafted": _total(page, self.drafted),
+            "accepted": _total(page, self.accepted),
+            **{
+                f"{name}_{part}": _total(page, tuple(each + b"_" + part.encode() for each in names))
+                for name, names in (("ttft", self.ttft), ("itl", self.itl), ("e2e", self.e2e))
+                for part in ("count", "sum")
+            },
         }
 
     def model(self, page: bytes) -> str:

@@ -17,10 +17,11 @@ from typing import Any
 
 import msgspec
 
+from backends.interface import plain
+
 BREAKPOINT = {"type": "ephemeral"}
 _MARKABLE = frozenset({"text", "image", "document", "tool_use", "tool_result"})
 _GONE_ON = 3  # messages: a question, its answer, and another question
-_encode = msgspec.json.Encoder().encode
 
 
 def has_own(encoded: bytes) -> bool:
@@ -34,10 +35,10 @@ def with_breakpoints(body: Mapping[str, Any]) -> dict[str, Any]:
     if (system := _with_last_marked(_blocks(body.get("system")))) is not None:
         marked["system"] = system
     elif isinstance(tools := body.get("tools"), list) and tools:
-        marked["tools"] = [*tools[:-1], _marked(_plain(tools[-1]))]
+        marked["tools"] = [*tools[:-1], _marked(plain(tools[-1]))]
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) >= _GONE_ON:
-        last = _plain(messages[-1])
+        last = plain(messages[-1])
         content = _with_last_marked(_blocks(last.get("content"))) if isinstance(last, dict) else None
         if content is not None:
             marked["messages"] = [*messages[:-1], {**last, "content": content}]
@@ -45,7 +46,7 @@ def with_breakpoints(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _blocks(content: Any) -> Sequence[Any]:
-    content = _plain(content) if isinstance(content, msgspec.Raw) else content
+    content = plain(content) if isinstance(content, msgspec.Raw) else content
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return content if isinstance(content, list) else ()
@@ -53,7 +54,7 @@ def _blocks(content: Any) -> Sequence[Any]:
 
 def _with_last_marked(blocks: Sequence[Any]) -> list[Any] | None:
     """None: the last block cannot be marked."""
-    last = _plain(blocks[-1]) if blocks else None
+    last = plain(blocks[-1]) if blocks else None
     kind = last.get("type") if isinstance(last, dict) else None
     if not isinstance(last, dict) or not isinstance(kind, str) or kind not in _MARKABLE:
         return None
@@ -64,8 +65,3 @@ def _with_last_marked(blocks: Sequence[Any]) -> list[Any] | None:
 
 def _marked(block: Any) -> Any:
     return {**block, "cache_control": BREAKPOINT} if isinstance(block, dict) else block
-
-
-def _plain(value: Any) -> Any:
-    """The value without `Raw` JSON."""
-    return msgspec.json.decode(_encode(value))

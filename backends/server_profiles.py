@@ -43,6 +43,8 @@ class EngineProfile:
     sequence_ms: float = 0.0045  # per sequence of a step
     overhead: float = 0.015  # API server and tokenizer, before the scheduler sees a request
     sigma: float = 0.05  # log-normal noise of a step
+    host_tokens: int = 0  # KV cache in the CPU's memory
+    load_us: float = 2.44  # to load one of these: 64k tokens on an H20 in 0.16 s
     max_queued_requests: int | None = None  # vLLM --max-num-queued-reqs: unfinished requests, waiting or running
 
     @property
@@ -99,5 +101,6 @@ PROFILES: dict[str, Profile] = {
         EngineProfile("32b-2xh100", "qwen3-32b", 2.74, 12.2, 20.9, 0.0048, 2.36, 0.071, 325_000, max_model_len=40_960),
         EngineProfile("70b-4xh100", "llama-3.3-70b", 3.62, 13.3, 19.1, 0.012, 1.47, 0.045, 490_000),
         ApiProfile("api", "hosted-mini"),
+        ApiProfile("api-slow-start", "hosted-large", ttft=2.1, tpot=1 / 140),
     )
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation
+from backends.interface import BackendConfig, BackendRequest, Failure, FailureKind, HttpCall, Operation, plain
 from backends.metered_engine import LoadMetrics, MeteredEngine
 from backends.openai import CHAT_MEMBERS, LIMITS, SAMPLING
 from backends.stream.whole_forms import (
@@ -71,6 +71,12 @@ class Vllm(MeteredEngine):
         kv_usage=(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),  # renamed in 0.9
         prefix_queries=(b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
         prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
+        preemptions=(b"vllm:num_preemptions_total",),
+        drafted=(b"vllm:spec_decode_num_draft_tokens_total",),
+        accepted=(b"vllm:spec_decode_num_accepted_tokens_total",),
+        ttft=(b"vllm:time_to_first_token_seconds",),
+        itl=(b"vllm:inter_token_latency_seconds", b"vllm:time_per_output_token_seconds"),  # renamed in 0.11
+        e2e=(b"vllm:e2e_request_latency_seconds",),
         info=b"vllm:cache_config_info",
         adapters=b"vllm:lora_requests_info",
     )
@@ -116,7 +122,7 @@ class Vllm(MeteredEngine):
                 return name
         if any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
             return "several choices"
-        if _plain(body.get("response_format")) not in (None, {"type": "text"}):
+        if plain(body.get("response_format")) not in (None, {"type": "text"}):
             return "response_format"
         if body.get("tool_choice") not in (None, "auto", "none"):
             return "tool_choice"
@@ -163,12 +169,7 @@ class Vllm(MeteredEngine):
 
 def _last_message(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = body.get("messages")
-    return _plain(messages[-1]) if messages else {}
-
-
-def _plain(value: Any) -> Any:
-    """The value without `Raw` JSON."""
-    return msgspec.json.decode(_encode(value))
+    return plain(messages[-1]) if messages else {}
 
 
 def _limits(body: Mapping[str, Any]) -> dict[str, int]:
@@ -199,6 +200,9 @@ class SGLang(Vllm):
         kv_usage=(b"sglang:token_usage",),
         prefix_queries=(b"sglang:prompt_tokens_total",),
         prefix_hits=(b"sglang:cached_tokens_total",),
+        ttft=(b"sglang:time_to_first_token_seconds",),
+        itl=(b"sglang:inter_token_latency_seconds",),
+        e2e=(b"sglang:e2e_request_latency_seconds",),
         info=b"sglang:cache_config_info",  # until 0.5.10; gauges from there on
         block_size=b"page_size",
         blocks=b"num_pages",

@@ -102,6 +102,10 @@ def _never(*_: object, **named: object) -> bool:
     return False
 
 
+def _no_reason(*_: object) -> str:
+    return ""
+
+
 def _empty(*_: object, **named: object) -> list[QueuedRequest]:
     return []
 
@@ -179,7 +183,7 @@ IDEAS = (
     Idea(
         "TPOT in the tier walk",
         "tiers are compared by their TTFT alone",
-        ((ranking, "_move_tpot_first", _never),),
+        ((ranking, "_move_keeping_first", _no_reason),),
         plays_in=_with_tiers,
     ),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from statistics import fmean
 
 from benchmarks.routing import replay_one
 from benchmarks.scenarios import SCENARIOS
+from lab.replay.sim_fleet import OURS, REFERENCE, REFERENCES
 
 GOAL = 0.9  # share of all offered
 STEP, NEAR = 1.5, 1.03  # factors of the load: between two looks for a bracket, and of the result
@@ -118,10 +119,29 @@ def page(found: Iterable[Capacity]) -> str:
     for one in found:
         groups.setdefault((one.scenario, one.measure), []).append(one)
     sections = [
-        f"## ({name}) {SCENARIOS[name].title}{MANNER[measure]}\n\n" + "\n".join(table(group))
+        f"## ({name}) {SCENARIOS[name].title}{MANNER[measure]}\n\n{verdict(group)}" + "\n".join(table(group))
         for (name, measure), group in sorted(groups.items())
     ]
     return "\n\n".join([HEADING.format(goal=GOAL).rstrip(), *sections]) + "\n"
+
+
+def verdict(found: Sequence[Capacity]) -> str:
+    """The load that ours carries, over the best peer's and the reference's; empty without ours or a peer."""
+    loads = {one.scorer: one.load for one in found}
+    peers = {scorer: load for scorer, load in loads.items() if scorer not in (OURS, *REFERENCES)}
+    if OURS not in loads or not peers:
+        return ""
+    best = max(peers, key=peers.__getitem__)
+    parts = [f"{_ratio(loads[OURS], peers[best])} times the load of the best peer, {best}"]
+    parts += [f"{_ratio(loads[OURS], loads[REFERENCE])} times that of the reference"] if REFERENCE in loads else []
+    return f"Ours carries {', and '.join(parts)}.\n\n"
+
+
+def _ratio(load: float, other: float) -> str:
+    """A load of 0 is known to be below LEAST."""
+    if not load:
+        return f"at most {LEAST / other:.2f}" if other else "an unknown number of"
+    return f"{load / other:.2f}" if other else f"more than {load / LEAST:.2f}"
 
 
 def table(found: Iterable[Capacity]) -> Iterator[str]:

@@ -179,11 +179,11 @@ async def wait_until_settled(gateway: Gateway, servers: Sequence[SimulatedServer
 
 
 def unfinished_work(gateway: Gateway, servers: Sequence[SimulatedServer]) -> list[str]:
-    assert gateway.http_server is not None
+    assert gateway.data_port.server is not None
     dispatcher = gateway.proxy.dispatcher
     counts = {
         "lives": gateway.recorder.live,
-        "callers' connections": len(gateway.http_server.connections),
+        "callers' connections": len(gateway.data_port.server.connections),
         "requests held back": sum(gateway.queue.depth().values()),
         "connections being made": len(dispatcher.tasks),
         "requests that may still be retried": dispatcher.retries.active,

@@ -26,6 +26,10 @@ at every load, after the fact; *reference* is a clairvoyant scheduler with perfe
 (`lab/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
 what each engine has computed and not evicted: no bound.
 
+In the scenarios of `benchmarks.frontier_traffic` (adapters, crowd, documents, reasoning, region, upgrade) the best
+baseline is that of those that were played: all of them at one load (crowd .8; documents, reasoning and region 1.1), and
+the best of these at others; of (adapters), those whose forecast knows adapters; of (upgrade), `lmetric`.
+
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
 carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
 spends in our queue while the engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.

@@ -7,6 +7,8 @@ sessions of kv-cache-tester). At a load of 1 round robin meets the TTFT of half 
 second. All engines are empty at first, and most sessions last longer than SESSIONS_SECONDS, so these two show a
 fleet that more and more sessions arrive at, not a steady state. Of (agents) the load is a share of AGENTS sessions at
 a time, each followed by another: a level rate of requests, which shows how a cold start differs from the time after it.
+`benchmarks.frontier_traffic` makes the traffic of the last six, and names its sources. The load of (upgrade) is not
+that of round robin: 64 engines at 15 times the pace of the trace, at which round robin meets the TTFT of 88%.
 
 In `cold` scenarios the gateway starts before its engines, requests come once all are up, and the streams of the engines
 carry several tokens per event, as those of many proxies do.
@@ -15,8 +17,11 @@ carry several tokens per event, as those of many proxies do.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
+from random import Random
 
+from benchmarks.frontier_traffic import TRAFFIC, shaped
 from gateway.config.loading import load
 from lab.replay import sim_fleet
 from lab.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCES, ScheduledFault, scenario_from
@@ -39,6 +44,7 @@ FAULTS = (
 )
 TROUBLE = (120.0, 270.0)  # s, from the first to the last
 RATES = (0.4, 0.5, 0.6, 0.7)  # new sessions per second
+EVERY = (0.2, 0.5, 0.8, 1.1, 1.4, 1.8, 2.2)  # loads, from nearly idle to far too much
 LIGHT = (0.2, 0.3, 0.45, 0.6, 0.8)  # loads at which most engines have nothing to prefill most of the time
 PLAIN = ("lpwl", "cache_aware", "lmetric")  # the baselines that light loads suit best
 AGENTS = 40  # sessions at a time, at a load of 1
@@ -46,6 +52,8 @@ AGENTS_SECONDS = 480.0  # of virtual time: a cold start, and minutes after it
 LONGEST_GAP = 30.0  # s between two turns of these sessions
 COLD_TOKENS_PER_EVENT = 4
 FIRST_UP, NEXT_UP = 1.0, 0.25  # s after the gateway at which the first engine is up, and until each further one
+# Median of the tokens, deviation of their logarithm, and most. The preset `task` counts on 120.
+ANSWERS = (("task", 120, 0.6, 512), ("report", 2500, 0.5, 8192))
 COLD_START = 4.0  # s after the gateway at which requests begin to come: every engine has answered a probe
 
 
@@ -106,6 +114,15 @@ SCENARIOS = {
             LIGHT,
             cold=True,
         ),
+        Scenario("reasoning", "short questions with long answers, by the lengths of DeepSeek-R1", 21.5, loads=EVERY),
+        Scenario("documents", "short questions on long documents", 8.9, loads=EVERY),
+        Scenario("adapters", "chats with 60 LoRA adapters on eight engines with eight places each", 2.65, loads=EVERY),
+        Scenario(
+            "upgrade", "a rolling upgrade of 64 engines of three kinds, without draining", 15.0, loads=(0.5, 1, 1.5)
+        ),
+        Scenario("region", "two regions, of which the nearer one is lost for 40 s", 2.06, loads=EVERY),
+        Scenario("crowd", "chats, five times as many within 20 s", 1.22, loads=EVERY),
+        Scenario("promises", "whole answers in 5, 30 and 60 s: tasks, agents and reports over three kinds", 1.0),
     )
 }
 
@@ -121,6 +138,7 @@ def setting(name: str) -> sim_fleet.Scenario:
             seconds=AGENTS_SECONDS if traffic == "agents" else SESSIONS_SECONDS,
             returns=RETURNS if traffic == "e-closed" else 0,
         )
+    found = shaped(traffic, found)
     if chosen.cold:
         found = replace(found, starts=late(found), tokens_per_event=COLD_TOKENS_PER_EVENT)
     return replace(found, faults=FAULTS) if name == "b" else found
@@ -139,6 +157,8 @@ def arrivals(name: str, load: float, traces: Path, seed: int) -> list[Arrival]:
 
 
 def _offered(name: str, factor: float, traces: Path, seed: int) -> list[Arrival]:
+    if name in TRAFFIC:
+        return TRAFFIC[name](factor, traces, seed)
     if name == "agents":
         recorded = read_sessions(traces / "agent_sessions.jsonl")
         turns = recorded.at_a_time(round(factor), AGENTS_SECONDS, seed, LONGEST_GAP)
@@ -149,6 +169,8 @@ def _offered(name: str, factor: float, traces: Path, seed: int) -> list[Arrival]
         return [replace(arrival, route="agent") for arrival in started]
     if name == "d":
         return _sessions(factor, seed)
+    if name == "promises":
+        return whole_answers(traces, factor, seed)
     mooncake = spread(read_trace(traces / "mooncake_conversation.jsonl"), seed)
     if name != "c":
         return _cut([replace(arrival, route="agent") for arrival in mooncake], factor)
@@ -164,6 +186,23 @@ def _sessions(factor: float, seed: int) -> list[Arrival]:
     shape = replace(usual, seconds=SECONDS + WARM_UP, sessions=usual.sessions * factor)
     made = (replace(arrival, at=arrival.at - WARM_UP, route="agent") for arrival in agents(shape, seed))
     return [arrival for arrival in made if arrival.at >= 0]
+
+
+def whole_answers(traces: Path, factor: float, seed: int) -> list[Arrival]:
+    """Tasks, steps of agents, and reports: prompts like tasks, and answers of a log-normal length."""
+    random = Random(seed)
+    conversations = read_trace(traces / "azure2023_conv.csv")
+    made = [
+        replace(
+            arrival, route=route, output_tokens=min(max(round(random.lognormvariate(log(median), spread_of)), 1), most)
+        )
+        for i, arrival in enumerate(conversations)
+        for route, median, spread_of, most in (ANSWERS[i % 4 == 0],)
+    ]
+    made += [
+        replace(arrival, route="agent") for arrival in spread(read_trace(traces / "mooncake_conversation.jsonl"), seed)
+    ]
+    return _cut(sorted(made, key=lambda arrival: arrival.at), factor)
 
 
 def _cut(trace: list[Arrival], factor: float) -> list[Arrival]:

@@ -24,9 +24,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gateway.observe.logs import AccessLog
-from gateway.observe.metrics.series import LoopLag, RequestMetrics
+from gateway.observe.metrics.loop_lag import LoopLag
+from gateway.observe.metrics.request_metrics import RequestMetrics
 from gateway.observe.record import ADMIT, DECIDE, ESTIMATE, PARSE, READ, AttemptRecord, Record, RequestOutcome
-from gateway.observe.timeline import Recorder
+from gateway.observe.recorder import Recorder
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Candidate, Decision, Endpoint, Forecast, Placement
 
@@ -97,7 +98,8 @@ def live(recorder: Recorder, lived: Lived) -> None:
         if lived.lost is not None:
             life.attempt_ended(lived.lost)
         first_in = arrival + lived.ttft
-        life.won(lived.candidate, "qwen3-8b", arrival + 0.002, arrival + 0.002, arrival + 0.0021, first_in)
+        at = {"opened": arrival + 0.002, "connected": arrival + 0.002, "sent": arrival + 0.0021, "first_in": first_in}
+        life.won(lived.candidate, "qwen3-8b", **at)
         life.first_token_out(first_in + 0.00002, 200)
         settle(record, lived)
         life.finished(RequestOutcome.COMPLETED, first_in + 0.02 * lived.tokens)
@@ -126,7 +128,7 @@ def settle(record: Record, lived: Lived) -> None:
 def finished(count: int) -> Sequence[Record]:
     """Their Records."""
     records: list[Record] = []
-    recorder = Recorder([records.append], LoopLag())
+    recorder = Recorder([records.append], lag=LoopLag())
     for lived in lives(count):
         live(recorder, lived)
     return records
@@ -141,7 +143,7 @@ def routes() -> Iterator[Route]:
 
 
 def record_row(count: int) -> Row:
-    recorder, requests = Recorder([], LoopLag()), lives(count)
+    recorder, requests = Recorder(lag=LoopLag()), lives(count)
     return lambda number: live(recorder, requests[number])
 
 
@@ -157,7 +159,8 @@ def log_row(count: int, log: AccessLog) -> Row:
 
 def all_of_them(count: int, log: AccessLog) -> Row:
     """As it is in a gateway: each Record is counted and written when it ends."""
-    recorder, requests = Recorder([RequestMetrics(CollectorRegistry(), routes()), log], LoopLag()), lives(count)
+    metrics = RequestMetrics(CollectorRegistry(), routes())
+    recorder, requests = Recorder([], [metrics, log], LoopLag()), lives(count)
     return lambda number: live(recorder, requests[number])
 
 

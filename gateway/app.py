@@ -7,12 +7,11 @@ here on use; so is redis-py, by the client.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from socket import socket
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -23,53 +22,48 @@ from gateway.admission.key_store import FileKeys, RedisKeys
 from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission, Quotas
-from gateway.admission.redis_quotas import RedisQuotas
 from gateway.answers.answer_cache import AnswerCache
 from gateway.answers.answer_stores import answer_store
+from gateway.autoscale.autoscaler import Autoscaler
 from gateway.cache_warming import CacheWarming
 from gateway.cluster.gossip import new_group
-from gateway.cluster.redis_client import RedisClient
-from gateway.cluster.replicas import Replicas
 from gateway.config.endpoint_section import Discovered
 from gateway.config.models import Config, Key
+from gateway.data_port import DataPort
 from gateway.decider import Decider
-from gateway.downstream.http_server import HttpServer
 from gateway.downstream.intake import Intake
 from gateway.fleet.discovery import Discovery
-from gateway.fleet.learned_keeper import LearnedKeeper, StateFile, StateKey, StateStore
+from gateway.fleet.learned_keeper import LearnedKeeper, state_store
 from gateway.fleet.monitor import Monitor, PollTarget
-from gateway.observe.logs import AccessLog
-from gateway.observe.metrics.scrape_collectors import (
-    EndpointCollector,
-    GatewayCollector,
-    LostPromiseCollector,
-    Registry,
-)
-from gateway.observe.metrics.series import RequestMetrics, budgets, histogram
-from gateway.observe.timeline import Recorder
+from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
+from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
+from gateway.observe.metrics.series import histogram
+from gateway.observe.prefix_doctor import PrefixDoctor
+from gateway.observe.recorder import Recorder
 from gateway.observe.trace_context import Tracer
-from gateway.process import BACKLOG, HANDLER_GRACE, bind, url_of
+from gateway.process import HANDLER_GRACE, bind, serve_app, url_of
 from gateway.proxy import Proxy
+from gateway.records.record_logs import RecordLogs
+from gateway.redis_state import RedisState
+from gateway.request_reader import RequestReader
 from gateway.runtime import Runtime, RuntimeHolder, build_runtime, build_warm_runtime, tokenizers
 from gateway.scheduler import RequestQueue
+from gateway.served_endpoints import served_endpoints
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.estimator import Estimator
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.upstream import Upstream
 from gateway.witness_probes import WitnessProbes
 from gateway.worker_context import WorkerContext
 from policies.attempts.budgets import RetryBudget
 from policies.fleet.fleet import Fleet
 from policies.fleet.peers import CombinedPeers
 from policies.routes.route import Route
+from policies.types import Pool
 
 if TYPE_CHECKING:
     from gateway.fleet.kv_event_listener import KvEvents
-    from gateway.observe.otel.spans import ServedEndpoint
     from gateway.observe.otel.telemetry import Telemetry
     from gateway.picker.picker_server import PickerServer
-
-log = logging.getLogger("firsttoken")
 
 
 class Gateway:
@@ -90,8 +84,8 @@ class Gateway:
         self._build_servers(config)
         self.kv_events = self._build_kv_events()
         self.discovery = Discovery()
+        self.registry.register(self.discovery)
         self._reloading = asyncio.Lock()
-        self._following_addresses: asyncio.Task[None] | None = None
 
     # -- build ------------------------------------------------------------------------------
 
@@ -108,32 +102,35 @@ class Gateway:
         self.registry = Registry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.metrics = RequestMetrics(self.registry, self._routes())
-        self.recorder = Recorder([self.metrics, self.decider.learn], self.metrics.loop_lag)
+        self.metrics = RequestMetrics(
+            self.registry, self._routes(), lambda pool, key: self.runtime.current.labels_of(pool, key)
+        )
+        doctor = PrefixDoctor(lambda pool: self.runtime.current.price_of(pool), self.fleet.prefill_seconds)
+        learners, lag = (self.decider.learn, self.queue.learn), self.metrics.loop_lag
+        self.recorder = Recorder(learners, [self.metrics], lag, doctor)
+        self.metrics.flush = self.recorder.flush
         self.fleet.on_cache_lost = self.recorder.slow.on_cache_lost
-        self.access_log: AccessLog | None = None
+        self.record_logs = RecordLogs(config, self.worker)
+        self.recorder.batch_sinks += self.record_logs.sinks
+        self.registry.register(self.record_logs)
         self.telemetry: Telemetry | None = None
         self.on_screen = histogram("firsttoken_ttft_on_screen_seconds", budgets(self._routes()))
-        if config.telemetry.access_log != "off":
-            lock = None if self.worker is None else self.worker.log_lock
-            self.access_log = AccessLog(config.telemetry.access_log, lock)
-            self.recorder.sinks.append(self.access_log)
         if config.telemetry.otlp is not None:
             from gateway.observe.otel.telemetry import Telemetry
 
             self.telemetry = Telemetry(config.telemetry.otlp, served_endpoints(self.runtime.current.upstreams))
-            self.recorder.sinks.append(self.telemetry)
+            self.recorder.batch_sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
-        lost = None if (access_log := self.access_log) is None else lambda: access_log.lost
-        self.registry.register(EndpointCollector(self.fleet.pool_of, self.monitor.loads, self.monitor.engine_loads))
-        self.registry.register(LostPromiseCollector(self._routes, self.monitor.lost_promises))
+        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates
+        self.registry.register(EndpointCollector(self.fleet.pool_of, *engines))
         self.registry.register(
             GatewayCollector(
                 self._routes,
+                self._pools,
+                promises=self.monitor.lost_promises,
                 depth=self.queue.depth,
                 live=lambda: self.recorder.live,
-                replicas=lambda: 1 if self.replicas is None else self.replicas.count(),
-                lost=lost,
+                replicas=self._replicas,
             )
         )
         self.registry.register(self.on_screen)
@@ -142,55 +139,59 @@ class Gateway:
     def _build_shared_state(self, config: Config) -> None:
         """State shared with other workers, and with other replicas through Redis."""
         worker = self.worker
-        self.redis: RedisClient | None = None
-        self.shared_quotas: RedisQuotas | None = None
+        self.redis: RedisState | None = None
         self.keyring: Keyring | None = None
-        self.replicas: Replicas | None = None
+        self.fleet.peers = None if worker is None else worker.peers
         if config.state.redis is not None:
-            self.redis = RedisClient(config.state.redis.get_secret_value())
-            self.registry.register(self.redis)
-            self.shared_quotas = RedisQuotas(self.redis, config.server.workers)
-            if config.state.keys == "redis":
-                self.keyring = Keyring(RedisKeys(self.redis.call, self.redis.url, self.redis.timeout), self._swap_keys)
-                self.redis.on_up(self.keyring.check_soon)
             group = new_group() if worker is None else worker.group
-            self.replicas = Replicas(self.redis, config.state.namespace, group, self.fleet.knows)
+            url, namespace = config.state.redis.get_secret_value(), config.state.namespace
+            self.redis = RedisState(url, namespace, config.server.workers, group, self.fleet.knows)
+            self.registry.register(client := self.redis.client)
+            replicas = self.redis.replicas
+            self.fleet.peers = replicas if worker is None else CombinedPeers(worker.peers, replicas)
+            if config.state.keys == "redis":
+                self.keyring = Keyring(RedisKeys(client.call, client.url, client.timeout), self._swap_keys)
+                client.on_up(self.keyring.check_soon)
         if config.state.keys == "dir" and config.state.dir is not None:
             self.keyring = Keyring(FileKeys(config.state.dir), self._swap_keys)
         self.answers = answer_store(config.state)
-        self.learned_keeper = self._build_learned_keeper(config)
-        self.fleet.peers = None if worker is None else worker.peers
-        if self.replicas is not None:
-            self.fleet.peers = self.replicas if worker is None else CombinedPeers(worker.peers, self.replicas)
+        is_leader = worker is None or worker.is_leader
+        self.learned_keeper: LearnedKeeper | None = None
+        if (store := state_store(config.state, None if self.redis is None else self.redis.client)) is not None:
+            self.learned_keeper = LearnedKeeper(store, self.fleet, self.runtime, is_leader)
+            self.registry.register(self.learned_keeper)
+        self.autoscaler: Autoscaler | None = None
+        if is_leader:
+            self.autoscaler = Autoscaler(self.recorder, self.fleet, self.runtime, self._processes)
+            self.registry.register(self.autoscaler)
         if self.fleet.peers is not None:
             self.fleet.request_publish = self.monitor.publish_soon
 
-    def _build_learned_keeper(self, config: Config) -> LearnedKeeper | None:
-        store: StateStore
-        if config.state.dir is not None:
-            store = StateFile(config.state.dir)
-        elif self.redis is not None:
-            store = StateKey(self.redis, config.state.namespace)
-        else:
-            return None
-        keeper = LearnedKeeper(store, self.fleet, self.runtime, self.worker is None or self.worker.is_leader)
-        self.registry.register(keeper)
-        return keeper
+    def _processes(self) -> int:
+        """Gateways and workers that share the traffic."""
+        return self.config.server.workers * self._replicas()
+
+    def _replicas(self) -> int:
+        """Live gateways, including this gateway."""
+        return 1 if self.redis is None else self.redis.replicas.count()
 
     def _build_servers(self, config: Config) -> None:
-        quotas: Quotas = self.shared_quotas or (LocalQuotas() if self.worker is None else self.worker.quotas)
+        quotas: Quotas = LocalQuotas() if self.worker is None else self.worker.quotas
+        quotas = quotas if self.redis is None else self.redis.quotas
         self.cache_warming = CacheWarming(self.fleet, self.estimator, self.runtime)
         self.witness_probes = WitnessProbes(self.fleet, self.estimator, self.runtime)
+        dispatcher = Dispatcher(
+            self.fleet,
+            RetryBudget(),
+            on_dispatched=self.queue.on_dispatched,
+            saturated=lambda: self.queue.saturated,
+        )
         self.proxy = Proxy(
             runtime=self.runtime,
             decider=self.decider,
+            reader=RequestReader(self.runtime, self.decider, dispatcher.operations),
             queue=self.queue,
-            dispatcher=Dispatcher(
-                self.fleet,
-                RetryBudget(),
-                on_dispatched=self.queue.on_dispatched,
-                saturated=lambda: self.queue.saturated,
-            ),
+            dispatcher=dispatcher,
             recorder=self.recorder,
             cache_warming=self.cache_warming,
             admission=Admission(quotas, self.recorder, self.registry),
@@ -203,31 +204,37 @@ class Gateway:
             decider=self.decider,
             queue=self.queue,
             runtime=self.runtime,
+            cache_warming=self.cache_warming,
             on_screen=self.on_screen,
+            autoscaler=self.autoscaler,
         )
         self.admin_app = AdminServer(self.admin).app()
+        self.history = self.admin.history if self.worker is None else None  # of workers: by who answers for all
         self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)
         self.registry.register(self.intake)
-        self.certificate = self._certificate(config)
-        self.http_server: HttpServer | None = None
-        self._server: asyncio.Server | None = None
+        self.data_port = DataPort(self.proxy, self.intake, self._certificate(config))
         self.picker = self._build_picker(config)
         self._admin_runner: web.AppRunner | None = None
 
     def _build_picker(self, config: Config) -> PickerServer | None:
         if config.pick is None:
             return None
+        from gateway.picker.external_scaler import ExternalScaler
+        from gateway.picker.llm_d_metrics import LlmDMetrics
         from gateway.picker.picker import Picker
         from gateway.picker.picker_server import PickerServer
+        from gateway.picker.picker_service import PickerService
 
-        picker = Picker(self.runtime, self.decider, self.queue, config.pick.fallbacks)
-        return PickerServer(
-            picker,
+        self.registry.register(LlmDMetrics(self.fleet.pool_of, self.monitor.loads, self._routes, self.queue.depth))
+        service = PickerService(
+            Picker(self.runtime, self.decider, self.queue, config.pick),
             self.recorder,
             max_body=lambda: self.config.defaults.max_body,
             is_ready=lambda: not self.proxy.draining and self.decider.any_usable(monotonic()),
             intake=self.intake,
+            scaler=ExternalScaler(None if self.autoscaler is None else self.autoscaler.desired),
         )
+        return PickerServer(service, self.intake)
 
     def _certificate(self, config: Config) -> ServerCertificate | None:
         if self.worker is not None:
@@ -238,6 +245,9 @@ class Gateway:
     def config(self) -> Config:
         """The configuration in force."""
         return self.runtime.current.config
+
+    def _pools(self) -> Mapping[str, Pool]:
+        return self.runtime.current.pools
 
     def _routes(self) -> tuple[Route, ...]:
         return self.runtime.current.routes.all
@@ -250,7 +260,7 @@ class Gateway:
         server = self.config.server
         with ExitStack() as stack:
             data, admin = (stack.enter_context(bind(address)) for address in (server.listen, server.admin))
-            self.url = url_of(data, server.listen.host, tls=self.certificate is not None)
+            self.url = url_of(data, server.listen.host, tls=self.data_port.certificate is not None)
             self.admin_url = url_of(admin, server.admin.host)
             await self.prepare(admin)
             before_open()
@@ -260,48 +270,26 @@ class Gateway:
     async def prepare(self, admin: socket) -> None:
         """Starts everything but the data port."""
         self.estimator.warm()
-        self._admin_runner = web.AppRunner(self.admin_app, access_log=None, shutdown_timeout=HANDLER_GRACE)
-        await self._admin_runner.setup()
-        await web.SockSite(self._admin_runner, admin, backlog=BACKLOG).start()
+        self._admin_runner = await serve_app(self.admin_app, admin)
         if self.worker is not None:
             await self.worker.peers.start(self.fleet.knows)
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
-        for component in (
-            self.kv_events,
-            self.telemetry,
-            self.redis,
-            self.shared_quotas,
-            self.keyring,
-            self.replicas,
-            self.answers,
-        ):
+        optional = self.kv_events, self.telemetry, self.redis, self.keyring, self.autoscaler, self.history
+        for component in (*optional, self.answers):
             if component is not None:
                 component.start()
         if self.config.is_dynamic:
             await self.apply_config(self.config)
         if self.learned_keeper is not None:
             await self.learned_keeper.start()
-        self._following_addresses = asyncio.create_task(self._follow_addresses())
+        self.discovery.start(self._apply_addresses)
 
     async def open(self, data: socket) -> None:
         """Opens the data port."""
-        loop = asyncio.get_running_loop()
-        self.metrics.loop_lag.start(loop)
-        self.http_server = HttpServer(
-            self.proxy.handle,
-            max_body=self.config.defaults.max_body,
-            precheck=self.proxy.precheck,
-            intake=self.intake,
-        )
-        tls: dict[str, Any] = {}
-        if self.certificate is not None:
-            self.certificate.start()
-            timeouts = self.http_server.timeouts
-            tls = {"ssl": self.certificate.context, "ssl_handshake_timeout": timeouts.head}
-            tls["ssl_shutdown_timeout"] = timeouts.unread  # which includes the time to read the last answer
-        self._server = await loop.create_server(self.http_server, sock=data, backlog=BACKLOG, **tls)
+        self.metrics.loop_lag.start(asyncio.get_running_loop())
+        await self.data_port.open(data, self.config.defaults.max_body)
         if self.picker is not None and self.config.pick is not None:
             await self.picker.start(self.config.pick, shared=self.worker is not None)
 
@@ -313,15 +301,10 @@ class Gateway:
             await self.discovery.follow(config)
             await self._reload(config)
 
-    async def _follow_addresses(self) -> None:
-        """Reloads the configuration in force after a change of addresses."""
-        while True:
-            await self.discovery.changed()
-            try:
-                async with self._reloading:
-                    await self._reload(self.config)
-            except Exception:
-                log.exception("addresses changed, but the new endpoints could not be applied")
+    async def _apply_addresses(self) -> None:
+        """Reloads the configuration in force, after a change of addresses."""
+        async with self._reloading:
+            await self._reload(self.config)
 
     async def _reload(self, wanted: Config) -> None:
         """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
@@ -346,9 +329,10 @@ class Gateway:
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
-        if self.http_server is not None:
-            self.http_server.max_body = new.config.defaults.max_body
+        self.data_port.reload(new.config.defaults.max_body)
         self.cache_warming.reload()
+        if self.autoscaler is not None:
+            self.autoscaler.reload()
         self.metrics.promise(routes)
         self.on_screen.refine(budgets(routes))
         self._watch_endpoints()
@@ -357,9 +341,9 @@ class Gateway:
             self.telemetry.reload(served_endpoints(new.upstreams))
 
     def reopen_logs(self) -> None:
-        """Called on SIGHUP: `logrotate` has renamed the files."""
-        if self.access_log is not None:
-            self.access_log.reopen()
+        """Called on SIGHUP: `logrotate` has renamed the files. Records of ended requests are in the renamed ones."""
+        self.recorder.flush()
+        self.record_logs.reopen()
 
     async def _swap_keys(self, stored: Sequence[Key]) -> None:
         """Called when the stored keys have changed. Thousands take tens of milliseconds: in a thread."""
@@ -367,15 +351,11 @@ class Gateway:
             self.runtime.current = await asyncio.to_thread(self.runtime.current.with_stored_keys, stored)
 
     def _watch_endpoints(self) -> None:
-        watched = {
-            id: PollTarget(upstream.connections, upstream.backend, upstream.pool, self._model_of(upstream))
-            for id, upstream in self.runtime.current.upstreams.items()
-        }
+        watched = {}
+        for id, upstream in self.runtime.current.upstreams.items():
+            model = "" if upstream.pool == self.config.passthrough else upstream.model  # empty: any, as callers ask for
+            watched[id] = PollTarget(upstream.connections, upstream.backend, upstream.pool, model)
         self.monitor.watch(watched, self.config.defaults.scrape)
-
-    def _model_of(self, upstream: Upstream) -> str:
-        """The model to be served there; empty: any, as callers ask for."""
-        return "" if upstream.pool == self.config.passthrough else upstream.model
 
     def _build_kv_events(self) -> KvEvents | None:
         if not (sources := self.config.kv_events()):
@@ -397,62 +377,33 @@ class Gateway:
         """Not ready at once; after `wait` s no new connections; after `grace` s more, running requests are aborted."""
         self.proxy.draining = True
         await self._until(lambda: False, wait)
-        if self._server is not None:
-            self._server.close()
+        self.data_port.close()
+        if self.picker is not None:
+            self.picker.close()
         await self._until(lambda: not self.recorder.live, grace)
         self.queue.close()
         self.metrics.loop_lag.close()
-        if self.http_server is not None:
-            await self._abort_requests(self.http_server)
+        await self.data_port.abort()
         if self.picker is not None:
             await self.picker.stop(HANDLER_GRACE)
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
-        if self._following_addresses is not None:
-            self._following_addresses.cancel()
-        for component in (self.discovery, self.cache_warming, self.witness_probes, self.monitor, self.answers):
-            await component.close()
-        for optional_component in (
-            self.learned_keeper,
-            self.certificate,
-            self.kv_events,
-            self.replicas,
-            self.keyring,
-            self.shared_quotas,
-            self.redis,
-        ):
-            if optional_component is not None:
-                await optional_component.close()
-        if self.worker is not None:
-            await self.worker.peers.close()
-        for connections in self.runtime.current.connections.values():
-            await connections.close()
+        components = (
+            *(self.discovery, self.cache_warming, self.witness_probes, self.monitor, self.answers),
+            *(self.history, self.learned_keeper, self.autoscaler, self.data_port.certificate, self.kv_events),
+            *(self.keyring, self.redis, None if self.worker is None else self.worker.peers),
+            *self.runtime.current.connections.values(),
+        )
+        for component in components:
+            if component is not None:
+                await component.close()
         self.estimator.close()
+        self.recorder.flush()
         if self.telemetry is not None:
             await self.telemetry.close()
-        if self.access_log is not None:
-            self.access_log.close()
+        self.record_logs.close()
 
     async def _until(self, over: Callable[[], bool], seconds: float) -> None:
         ends = monotonic() + seconds
         while not over() and monotonic() < ends and not self.force_stop:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-    async def _abort_requests(self, http_server: HttpServer) -> None:
-        """Requests without an answer yet get an error reply; streams end unfinished."""
-        await asyncio.sleep(0)  # requests that waited in the queue are about to answer
-        if self.recorder.live:
-            log.warning("shutdown grace expired: aborting %d running requests", self.recorder.live)
-        self.proxy.stopping = True
-        await http_server.shutdown(HANDLER_GRACE)
-
-
-def served_endpoints(upstreams: Mapping[str, Upstream]) -> dict[str, ServedEndpoint]:
-    """Span attributes of each endpoint."""
-    from gateway.observe.otel.spans import PROVIDERS, ServedEndpoint
-
-    found = {}
-    for endpoint, upstream in upstreams.items():
-        address, kind = upstream.connections.address, upstream.backend.kind
-        found[endpoint] = ServedEndpoint(PROVIDERS.get(kind, kind), upstream.model, address.host, address.port)
-    return found

@@ -122,6 +122,8 @@ def _first_part(prompt: Any, share: float) -> Any:
 
 
 Prefixes = Sequence[HotPrefix[SavedPrompt]]
+MAPPED = 8  # prefixes of a pool in the map
+ANY_ROOM = 1 << 40  # blocks
 
 
 class CacheWarming:
@@ -168,6 +170,20 @@ class CacheWarming:
         request, known = job.request, job.estimate.pools[pool]
         prompt = SavedPrompt(request.operation, raw, model, pool, job.cache_group, known, request.caller)
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.times.first_in)
+
+    def prefix_map(self, now: float) -> list[dict[str, Any]]:
+        """The hottest prefixes of each pool, hottest first, and the tokens of each that its endpoints hold. A prefix is
+        named by a hash: no text."""
+        pools, found = self.runtime.current.pools, list[dict[str, Any]]()
+        for name, hot in self.hot.items():
+            for prefix in hot.hottest(ANY_ROOM, now, lambda text, blocks: 0)[:MAPPED]:
+                estimate = prefix.text.estimate
+                tokens = round(prefix.blocks * estimate.blocks.size * estimate.blocks.scale)
+                hits = {each.id: min(self.fleet.hit(each, estimate), tokens) for each in pools[name].endpoints}
+                held = {endpoint: hit for endpoint, hit in hits.items() if hit}
+                key = f"{estimate.blocks.hashes[prefix.blocks - 1] & (1 << 64) - 1:016x}"
+                found.append({"pool": name, "prefix": key, "tokens": tokens, "held": held})
+        return found
 
     # ----------------------------------------------------------------- looking after all
 

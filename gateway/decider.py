@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from random import random
 from time import monotonic
 from typing import Any, TypeVar
@@ -17,23 +18,28 @@ from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
+from gateway.api.prompt_repairs import repaired
+from gateway.api.reasoning_effort import effort_class, reasoning_effort
+from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.timeline import landmarks
 from gateway.tokenize.deferred_counts import DeferredCounts
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
-from policies.latency.token_counts import AnswerLengths
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
-from policies.types import Decision, Health, PromptEstimate
+from policies.types import Decision, Health, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")
 
 LARGE = 150_000  # bytes of body: 0.4 ms to parse if nothing is cached
 MANY, SUSPECT = 400, 15_000  # objects and arrays: 1 ms to parse; bytes of body enough for as many
 COUNTING = 10  # times as long as parsing
+NO_BLOCKS = PrefixBlocks()
+UNKNOWN: Quantiles = ()  # lengths of answers
 SAMPLES, SAMPLE = 8, 768  # places, and bytes in each, where they are counted: all of 100 KB would take 56 us
 
 
@@ -61,6 +67,19 @@ class Decider:
             return parse(*asked)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, parse, *asked)
 
+    async def repaired(self, http: HttpRequest, request: InferenceRequest, route: Route) -> InferenceRequest:
+        """The request after the rules of its route; the body of `http` changes with it. Raises ApiError."""
+        operation = request.operation
+        raw, done = await self.off_loop(request.size, repaired, operation, http.body, route.repair)
+        if not done:
+            return request
+        http.body = raw
+        found = await self.parse(
+            operation, raw, http.headers, request.arrival, request.request_id, frozenset(request.headers)
+        )
+        found.repaired = tuple(dict.fromkeys((*found.repaired, *done)))
+        return found
+
     async def with_model(self, raw: bytes, model: str) -> bytes:
         """A body with this model, in a thread if slow."""
         return await self.off_loop(len(raw), with_model, raw, model)
@@ -71,9 +90,12 @@ class Decider:
             return work(*given)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
 
-    async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
+    async def estimate(
+        self, request: InferenceRequest, route: Route, tenant: Tenant, *, is_sent: bool = True
+    ) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route. Text that was not counted yet is counted once
-        the request is sent; here, where the decision needs the count.
+        the request is sent; here, where the decision needs the count. `is_sent` False: nothing is to be
+        sent, nor counted later.
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
@@ -82,10 +104,11 @@ class Decider:
         expected = self.answer_lengths.expected_output(route.name, cap)
         estimate = await self._read(text, expected)
         if not estimate.counted:
-            pools = self.fleet.snapshot(monotonic()).pools
-            if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools):
+            now = monotonic()
+            pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.may_use_api, route, now=now)
+            if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
                 estimate = await self._count(text, expected)
-            else:
+            elif is_sent:
                 self.counts.add(text.prompt.size, self.estimator.count(text))
         if not route.budget_grows:
             return estimate
@@ -114,13 +137,17 @@ class Decider:
     ) -> Decision:
         """The decision at this moment without the queue. Changes nothing."""
         now = monotonic()
-        queued = queued_request(self.answer_lengths, request, route, estimate, tenant, sequence, now)
+        queued = queued_request(self.fleet, request, route, estimate, tenant, sequence, now)
         return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
-            self.answer_lengths.observe_output(record.route, -(-record.output_tokens // record.choices))
+            effort, begins = effort_class(record.reasoning_effort), next(iter(record.prefix), 0)
+            tokens = -(-record.output_tokens // record.choices)
+            p90 = record.total_predicted_p90
+            under_p90 = None if p90 is None else record.total <= p90
+            self.answer_lengths.observe_output(record.route, tokens, effort, record.tenant, begins, under_p90=under_p90)
         if record.ttft_of == "answer" and record.stream and record.ttft is not None:
             answered = record.total if record.promised is None else record.promised  # at least
             self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
@@ -131,7 +158,7 @@ class Decider:
 
 
 def queued_request(
-    answer_lengths: AnswerLengths,
+    fleet: Fleet,
     request: InferenceRequest,
     route: Route,
     estimate: PromptEstimate,
@@ -139,8 +166,24 @@ def queued_request(
     sequence: int,
     now: float,
 ) -> QueuedRequest:
-    reasoning = answer_lengths.expected_reasoning(route, now) if request.stream else None
-    return QueuedRequest(id(request), request, estimate, route, sequence, tenant.name, tenant.weight, reasoning)
+    lengths, tokens = fleet.answer_lengths, UNKNOWN
+    if route.weighs_completion:
+        effort, cap = effort_class(reasoning_effort(request.body)), route.output_cap(request.max_tokens)
+        tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
+    return QueuedRequest(
+        *(id(request), request, estimate, route, sequence),
+        tenant=tenant.name,
+        weight=tenant.weight,
+        reasoning=lengths.expected_reasoning(route, now) if request.stream else None,
+        answer_tokens=tokens,
+        decode_s=fleet.decode_seconds(route, tokens),
+    )
+
+
+def _beginning(estimate: PromptEstimate) -> int:
+    """Hash of the prompt's first tokens, as the first landmark of its Record; 0: it is shorter."""
+    blocks = next(iter(estimate.pools.values())).blocks if estimate.pools else NO_BLOCKS
+    return next(iter(landmarks(blocks)), 0)
 
 
 def estimated_containers(raw: bytes) -> float:

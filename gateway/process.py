@@ -7,11 +7,16 @@ import ctypes
 import gc
 import resource
 import socket
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from aiohttp import web
 
 from gateway.config.field_types import ListenAddress
 from gateway.config.models import Drain
+from gateway.observe.logs import unhandled
 
 BACKLOG = 4096  # connections in the kernel, not accepted yet
 FILES = 1 << 20  # open files, where the system allows as many
@@ -28,6 +33,13 @@ def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.Loop
+
+
+def run_loop(work: Coroutine[Any, Any, int | None]) -> int:
+    """Returns the exit code: of `work`, or 0."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.get_loop().set_exception_handler(unhandled)
+        return runner.run(work) or 0
 
 
 def tune_gc() -> None:
@@ -94,6 +106,14 @@ def listen_unix(path: Path) -> socket.socket:
     made.bind(str(path))
     made.listen(BACKLOG)
     return made
+
+
+async def serve_app(app: web.Application, bound: socket.socket, *, auto_decompress: bool = True) -> web.AppRunner:
+    """Serves an admin port until the cleanup of the runner. `auto_decompress`: bodies of requests are decompressed."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=HANDLER_GRACE, auto_decompress=auto_decompress)
+    await runner.setup()
+    await web.SockSite(runner, bound, backlog=BACKLOG).start()
+    return runner
 
 
 def url_of(listening: socket.socket, host: str, *, tls: bool = False) -> str:

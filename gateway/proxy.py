@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
 from backends.interface import Operation
-from gateway.admission.auth import ANYONE, Tenant, sent_keys
-from gateway.admission.caller_keys import NO_KEY, caller_key, key_missing
+from gateway.admission.auth import Tenant
+from gateway.admission.caller_keys import caller_key
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
 from gateway.answers.answer_cache import AnswerCache, CacheUse
-from gateway.api import responses_dialect, threads
+from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
 from gateway.api.count_replies import COUNTS, count_reply
-from gateway.api.inference_request import InferenceRequest, request_id_of
+from gateway.api.inference_request import InferenceRequest
 from gateway.api.model_list import model_list, model_object
 from gateway.api.paths import MODEL, MODELS, STORED, canonical
-from gateway.api.state_ids import open_request
+from gateway.api.request_ids import request_id_of
 from gateway.api.tags import listed_tags
 from gateway.cache_warming import CacheWarming
 from gateway.decider import Decider
@@ -36,9 +36,12 @@ from gateway.downstream.http_request import HttpRequest
 from gateway.downstream.intake import SMALL_BODY
 from gateway.downstream.stream_comments import StreamComments
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.observe.timeline import Recorder, RequestTimeline
+from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
+from gateway.quotes.quote_reply import QUOTED, quote_reply
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
+from gateway.request_reader import RequestReader
 from gateway.responses.responses_sockets import ResponsesSockets, offers_websocket, websocket_refused
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
@@ -51,11 +54,11 @@ from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
-from policies.routes.route import Route
 from policies.types import Decision, Placement, PromptEstimate, RejectionKind
 
 log = logging.getLogger("firsttoken")
 
+Answer = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
 ALIASES = {"/rerank": Operation.RERANK, "/v2/rerank": Operation.RERANK, "/score": Operation.SCORE}
 OPERATIONS = {operation.value: operation for operation in Operation} | ALIASES
 
@@ -66,6 +69,7 @@ class Proxy:
 
     runtime: RuntimeHolder
     decider: Decider
+    reader: RequestReader
     queue: RequestQueue
     dispatcher: Dispatcher
     recorder: Recorder
@@ -89,12 +93,14 @@ class Proxy:
         operation = OPERATIONS.get(http.path)
         if operation is not None and http.method == "POST":
             await self.infer(http, operation)
+        elif http.path in QUOTED and http.method == "POST":
+            await self.aside(http, "quote", self.answer_quote)
         elif (refusal := http.fault or self.precheck(http)) is not None:
             http.refuse(refusal)
         elif http.method == "OPTIONS":
             self.preflight(http)
         elif http.path in STORED:
-            await self.stored(http)
+            await self.aside(http, Operation.RESPONSES.name.lower(), self.answer_stored)
         elif http.websocket is not None and http.path == Operation.RESPONSES.value:
             await self.websocket(http)
         else:
@@ -119,10 +125,10 @@ class Proxy:
         if http.path in PROBES:
             return None
         try:
-            tenant = self.authorize(http)
+            tenant = self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
-        return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
+        return self.admission.check(tenant) if http.path in BODIES and has_large_body(http) else None
 
     def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
         offer = http.websocket
@@ -131,36 +137,48 @@ class Proxy:
         if self.draining:
             return stopped()
         try:
-            self.authorize(http)
+            self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
         return None
 
     async def websocket(self, http: HttpRequest) -> None:
         """Serve Responses over a WebSocket; each turn checks the key again."""
-        tenant, most = self.authorize(http), self.runtime.current.config.server.max_connections
-        caller, infer = self.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
+        tenant, most = self.reader.authorize(http), self.runtime.current.config.server.max_connections
+        caller, infer = self.reader.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
         try:
-            await self.sockets.serve(http, caller, most, infer, self.authorize, lambda: self.draining)
+            await self.sockets.serve(http, caller, most, infer, self.reader.authorize, lambda: self.draining)
         except ApiError as refusal:
             http.refuse(refusal)
 
-    async def stored(self, http: HttpRequest) -> None:
-        """Answer a request about a stored response, from the endpoint with the response, and emit a Record."""
-        tenant = self.authorize(http)
+    async def aside(self, http: HttpRequest, operation: str, answer: Answer) -> None:
+        """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""
         with self.recorder.timeline(http.arrival) as timeline:
-            timeline.identified(request_id_of(http.headers), Operation.RESPONSES.name.lower(), None)
-            timeline.authorized(tenant.name)
+            timeline.identified(request_id_of(http.headers), operation, None)
             try:
+                tenant = self.reader.authorize(http)
+                timeline.authorized(tenant.name)
                 self.admission.enter(tenant, http.fault, timeline)
                 if tenant.limits is not None:
                     await self.admission.claim(tenant, tenant.limits, Claim(), timeline)
-                await self.answer_stored(http, tenant, timeline)
+                await answer(http, tenant, timeline)
             except ApiError as refusal:
                 end = RequestOutcome.UNAVAILABLE if refusal.status >= 500 else RequestOutcome.REFUSED
                 self.refuse(http, refusal, timeline, end)
+            except asyncio.CancelledError:
+                if http.answering or not self.stopping:
+                    raise
+                self.refuse(http, stopped(), timeline, RequestOutcome.CUT)
+            except Exception:
+                self.internal_error(http, timeline)
+
+    async def answer_quote(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+        quote = await quote_reply(self.reader, self.queue, http, tenant, timeline.record.request_id)
+        http.respond(200, quote, gateway_headers(timeline, monotonic()))
+        timeline.delivered(200, monotonic())
 
     async def answer_stored(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+        """From the endpoint with the response."""
         runtime = self.runtime.current
         routes = [route for route in runtime.routes.all if tenant.may_use(route.name)]
         stored = StoredResponses(
@@ -176,16 +194,6 @@ class Proxy:
             timeline.delivered(status, monotonic())
             await http.writer.drain(READ_WAIT)
 
-    def authorize(self, http: HttpRequest) -> Tenant:
-        """Raises ApiError for a caller without right: a web page where no key is required, or a wrong key."""
-        runtime = self.runtime.current
-        if runtime.same_origin is not None:
-            runtime.same_origin.check(http.headers, http.writer.transport)
-        return runtime.keys.tenant(http.headers)
-
-    def caller(self, http: HttpRequest, tenant: Tenant) -> str:
-        return http.address if tenant is ANYONE else tenant.name
-
     async def infer(self, http: HttpRequest, operation: Operation) -> None:
         """Write an answer and emit a Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
@@ -198,11 +206,10 @@ class Proxy:
             except ApiError as refusal:
                 self.refuse(http, refusal, timeline)
             except asyncio.CancelledError:
-                if http.answering or not self.stopping:
+                if http.answering or not self.stopping or http.writer.transport.is_closing():  # the caller left
                     raise
                 self.refuse(http, stopped(), timeline, RequestOutcome.CUT)
             except Exception:
-                log.exception("internal error on request %s", timeline.record.request_id)
                 self.internal_error(http, timeline)
             finally:
                 if http.comments is not None:
@@ -213,33 +220,28 @@ class Proxy:
         """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
         runtime = self.runtime.current  # kept to the end of the request, unless a reload finds it without a place
         defaults = runtime.config.defaults
-        tenant = self.authorize(http)
+        tenant = self.reader.authorize(http)
         timeline.authorized(tenant.name)
         self.admission.enter(tenant, http.fault, timeline)
         timeline.end_stage(Stage.READ)
-        if http.model:
-            http.body = await self.decider.with_model(http.body, http.model)
-        request_id = timeline.record.request_id
-        request = await self.decider.parse(
-            operation, http.body, http.headers, http.arrival, request_id, runtime.wanted_headers
-        )
+        request = await self.reader.parse(http, operation, timeline.record.request_id, runtime)
         timeline.end_stage(Stage.PARSE)
         if listed := runtime.config.telemetry.tags:
             timeline.tagged(listed_tags(listed, http.headers, request.body))
-        named = self.named_route(http, request, runtime, tenant)
-        route = named.route
+        route = (named := self.reader.named_route(http, request, runtime, tenant)).route
+        request = await self.decider.repaired(http, request, route) if route.repair else request
         timeline.routed(request, route)
-        request.caller = self.caller(http, tenant)
-        if operation in responses_dialect.OPERATIONS or threads.has_thread(request):
-            await self.open_state(request, runtime, route, tenant)
+        request.caller = self.reader.caller(http, tenant)
+        await self.reader.open_state(request, runtime, route, tenant)
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
-        estimate = await self.estimate(http, request, runtime, route, tenant, timeline)
+        estimate = await self.reader.estimate(http, request, runtime, route, tenant)
+        timeline.estimated(request, route, estimate)
         if tenant.limits is not None:
             count = partial(self.decider.counted, request, route, tenant, estimate)
             estimate = await self.admission.reserve(
-                tenant, tenant.limits, estimate, request.choices, runtime.pools, timeline, count
+                tenant, tenant.limits, estimate, request, runtime.pools, timeline, count
             )
         if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, request, timeline, estimate)
@@ -293,17 +295,6 @@ class Proxy:
                 self.cache_warming.answered(race.winner, routed, http.body)
             self.answers.keep(use, relay, routed.route, routed.timeline)
 
-    async def open_state(self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant) -> None:
-        """Find the endpoint with the state that the request refers to. Raises ApiError for state that is unknown, and
-        for a thread that the route cannot keep."""
-        if threads.has_thread(request) and not runtime.keeps_threads(route):
-            raise threads.unsupported()
-        opened = threads.open_thread if threads.has_thread(request) else open_request
-        request.state_ids = runtime.state_ids(tenant)
-        request.body, request.pinned = await self.decider.off_loop(
-            request.size, opened, request.body, request.state_ids, runtime.endpoints(route)
-        )
-
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""
         decision = None
@@ -311,40 +302,8 @@ class Proxy:
             decision = await self.queue.decide(queued, entered_at)
         finally:
             timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
+            timeline.quoted(queued.quoted)
         return decision
-
-    async def estimate(
-        self,
-        http: HttpRequest,
-        request: InferenceRequest,
-        runtime: Runtime,
-        route: Route,
-        tenant: Tenant,
-        timeline: RequestTimeline,
-    ) -> PromptEstimate:
-        """Translate the body for pools of other dialects; estimate the prompt for every pool."""
-        if request.operation not in runtime.native[route.name] or self.dispatcher.operations.lacking:
-            await self.decider.off_loop(
-                request.size, self.dispatcher.operations.fit, request, route, runtime.operations
-            )
-        if runtime.caller_keys:
-            self.fit_caller_key(http, request, runtime, route, tenant)
-        estimate = await self.decider.estimate(request, route, tenant)
-        timeline.estimated(request, route, estimate)
-        return estimate
-
-    def fit_caller_key(
-        self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant
-    ) -> None:
-        """Keep the caches of the caller's own key apart; without one, leave out the pools that take it. Raises ApiError
-        (401) where no other pool is left."""
-        taking, key = runtime.caller_keys.intersection(route.pools), caller_key(http.headers, runtime.keys)
-        if key is not None:
-            request.own_caches = dict.fromkeys(taking, key.cache_group(tenant.cache_group))
-        elif taking:
-            if taking.issuperset(route.pools):
-                raise key_missing(runtime.keys)
-            request.unfit = {**request.unfit, **dict.fromkeys(taking, NO_KEY)}
 
     def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:
         """The upstreams in force, with the caller's own key for the pools that take it."""
@@ -352,27 +311,21 @@ class Proxy:
         key = caller_key(http.headers, runtime.keys) if runtime.caller_keys else None
         return runtime.upstreams if key is None else KeyedUpstreams(runtime.upstreams, key.header, key.secret)
 
-    def named_route(self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant) -> RoutedName:
-        """The route of the caller's name. Raises ApiError (404) where there is none that the key may use: before the
-        timeline knows the route, whose name would be in the headers of the refusal."""
-        keys = sent_keys(http.headers)
-        named = runtime.routes.match(request.model, tenant, keys)
-        runtime.routes.admit(tenant, named.route, request.model, keys)
-        return named
-
     async def reroute(
         self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant, timeline: RequestTimeline
     ) -> tuple[RoutedName, PromptEstimate]:
         """Route and estimate of a request without a place when a reload put `runtime` in force. Raises ApiError (404)
         if no route takes the model any more."""
-        named = self.named_route(http, request, runtime, tenant)
+        named = self.reader.named_route(http, request, runtime, tenant)
         timeline.routed(request, named.route)
         request.headers = {name: http.headers[name] for name in runtime.wanted_headers if name in http.headers}
         request.unfit, request.translated = {}, {}
         request.own_caches = {}
         if threads.has_thread(request) and not runtime.keeps_threads(named.route):
             raise threads.unsupported()
-        return named, await self.estimate(http, request, runtime, named.route, tenant, timeline)
+        estimate = await self.reader.estimate(http, request, runtime, named.route, tenant)
+        timeline.estimated(request, named.route, estimate)
+        return named, estimate
 
     def count_tokens(
         self, http: HttpRequest, request: InferenceRequest, timeline: RequestTimeline, estimate: PromptEstimate
@@ -392,8 +345,9 @@ class Proxy:
         refusal.__traceback__ = None  # breaks the reference cycle through the frames
 
     def internal_error(self, http: HttpRequest, timeline: RequestTimeline) -> None:
-        """Reply 500 for a bug of the gateway. An answer already begun is cut off: an error within the body would be
-        text."""
+        """Reply 500 for a bug of the gateway, the exception in hand. An answer already begun is cut off: an error there
+        would be text."""
+        log.exception("internal error on request %s", timeline.record.request_id)
         if http.answering:
             timeline.finished(RequestOutcome.INTERNAL, monotonic())
             http.writer.transport.abort()
@@ -408,14 +362,14 @@ class Proxy:
 
     def models(self, http: HttpRequest) -> None:
         """List the names open to the caller's key: routes, aliases, models of pools."""
-        tenant = self.authorize(http)
+        tenant = self.reader.authorize(http)
         runtime = self.runtime.current
         windows = {name: runtime.context_window(name, tenant) for name in runtime.routes.listed(tenant)}
         http.respond(200, encode(model_list(windows, http.headers)))
 
     def model(self, http: HttpRequest) -> None:
         """Describe the model that the path names, if requests for it would be served."""
-        tenant, runtime = self.authorize(http), self.runtime.current
+        tenant, runtime = self.reader.authorize(http), self.runtime.current
         try:
             runtime.routes.admit(tenant, runtime.routes.match(http.model, tenant).route, http.model)
         except ApiError as refusal:
@@ -438,7 +392,8 @@ class Proxy:
 
 PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
 GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
-METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
+BODIES = OPERATIONS.keys() | QUOTED.keys()
+METHODS = {**dict.fromkeys(BODIES, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
 
 
 def has_large_body(http: HttpRequest) -> bool:

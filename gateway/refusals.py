@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
+from policies.queue.queued_request import Quote
 from policies.types import Decision, Placement, RejectionKind
+
+_UNPLACED: Mapping[Placement, tuple[int, str]] = {  # status and message; the client may ask again later
+    Placement.SHED: (429, "No tier can meet the time-to-first-token budget now"),
+    Placement.RATE_LIMITED: (429, "No endpoint takes a request now"),
+    Placement.OVERLOADED: (503, "No server has time for this request now"),
+    Placement.UNAVAILABLE: (503, "No endpoint is usable now"),
+}
+_KINDS = {429: ("rate_limit_error", "rate_limit_exceeded"), 503: ("server_error", "unavailable")}  # type and code
 
 
 def reject_unplaced(decision: Decision) -> None:
     """Raises ApiError where the decision has placed the request nowhere."""
     if decision.outcome is Placement.PLACE:
         return
-    later = retry_later(decision.retry_after)
-    if decision.outcome is Placement.SHED:
-        message = f"No tier can meet the time-to-first-token budget now: {decision.reason}."
-        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
-    if decision.outcome is Placement.RATE_LIMITED:
-        message = f"No endpoint takes a request now: {decision.reason}."
-        raise ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", headers=later)
-    if decision.outcome is Placement.OVERLOADED:
-        message = f"No server has time for this request now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
-    if decision.outcome is Placement.UNAVAILABLE:
-        message = f"No endpoint is usable now: {decision.reason}."
-        raise ApiError(503, message, type="server_error", code="unavailable", headers=later)
+    if decision.outcome in _UNPLACED:
+        status, message = _UNPLACED[decision.outcome]
+        kind, code = _KINDS[status]
+        later = {**retry_later(decision.retry_after), **ttft_now(decision)}
+        raise ApiError(status, f"{message}: {decision.reason}.", type=kind, code=code, headers=later)
     too_long = decision.cause is RejectionKind.CONTEXT_WINDOW
     code = "context_length_exceeded" if too_long else "no_suitable_tier"
     raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
+
+
+def ttft_now(decision: Decision) -> dict[str, str]:
+    """Headers with the TTFT that a refused request would have had, where that is known."""
+    forecast = decision.expected
+    if forecast is None and decision.ranked:
+        forecast = decision.ranked[0].forecast
+    if forecast is None:
+        return {}
+    quote = Quote(decision.at, forecast)
+    percentiles = {"p50": quote.p50, "p90": quote.p90}
+    return {f"x-firsttoken-ttft-{name}-ms": f"{s * 1e3:.0f}" for name, s in percentiles.items() if s is not None}
 
 
 def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:

@@ -26,7 +26,7 @@ from gateway.config.config_errors import ConfigError
 from gateway.config.file_watch import CHECK_INTERVAL, FileWatch
 from gateway.config.loading import Change, change
 from gateway.config.models import Config
-from gateway.observe.metrics.series import counter, gauge
+from gateway.observe.metrics.series import gauge, totals
 from gateway.strict_json import encode
 from gateway.tokenize.tokenizers import EncoderError, encoder
 
@@ -73,10 +73,8 @@ class ReloadCounts(Collector):
         log.error("configuration reload refused (%s), keeping the previous configuration:\n%s", reason, error)
 
     def collect(self) -> Iterable[Metric]:
-        counts = counter("firsttoken_config_reloads_total")
-        counts.of[("applied",)].value = self._applied
-        counts.of[("refused",)].value = self._refused
-        yield from counts.collect()
+        counts = (("applied",), self._applied), (("refused",), self._refused)
+        yield from totals("firsttoken_config_reloads_total", counts)
         yield gauge("firsttoken_config_loaded_timestamp_seconds", [((), self._loaded_at)])
 
 

@@ -34,7 +34,7 @@ from gateway.tokenize.prompt_reader import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
 from gateway.upstream.upstream import Upstream
 from policies.routes.route import Route
-from policies.types import Pool
+from policies.types import Pool, Price
 
 IDLE = 4.0  # s an upstream connection may idle: vLLM closes at 5 (VLLM_HTTP_TIMEOUT_KEEP_ALIVE)
 RECEIVE_BUFFER = 16 * 1024  # unread bytes of one upstream in the kernel
@@ -79,6 +79,15 @@ class Runtime:
     native: Mapping[str, frozenset[Operation]]  # by route: operations of all pools
     connections: Mapping[UpstreamAddress, ConnectionPool]
     coalescer: WriteCoalescer
+
+    def price_of(self, pool: str) -> Price | None:
+        """None: there is no such pool."""
+        return self.pools[pool].price if pool in self.pools else None
+
+    def labels_of(self, pool: str, key: str) -> tuple[str, str]:
+        """Metric labels: the model of a pool, and the name of a key, if the configuration lists it; else empty."""
+        section = self.config.pools.get(pool)
+        return "" if section is None else section.model, key if key in self.config.telemetry.label_keys else ""
 
     def endpoints(self, *routes: Route) -> list[str]:
         """Ids of all endpoints of some routes."""

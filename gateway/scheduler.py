@@ -22,9 +22,11 @@ from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.decider import queued_request
+from gateway.observe.record import Record
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
+from policies.queue.quotes import RequestQuote
 from policies.routes.route import Route
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, PromptEstimate
@@ -85,8 +87,16 @@ class RequestQueue:
         self, request: InferenceRequest, route: Route, estimate: PromptEstimate, tenant: Tenant
     ) -> QueuedRequest:
         """The next request to enter, as `decide` takes it. Changes nothing."""
-        lengths, sequence = self.fleet.answer_lengths, self.sequence + 1
-        return queued_request(lengths, request, route, estimate, tenant, sequence, monotonic())
+        return queued_request(self.fleet, request, route, estimate, tenant, self.sequence + 1, monotonic())
+
+    def quote(self, queued: QueuedRequest) -> RequestQuote:
+        """Quote a request that would come now. Changes nothing."""
+        return self.scheduler.quote(queued, self.fleet, monotonic())
+
+    def learn(self, record: Record) -> None:
+        """Record sink: scores the quote of the request."""
+        if record.quoted is not None and (took := record.scored_ttft) is not None:
+            self.scheduler.quotes.observe(record.quoted, took + record.arrival - record.quoted.at, monotonic())
 
     @property
     def saturated(self) -> bool:
@@ -148,7 +158,11 @@ class RequestQueue:
     # -- queued requests --------------------------------------------------------------------
 
     def _hold(self, queued: QueuedRequest, entered_at: float) -> Waiter:
-        patience = self.patience() if queued.route.ttft else max(self.patience(), NO_DEADLINE_PATIENCE)
+        route, patience = queued.route, self.patience()
+        if route.ttft is None and route.total is None:
+            patience = max(patience, NO_DEADLINE_PATIENCE)
+        if queued.due < FOREVER:
+            patience = max(queued.due - entered_at, 0.0)
         decided = asyncio.get_running_loop().create_future()
         waiter = self._waiters[queued.request_key] = Waiter(queued, patience, entered_at + patience, decided)
         self._next_expiry = min(self._next_expiry, waiter.expires_at)

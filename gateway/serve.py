@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.observe.logs import to_stderr, unhandled
-from gateway.process import SWITCH_INTERVAL, drain_message, loop_factory, raise_file_limit, tune_gc
+from gateway.observe.logs import to_stderr
+from gateway.process import SWITCH_INTERVAL, drain_message, raise_file_limit, run_loop, tune_gc
 from gateway.reload import ConfigSource, Reloader
 from gateway.workers.supervisor import supervise
 
@@ -30,15 +30,13 @@ def serve(config: Config, source: ConfigSource | None = None, greeting: Greeting
     sys.setswitchinterval(SWITCH_INTERVAL)
     if config.server.workers > 1:
         return supervise(config, source)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve_in_one_process(config, source, greeting))
+    return run_loop(_serve_in_one_process(config, source, greeting))
 
 
 async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: Greeting) -> int:
     gateway = Gateway(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(unhandled)
 
     def on_stop_signal() -> None:
         gateway.force_stop = stop.is_set()  # the first signal drains; the second ends the draining
@@ -51,7 +49,7 @@ async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: 
     gateway.admin.reload = reloader.on_post
 
     def on_hangup() -> None:
-        gateway.reopen_logs()
+        gateway.reopen_logs()  # `logrotate` has renamed the files
         reloader.reload_soon("SIGHUP")
 
     loop.add_signal_handler(signal.SIGHUP, on_hangup)

@@ -56,18 +56,27 @@ encode = msgspec.json.Encoder().encode
 def too_many_elements(data: bytes) -> bool:
     """True for a document of more than MAX_MEMBERS objects, arrays and members, or MAX_VALUES values.
 
-    Counts what is outside of strings, in 15 us per KB of the smallest elements and until a bound is exceeded; text has
-    only its quotes searched.
+    Counts what is outside of strings, in 15 us per KB of the smallest elements and until a bound is exceeded; text that
+    holds few such marks is counted at once.
     """
-    if len(data) <= SHORT:
+    if len(data) <= SHORT or _has_few_marks(data):
         return False
     members = values = 0
     for part in _without_strings(data):
-        members += part.count(b"{") + part.count(b"[") + part.count(b":")
+        members += _members_of(part)
         values += part.count(b",")
         if members > MAX_MEMBERS or values >= MAX_VALUES:
             return True
     return False
+
+
+def _has_few_marks(data: bytes) -> bool:
+    """Too few, counted within strings too: most bodies are text, and this takes a third of the time."""
+    return _members_of(data) <= MAX_MEMBERS and (len(data) <= MAX_VALUES or data.count(b",") < MAX_VALUES)
+
+
+def _members_of(data: bytes) -> int:
+    return data.count(b"{") + data.count(b"[") + data.count(b":")
 
 
 def _without_strings(data: bytes) -> Iterator[bytes]:

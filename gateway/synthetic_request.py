@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
-from gateway.api.inference_request import new_request_id
+from gateway.api.request_ids import new_request_id
 from gateway.upstream.attempt import Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_sink import AttemptSink
 from gateway.upstream.upstream import Upstream
@@ -20,6 +20,7 @@ from policies.fleet.fleet import Fleet
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Endpoint, PoolEstimate
 
 PING = {"messages": [{"role": "user", "content": "hi"}]}
+QUESTIONS = (Operation.CHAT, Operation.MESSAGES)  # that PING is a body of
 
 
 class _Dropped:
@@ -50,7 +51,7 @@ class _Course:
         if event is Milestone.FIRST_TOKEN:
             if wire.stream and wire.times.first_in is not None:
                 wire.fleet.on_first_token(wire, wire.times.first_in)
-            wire.take_buffered()
+            wire.held.take()
             wire.join(_Dropped())
         if event is Milestone.WHOLE:
             wire.stop(AttemptOutcome.COMPLETED)

@@ -15,7 +15,7 @@ from time import monotonic
 
 from backends.interface import Operation
 from gateway.runtime import RuntimeHolder
-from gateway.synthetic_request import PING, send_synthetic, synthetic
+from gateway.synthetic_request import PING, QUESTIONS, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
@@ -26,7 +26,6 @@ from policies.types import AttemptOutcome, Endpoint
 
 log = logging.getLogger("firsttoken")
 
-QUESTIONS = (Operation.CHAT, Operation.MESSAGES)  # that PING is a body of
 TIMEOUT = 4.0  # s
 ANSWERED = (AttemptOutcome.COMPLETED, AttemptOutcome.REFUSED)
 

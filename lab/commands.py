@@ -12,6 +12,10 @@ def add_commands(command: AddCommand) -> None:
     """`command` adds one command, whose modules are imported when the command runs."""
     replay = "try a configuration on recorded traffic, in virtual time"
     _add_replay(command("replay", replay, "lab.replay.replay_command:replay"))
+    capacity = "how many engines recorded traffic takes, by replays"
+    _add_capacity(command("capacity", capacity, "lab.capacity.capacity_command:capacity"))
+    replicas = "answer a gateway that asks on standard input how many engines its traffic takes"
+    command("replicas", replicas, "lab.capacity.replicas_worker:serve")
     demo = "simulated engines, gateway, traffic and a live table: no GPU, no key"
     _add_demo(command("demo", demo, "lab.demo.demo:demo"))
     simulate = "run a simulated engine with the API of vLLM"
@@ -20,7 +24,7 @@ def add_commands(command: AddCommand) -> None:
 
 def _add_replay(replay: ArgumentParser) -> None:
     add = replay.add_argument
-    formats = "Mooncake JSON lines, an Azure CSV, our own access log, recorded sessions, or synthetic:agents"
+    formats = "Mooncake JSON lines, an Azure CSV, our own access log or records, recorded sessions, or synthetic:agents"
     add("traces", metavar="[ROUTE=]TRACE", nargs="+", help=formats)
     add("--config", dest="files", help="the policy to try, with --live the budgets (default: none)", **FILES)
     add("--config-b", dest="files_b", help="another one (default: none)", **FILES)
@@ -40,11 +44,30 @@ def _add_replay(replay: ArgumentParser) -> None:
     add("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
     add("--replicas", type=WORKERS, metavar="N", help="gateways that share state over Redis (default: 1)")
     add("--news", default="2ms", metavar="TIME", help="delay of updates between replicas, or off")
+    changes = "POOL+N engines, ROUTE.ttft=TIME, ROUTE.first=POOL or ROUTE.repair=CLASS, each as a row (default: none)"
+    add("--what-if", nargs="+", action="extend", default=[], metavar="CHANGE", help=changes)
+    add("--html", type=Path, metavar="FILE", help="write the report with plots into one file (default: none)")
     add("--worst", type=COUNT, default=0, metavar="N", help="show the decisions with the most regret")
     faults = "slow:FACTOR, kill or restart, such as main/h1:8000@90s=slow:5 (default: none)"
     add("--fault", nargs="+", action="extend", default=[], metavar="ENDPOINT@TIME=WHAT", help=faults)
     add("--json", action="store_true", help="print every replay as JSON")
     _add_live(replay)
+
+
+def _add_capacity(capacity: ArgumentParser) -> None:
+    add = capacity.add_argument
+    add("traces", metavar="[ROUTE=]TRACE", nargs="+", help="as of replay")
+    add("--config", dest="files", required=True, help="routes with budgets, and the engines (required)", **FILES)
+    add("--pool", metavar="NAME", help="pool whose engines are counted (default: the only one of engines)")
+    add("--engines", metavar="LOW..HIGH", help="numbers to try (default: 1 to twice the present number)")
+    add("--load", type=positive, default=1.0, help="multiple of the rate of the trace")
+    add("--seed", type=COUNT, default=0, help="seed of the replays")
+    add("--limit", type=COUNT, metavar="N", help="only the first requests of each trace (default: all)")
+    add("--seconds", type=positive, metavar="S", help="only the first seconds of the trace (default: all)")
+    add("--sessions", type=positive, default=0.1, metavar="RATE", help="new sessions/s of recorded sessions")
+    add("--no-load", action="store_true", help="without the load that the present engines carry")
+    add("--svg", type=Path, metavar="FILE", help="write a plot (default: none)")
+    add("--json", action="store_true", help="print the figures as JSON")
 
 
 def _add_live(replay: ArgumentParser) -> None:

@@ -13,7 +13,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import exp, hypot, log
 
+from policies.prefix_doctor.prompt_outline import PromptOutline
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 NEVER = float("-inf")
@@ -121,6 +123,7 @@ class Load:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    kv_room: float = FOREVER  # tokens that find free blocks in the engine's KV cache; FOREVER: unknown
     scraped_at: float = NEVER
     limits: SendLimits = UNLIMITED  # rate limits of the provider and of the configuration
     unknown_adapters: Mapping[str, float] | None = None  # LoRA adapters refused there: until when
@@ -170,6 +173,7 @@ class RequestView:
     unfit: Mapping[str, str] = field(default_factory=dict)  # pools that cannot serve the request, with the reason
     ttft_budget: float | None = None  # s, asked for by the caller; bounded by the route
     tpot_budget: float | None = None  # s per token
+    by: float | None = None  # s from arrival to the last byte, on a route without a TTFT budget
 
 
 @dataclass(slots=True)
@@ -219,6 +223,7 @@ class PoolEstimate:
     adapter: str = ""  # LoRA adapter that answers; empty: the model itself
     margin: int = 0  # tokens more or less, nearly always; 0: counted
     counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet
+    outline: Callable[[], PromptOutline] | None = field(default=None, compare=False, repr=False)
 
     def count(self) -> int:
         """Tokens of the text, before correction; 0: not counted yet."""
@@ -248,6 +253,7 @@ class PromptEstimate:
 
 Quantiles = tuple[float, ...]  # of a distribution, at QUANTILES: ascending
 QUANTILES: Quantiles = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+SLOWER_TIERS = ("cpu", "disk", "remote")  # of an engine's KV cache, below the GPU
 TRAINED_SAMPLES = 8  # first tokens, from which a forecast is more than a guess
 MEDIAN, NINETIETH = QUANTILES.index(0.5), QUANTILES.index(0.9)
 
@@ -308,6 +314,52 @@ class Forecast:
         return self.point_estimate * self.ratios[NINETIETH]
 
 
+@dataclass(slots=True)
+class Completion:
+    """Predicted seconds from send to the last token (a distribution): TTFT + tokens * TPOT.
+
+    `tokens`: quantiles of the answer's length; `pace`: of actual / predicted TPOT; both at QUANTILES. Deviations from
+    the medians add up as those of independent quantities: by their squares, of factors by those of the logarithms.
+    """
+
+    ttft: Forecast
+    tokens: Quantiles
+    pace: Quantiles
+    tpot: float  # predicted, s
+
+    @property
+    def p50(self) -> float:
+        return self.ttft.p50 + self.tokens[MEDIAN] * self.median_tpot
+
+    @property
+    def p90(self) -> float:
+        return self.at(NINETIETH)
+
+    @property
+    def median_tpot(self) -> float:
+        return self.pace[MEDIAN] * self.tpot
+
+    def at(self, i: int) -> float:
+        """Seconds not exceeded by a share QUANTILES[i] of such requests."""
+        tokens, pace, sign = self.tokens, self.pace, 1 if i > MEDIAN else -1
+        factor = exp(sign * hypot(log(tokens[i] / tokens[MEDIAN]), log(pace[i] / pace[MEDIAN])))
+        decode, first = tokens[MEDIAN] * self.median_tpot * (factor - 1), self.ttft.ratios[i] - self.ttft.ratios[MEDIAN]
+        return self.p50 + sign * hypot(decode, first * self.ttft.point_estimate)
+
+    def probability(self, within: float) -> float:
+        """P(last token <= `within` seconds), 0 to 1."""
+        last = len(QUANTILES) - 1
+        if within <= 0:
+            return 0.0
+        if within >= (longest := self.at(last)):  # the common case
+            return 1.0 - (1.0 - QUANTILES[last]) * longest / within
+        i = bisect_right(range(last), within, key=self.at)
+        if i == 0:
+            return QUANTILES[0] * within / self.at(0)
+        low, q = self.at(i - 1), QUANTILES[i - 1]
+        return q + (QUANTILES[i] - q) * (within - low) / (self.at(i) - low)
+
+
 # --------------------------------------------------------------------------- the decision
 
 
@@ -320,12 +372,18 @@ class Candidate:
     prompt_tokens: int
     hit: int  # tokens, believed cached
     forecast: Forecast
-    probability: float  # of making the TTFT deadline if sent now; 1 where the route has none
+    probability: float  # of the TTFT deadline if sent now, or of `total` where that is all the route promises; or 1
     price: float  # expected USD
     score: float = 0.0  # of the scorer, smaller is better, in the scorer's own unit
     reason: str = ""  # of the rank
     load: Load = field(default_factory=Load)  # before this request
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
+    to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
+
+    @property
+    def hit_tiers(self) -> dict[str, int]:
+        """Tokens of the hit that the engine has to load, by tier."""
+        return {tier: tokens for tier, tokens in zip(SLOWER_TIERS, self.to_load, strict=False) if tokens}
 
     @property
     def uncached(self) -> int:
@@ -375,20 +433,26 @@ class Placement(Enum):
 _PLACE = Placement.PLACE  # a member is slow to look up in an enumeration
 
 
+def _uncompleted(candidate: Candidate) -> Completion | None:
+    """Nothing is known of the end of an answer."""
+
+
 @dataclass(slots=True)
 class Decision:
     """Destinations of a request in order of preference: failover never asks again."""
 
     outcome: Placement
     at: float
-    deadline: float  # absolute; FOREVER where the route has no TTFT budget
+    deadline: float  # of the first token, absolute; FOREVER where the route has no TTFT or total budget
     ranked: Sequence[Candidate] = ()
     rejected: tuple[Rejection, ...] = ()
     scorer: str = ""
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     cause: RejectionKind | None = None  # of a refusal
+    expected: Forecast | None = None  # TTFT of a request that is refused for its wait in the queue
     output_limits: Mapping[str, int] = field(default_factory=dict)  # tokens by pool, where the caller's do not fit
+    completion: Callable[[Candidate], Completion | None] = field(default=_uncompleted, compare=False, repr=False)
     chosen: Candidate | None = field(init=False)
 
     def __post_init__(self) -> None:

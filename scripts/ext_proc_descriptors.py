@@ -1,13 +1,15 @@
-"""Write the definitions of Envoy's ext_proc messages for the tests: `python scripts/ext_proc_descriptors.py`.
+"""Write the definitions of Envoy's messages for the tests: `python scripts/ext_proc_descriptors.py`.
 
 Needs `xds-protos` (PyPI), in an environment of its own: the package has modules of OpenTelemetry too, and replaces
-those of `opentelemetry-proto`. What is written is a FileDescriptorSet with all files that the service's file imports.
+those of `opentelemetry-proto`. What is written is a FileDescriptorSet of ext_proc and access log, with all files that
+theirs import.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -26,6 +28,7 @@ def add(file: FileDescriptor, found: dict[str, FileDescriptor]) -> None:
 def main() -> None:
     found: dict[str, FileDescriptor] = {}
     add(external_processor_pb2.DESCRIPTOR, found)
+    add(als_pb2.DESCRIPTOR, found)
     described = FileDescriptorSet()
     for file in found.values():
         file.CopyToProto(described.file.add())

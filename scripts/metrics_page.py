@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway.observe.metrics.metric_table import CATALOG, GROUPS, Family, MetricKind  # noqa: E402
+from gateway.observe.metrics.metric_family import Family, MetricKind  # noqa: E402
+from gateway.observe.metrics.metric_table import CATALOG, GROUPS  # noqa: E402
 
 PAGE = ROOT / "docs/metrics.md"
 TEMPLATE = Path(__file__).with_suffix(".md")

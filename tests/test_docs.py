@@ -3,7 +3,8 @@
 The comment above a ```yaml block states how to load the block:
 - `<!-- check: alone -->`: a whole configuration;
 - `<!-- check: fleet -->`: the pools under all other blocks of the page;
-- `<!-- check: with fleet -->`: a part, complete once merged over the page's fleet.
+- `<!-- check: with fleet -->`: a part, complete once merged over the page's fleet;
+- `<!-- check: values -->`: values of the Helm chart, whose `config` is a whole configuration.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 
 from gateway import app, proxy, runtime, strict_json
 from gateway.cli.main import main
@@ -26,7 +28,7 @@ from gateway.config.presets import preset
 from gateway.config.schema import schema
 from gateway.downstream import http_limits, http_server
 from gateway.fleet import monitor
-from gateway.observe import logs, timeline
+from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
 from gateway.upstream import relay
@@ -82,11 +84,12 @@ def fleet_of(page: Path) -> Block:
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_every_configuration_block_loads(block: Block, tmp_path: Path) -> None:
     """A copied block gives a gateway that starts."""
-    assert block.mark in ("alone", "fleet", "with fleet"), (
+    assert block.mark in ("alone", "fleet", "with fleet", "values"), (
         f"{block}: state how to load the block: <!-- check: alone -->"
     )
     files = {
         "alone": [block.text],
+        "values": [yaml.safe_dump(yaml.safe_load(block.text).get("config"))],
         "fleet": [block.text, f"passthrough: {re.findall(r'^  ([a-z]+):', block.text, re.MULTILINE)[0]}"],
         "with fleet": [fleet_of(block.page).text if block.mark == "with fleet" else "", block.text],
     }
@@ -190,12 +193,15 @@ def test_the_metrics_page_is_generated_from_the_metric_table() -> None:
     assert (ROOT / "docs/metrics.md").read_text("utf-8") == metrics_page.page()
 
 
+METRIC = r"(?:firsttoken|llm_d_epp)_\w+"
+
+
 def test_every_metric_has_a_definition_row_and_an_action_row() -> None:
     """A definition row and an action row per metric; no unknown metric is named."""
     page = (ROOT / "docs/metrics.md").read_text("utf-8")
-    rows = Counter(re.findall(r"^\| `(firsttoken_\w+)`", page.partition("## Buckets")[0], re.MULTILINE))
+    rows = Counter(re.findall(rf"^\| `({METRIC})`", page.partition("## Buckets")[0], re.MULTILINE))
     assert rows == dict.fromkeys(CATALOG, 2)
-    named = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"firsttoken_\w+", page)}
+    named = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(METRIC, page)}
     assert named == CATALOG.keys()
 
 
@@ -225,7 +231,7 @@ def test_the_operations_page_lists_every_path_of_both_ports() -> None:
 
 TIMEOUTS = http_limits.DEFAULT_TIMEOUTS
 LIMITS = [  # start of the line on the page, and the text of the limit
-    ("| `GET /requests", f"{timeline.RECENT} are kept"),
+    ("| `GET /requests", f"{recorder.RECENT} are kept"),
     ("| time for a body to arrive", f"{TIMEOUTS.body:g} s"),
     ("| time for a request's head", f"{TIMEOUTS.head:g} s"),
     ("| head of a request", f"{http_limits.MAX_LINE // 1024} KiB"),

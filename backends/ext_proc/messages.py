@@ -1,7 +1,7 @@
 """Messages of Envoy's external processing (envoy.service.ext_proc.v3), as values.
 
-What Envoy sends becomes an `EnvoyMessage`; what a picker answers is encoded here. Field numbers are those of the
-protocol's files; the tests check both directions against Envoy's own definitions.
+Decodes a ProcessingRequest to an `EnvoyMessage`, and encodes each ProcessingResponse. Field numbers are those of the
+protocol's files; the tests check both directions against Envoy's own definitions. Metadata beside a body is not read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from backends.ext_proc.protobuf import Value, as_bytes, fields, number, sized
+from backends.ext_proc.protobuf import FieldReader, as_bytes, head, number, sized
+from backends.ext_proc.structs import map_entries, map_entry, text_members
 
 OVERWRITE = 2  # HeaderValueOption.append_action: OVERWRITE_IF_EXISTS_OR_ADD
 PIECE = 62_000  # bytes of a body in one message; data planes have a limit of 64 KB
@@ -52,29 +53,32 @@ class EnvoyMessage:
 
 
 _KINDS = {kind.value: kind for kind in MessageKind}
+_BODIES = (MessageKind.REQUEST_BODY, MessageKind.RESPONSE_BODY)
+_KEY, _RAW_VALUE = 0x0A, 0x1A  # tags of a HeaderValue; that of a HeaderValue in a HeaderMap is the first too
+USUAL_HEADERS = 100  # beyond them, each counts as fields that are read
 _METADATA, _ATTRIBUTES, _PROTOCOL_CONFIG = 8, 9, 11
 
 
 def decode(data: bytes) -> EnvoyMessage:
     """Raises ValueError."""
-    message = EnvoyMessage()
+    message, fields = EnvoyMessage(), FieldReader()
     for name, value in fields(data):
         if (kind := _KINDS.get(name)) is not None:
             message.kind = kind
-            _read_part(message, kind, as_bytes(value))
-        elif name == _METADATA:
-            message.metadata = {key: _struct(inner) for key, inner in _map(value, 1)}
+            _read_part(fields, message, kind, as_bytes(value))
+        elif name == _METADATA and message.kind not in _BODIES:
+            message.metadata = {key: text_members(fields, inner) for key, inner in map_entries(fields, value, 1)}
         elif name == _ATTRIBUTES:
-            _, inner = _entry(as_bytes(value))  # the name is that of the filter
-            message.attributes.update(_struct(inner))
+            _, inner = map_entry(fields, as_bytes(value))  # the name is that of the filter
+            message.attributes.update(text_members(fields, inner))
         elif name == _PROTOCOL_CONFIG:
             found = {key: each for key, each in fields(as_bytes(value)) if isinstance(each, int)}
             message.modes = BodyMode(found.get(1, 0)), BodyMode(found.get(2, 0))
     return message
 
 
-def _read_part(message: EnvoyMessage, kind: MessageKind, data: bytes) -> None:
-    is_body = kind in (MessageKind.REQUEST_BODY, MessageKind.RESPONSE_BODY)
+def _read_part(fields: FieldReader, message: EnvoyMessage, kind: MessageKind, data: bytes) -> None:
+    is_body = kind in _BODIES
     is_headers = kind in (MessageKind.REQUEST_HEADERS, MessageKind.RESPONSE_HEADERS)
     for name, value in fields(data):
         if is_body and name == 1:
@@ -82,37 +86,32 @@ def _read_part(message: EnvoyMessage, kind: MessageKind, data: bytes) -> None:
         elif (is_body and name == 2) or (is_headers and name == 3):
             message.end_of_stream = bool(value)
         elif name == 1:
-            message.headers = dict(_header(as_bytes(each)) for key, each in fields(as_bytes(value)) if key == 1)
+            message.headers = _headers(fields, as_bytes(value))
 
 
-def _header(data: bytes) -> tuple[str, str]:
-    """Envoy fills `raw_value`; `value` is of tests and of older ones."""
+def _headers(fields: FieldReader, data: bytes) -> dict[str, str]:
+    """Headers of a HeaderMap, in one pass where each is as Envoy writes it: short, a key and a `raw_value`."""
+    found, at, end = dict[str, str](), 0, len(data)
+    for _ in range(USUAL_HEADERS):
+        if at + 4 >= end:
+            break
+        after_key, after = at + 4 + data[at + 3], at + 2 + data[at + 1]
+        is_usual = data[at] == data[at + 2] == _KEY and after_key + 2 < after <= min(end, at + 0x81)
+        if not is_usual or data[after_key] != _RAW_VALUE or data[after_key + 1] != after - after_key - 2:
+            break
+        found[data[at + 4 : after_key].decode("latin-1").lower()] = data[after_key + 2 : after].decode("latin-1")
+        at = after
+    for key, each in fields(data[at:]):  # the others
+        if key == 1:
+            name, value = _header(fields, as_bytes(each))
+            found[name] = value
+    return found
+
+
+def _header(fields: FieldReader, data: bytes) -> tuple[str, str]:
+    """Envoy fills `raw_value`; tests and older versions fill `value`."""
     found = {name: as_bytes(value) for name, value in fields(data)}
     return found.get(1, b"").decode("latin-1").lower(), (found.get(3) or found.get(2, b"")).decode("latin-1")
-
-
-def _map(value: Value, name: int) -> list[tuple[str, bytes]]:
-    return [_entry(as_bytes(inner)) for key, inner in fields(as_bytes(value)) if key == name]
-
-
-def _entry(data: bytes) -> tuple[str, bytes]:
-    found = {name: as_bytes(value) for name, value in fields(data)}
-    return found.get(1, b"").decode("utf-8", "replace"), found.get(2, b"")
-
-
-def _struct(data: bytes) -> dict[str, str]:
-    """Text members of a google.protobuf.Struct, and lists of text."""
-    return {key: _text(inner) for key, inner in _map(data, 1)}
-
-
-def _text(data: bytes, in_list: bool = False) -> str:
-    """google.protobuf.Value: 3 is a string, 6 a list of values; a list in a list has no text."""
-    for name, value in fields(data):
-        if name == 3:
-            return as_bytes(value).decode("utf-8", "replace")
-        if name == 6 and not in_list:
-            return ",".join(_text(as_bytes(each), True) for key, each in fields(as_bytes(value)) if key == 1)
-    return ""
 
 
 # -- answers --------------------------------------------------------------------------------------
@@ -131,11 +130,13 @@ _TRAILERS = (MessageKind.REQUEST_TRAILERS, MessageKind.RESPONSE_TRAILERS)
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Headers to set and to remove, and metadata by namespace and key."""
+    """Headers to set and to remove, and metadata by namespace and key. `body`: in place of a BUFFERED one; None: it
+    stays."""
 
     set: Mapping[str, str] = field(default_factory=dict)
     remove: Sequence[str] = ()
     metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    body: bytes | None = None
 
     def headers(self) -> bytes:
         """A HeaderMutation."""
@@ -146,35 +147,44 @@ class Mutation:
         return b"".join(options) + b"".join(sized(2, name.encode()) for name in self.remove)
 
 
-NOTHING = Mutation()
+_UNCHANGED = {kind: sized(field, b"" if kind in _TRAILERS else sized(1, b"")) for kind, field in _ANSWERS.items()}
 
 
-def answer(kind: MessageKind, mutation: Mutation = NOTHING, streamed: tuple[bytes, bool] | None = None) -> bytes:
-    """A ProcessingResponse to a message of `kind`. `streamed`: a piece of the body in its place, and if it is the last;
-    without one, a body goes on unchanged."""
-    if kind in _TRAILERS:
-        return sized(_ANSWERS[kind], b"")
+def answer(kind: MessageKind, mutation: Mutation | None = None) -> bytes:
+    """A ProcessingResponse to a message of `kind`. Headers or body go on unchanged where there is no mutation."""
+    if mutation is None:
+        return _UNCHANGED[kind]
     changed = mutation.headers()
-    common = sized(2, changed) + number(5, 1) if changed else b""  # with clear_route_cache
-    if streamed is not None:
-        common += sized(3, sized(3, sized(1, streamed[0]) + number(2, streamed[1])))
+    replaced = b"" if mutation.body is None else sized(3, sized(1, mutation.body))
+    common = sized(2, changed) + replaced + number(5, 1) if changed else replaced  # with clear_route_cache
     return sized(_ANSWERS[kind], sized(1, common)) + _dynamic_metadata(mutation.metadata)
 
 
-def body_answers(kind: MessageKind, body: bytes, is_last: bool, mutation: Mutation = NOTHING) -> list[bytes]:
-    """The same body in pieces, as FULL_DUPLEX_STREAMED wants it: what is not sent back is lost."""
-    cuts = range(0, len(body), PIECE) or range(1)
-    pieces = [body[at : at + PIECE] for at in cuts]
-    last = len(pieces) - 1
-    return [
-        answer(kind, mutation if not i else NOTHING, (piece, is_last and i == last)) for i, piece in enumerate(pieces)
-    ]
+def body_answers(kind: MessageKind, body: bytes, is_last: bool) -> list[bytes]:
+    """Sends the body back unchanged, in pieces: in FULL_DUPLEX_STREAMED a body that is not sent back is lost."""
+    starts = range(0, len(body), PIECE) or range(1)
+    return [_piece(kind, body[at : at + PIECE], is_last and at == starts[-1]) for at in starts]
+
+
+def _piece(kind: MessageKind, piece: bytes, is_last: bool) -> bytes:
+    """A StreamedBodyResponse in its BodyMutation, CommonResponse and ProcessingResponse; the piece is copied once."""
+    before, after = head(1, len(piece)), number(2, is_last)
+    for number_of in (3, 3, 1, _ANSWERS[kind]):
+        before = head(number_of, len(before) + len(piece) + len(after)) + before
+    return b"".join((before, piece, after))
 
 
 def immediate(status: int, headers: Mapping[str, str], body: bytes, details: str) -> bytes:
     """An answer in place of the engine's."""
     reply = sized(1, number(1, status)) + sized(2, Mutation(headers).headers()) + sized(3, body)
     return sized(7, reply + sized(5, details.encode()))
+
+
+def more_time(seconds: float) -> bytes:
+    """A request for more time before the answer (override_message_timeout), for data planes with
+    `max_message_timeout`."""
+    whole = int(seconds)
+    return sized(10, number(1, whole) + number(2, int((seconds - whole) * 1e9)))
 
 
 def _dynamic_metadata(metadata: Mapping[str, Mapping[str, str]]) -> bytes:

@@ -1,7 +1,8 @@
 """Protocol Buffers on the wire: the few forms that the messages of ext_proc need.
 
 https://protobuf.dev/programming-guides/encoding. A field is a tag (number and wire type) and a value. Bounds: a varint
-has ten bytes at most, a length never exceeds what is there. All else is ValueError.
+has ten bytes at most, a length never exceeds what is there, a message has MAX_FIELDS fields, those of the messages in
+it included. All else is ValueError.
 """
 
 from __future__ import annotations
@@ -11,29 +12,39 @@ from collections.abc import Iterator
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 _SIZES = {FIXED64: 8, FIXED32: 4}
 _MAX_SHIFT = 63
+_ONE_BYTE = [bytes([number]) for number in range(0x80)]
+MAX_FIELDS = 10_000  # read in some 5 ms; a header is three, and Envoy allows 100 headers
 
 Value = int | bytes
 
 
-def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Numbers and values of the fields of a message, in order. Fixed values are bytes. Raises ValueError."""
-    at, end = 0, len(data)
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == VARINT:
-            number, at = _varint(data, at)
-            yield tag >> 3, number
-            continue
-        size = _SIZES.get(kind)
-        if size is None:
-            if kind != BYTES:
+class FieldReader:
+    """Reads one message, and the messages in it."""
+
+    def __init__(self) -> None:
+        self._left = MAX_FIELDS
+
+    def __call__(self, data: bytes) -> Iterator[tuple[int, Value]]:
+        """Numbers and values of the fields, in order. Fixed values are bytes. Raises ValueError."""
+        at, end = 0, len(data)
+        while at < end:
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError(f"a message with more than {MAX_FIELDS} fields")
+            tag, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at)
+            kind = tag & 7
+            if kind == VARINT:
+                number, at = _varint(data, at)
+                yield tag >> 3, number
+                continue
+            if kind == BYTES:
+                size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at)
+            elif (size := _SIZES.get(kind, -1)) < 0:
                 raise ValueError(f"wire type {kind} is unknown")
-            size, at = _varint(data, at)
-        if size > end - at:
-            raise ValueError("a field is longer than its message")
-        yield tag >> 3, data[at : at + size]
-        at += size
+            if size > end - at:
+                raise ValueError("a field is longer than its message")
+            yield tag >> 3, data[at : at + size]
+            at += size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -51,6 +62,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def varint(number: int) -> bytes:
     """A number >= 0."""
+    if number < 0x80:
+        return _ONE_BYTE[number]
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -66,7 +79,12 @@ def number(field: int, value: int) -> bytes:
 
 def sized(field: int, value: bytes) -> bytes:
     """A field with bytes, text or a message, empty ones included."""
-    return varint(field << 3 | BYTES) + varint(len(value)) + value
+    return head(field, len(value)) + value
+
+
+def head(field: int, size: int) -> bytes:
+    """Head of a field with `size` bytes."""
+    return varint(field << 3 | BYTES) + varint(size)
 
 
 def as_bytes(value: Value) -> bytes:

@@ -49,7 +49,8 @@ class WriteCoalescer:
         if pending is not None:
             pending.append(data)
         elif now - self._last_write > BURST_GAP:
-            transport.write(data)
+            if not transport.is_closing():  # uvloop raises for a socket that its peer has just reset
+                transport.write(data)
         else:
             if not self._pending:
                 asyncio.get_running_loop().call_soon(self.flush)

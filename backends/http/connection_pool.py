@@ -206,7 +206,7 @@ class ConnectionPool:
             raise TransportError(failures.of_silence(timeout)) from None
 
     @staticmethod
-    def _limit(seconds: float) -> AbstractAsyncContextManager[None]:
+    def _limit(seconds: float) -> AbstractAsyncContextManager[object]:
         return LoopAwareTimer(STALL, read_first=seconds).timeout(seconds)
 
     async def close(self) -> None:

@@ -44,12 +44,16 @@ class LoopAwareTimer:
         self._handle, self._fires_at = None, inf
 
     @asynccontextmanager
-    async def timeout(self, seconds: float) -> AsyncIterator[None]:
-        """Raise TimeoutError in the block after `seconds`."""
+    async def timeout(self, seconds: float) -> AsyncIterator[Callable[[float], None]]:
+        """Raise TimeoutError in the block after `seconds`, or at the time given to the yielded function last."""
         async with asyncio.timeout(None) as limit:
-            self.set(monotonic() + seconds, lambda: limit.reschedule(0.0))
+
+            def until(at: float) -> None:
+                self.set(at, lambda: limit.reschedule(0.0))
+
+            until(monotonic() + seconds)
             try:
-                yield
+                yield until
             finally:
                 self.cancel()
 

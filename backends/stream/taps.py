@@ -1,8 +1,6 @@
 """Taps: read an OpenAI reply in passing, for tokens, usage, end and failure.
 
-Output is what a caller gets to see or hear, of two kinds: reasoning, and the answer (text, a refusal, a tool call,
-audio, an image, a citation). Names of the members as of November 2026: OpenAI's API reference, vLLM 0.32, and the
-documentation of DeepSeek, OpenRouter, Mistral, Gemini (OpenAI-compatible), Perplexity, LiteLLM and GitHub Copilot.
+Output is what a caller gets to see or hear (`backends.stream.visible_output`), of two kinds: reasoning, and the answer.
 
 Rules:
 - A tap never changes or delays a byte.
@@ -27,9 +25,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from backends import failures
-from backends.interface import EngineTimes, Failure, Usage
-from backends.stream.event_shapes import ChoiceShape, ChunkShape, DeltaShape, WholeShape
+from backends.interface import EngineTimes, Failure, Tap, Usage
+from backends.stream.event_shapes import ChoiceShape, ChunkShape, WholeShape
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
+from backends.stream.token_form import TokenForm
+from backends.stream.visible_output import answers, reasons
 
 T = TypeVar("T")
 _chunk_decoder = msgspec.json.Decoder(ChunkShape)
@@ -53,10 +53,10 @@ DONE = b"data: [DONE]\n\n"
 MAX_JUNK = 8  # events without JSON in a stream
 _HAS_TEXT = re.compile(rb'"(?:error"|(?:content|text|refusal|arguments|reasoning\w*)"\s*:\s*"[^"])').search
 MOST_TOKENS, MOST_MS = 10**12, 1e9  # of a report; larger figures are none
+BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
+LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
 BODY_LIMIT = 4 << 20  # bytes of a whole reply, kept to find the usage
-_CONTENT_KEY = b'"content":"'
-# The inside of a JSON string, without \u: pairs of such escapes may be invalid.
-_IS_STRING = re.compile(rb'[^"\\\x00-\x1f]*(?:\\["\\/bfnrt][^"\\\x00-\x1f]*)*').fullmatch
+_IS_END = re.compile(rb'"finish_reason": ?"').search
 
 
 class _ReplyTap:
@@ -98,8 +98,7 @@ class StreamTap(_ReplyTap):
         self._passing = False  # the read ends an event that has passed in part
         self._doubtful = False  # a token may have been lost with an event
         self._decoder = ExcerptDecoder()
-        self._prefix = b""  # bytes of a token event before the content, once known
-        self._suffix = b"\0"  # bytes after the content; no event ends with a NUL
+        self._form = TokenForm()
 
     @property
     def held_bytes(self) -> int:
@@ -107,17 +106,9 @@ class StreamTap(_ReplyTap):
 
     def feed(self, data: bytes) -> bool:
         """Read bytes of the body. True: visible output among the bytes."""
-        prefix, suffix = self._prefix, self._suffix
-        if (
-            data.endswith(suffix)
-            and data.startswith(prefix)
-            and len(data) > len(prefix) + len(suffix)
-            and _IS_STRING(data, len(prefix), len(data) - len(suffix))
-            and (data.isascii() or _is_utf8(data))
-            and not self._decoder.pending
-        ):
+        if (text := self._form.text(data)) and not self._decoder.pending:
             self.tokens += 1
-            self.text_bytes += len(data) - len(prefix) - len(suffix)
+            self.text_bytes += len(text)
             return True
         return self._feed_known(data) if b"\n\n" in data and b"\r" not in data else self._decode(data)
 
@@ -125,14 +116,14 @@ class StreamTap(_ReplyTap):
         """Decode at most the torn events at both ends of a read, where all between are of the known form."""
         start = data.find(b"\n\n") + 2 if self._decoder.pending else 0
         end = data.rfind(b"\n\n") + 2
-        contents = self._known_contents(data[start:end])
-        if not contents:
+        texts = self._form.texts(data[start:end])
+        if not texts:
             return self._decode(data)
         visible = self._decode(data[:start]) if start else False
         if self.spoiled:
             return visible
-        self.tokens += len(contents)
-        self.text_bytes += sum(map(len, contents))
+        self.tokens += len(texts)
+        self.text_bytes += sum(map(len, texts))
         if end < len(data):
             self._decode(data[end:])
         return True
@@ -149,16 +140,6 @@ class StreamTap(_ReplyTap):
         self._read_events(events, rest)
         return self.tokens > tokens
 
-    def _known_contents(self, data: bytes) -> list[bytes]:
-        """The contents of several events of the known form; empty if `data` holds anything else."""
-        prefix, suffix = self._prefix, self._suffix
-        if not (data.startswith(prefix) and data.endswith(suffix)):
-            return []
-        contents = data[len(prefix) : -len(suffix)].split(suffix + prefix)
-        # a space completes no escape: the contents are strings each, if they are one string together
-        plain = all(contents) and _IS_STRING(b" ".join(contents)) and (data.isascii() or _is_utf8(data))
-        return contents if plain else []
-
     def close(self) -> None:
         """The body is complete."""
         if self._decoder.pending:
@@ -167,14 +148,10 @@ class StreamTap(_ReplyTap):
             self._settle()
 
     def _learn_form(self, event: ServerSentEvent) -> None:
-        """Keep the form of an event with a plain content and no end, as most servers write it."""
+        """Keep the form of an event with a text and no end, as most servers write it."""
         data = bytes(event)
-        start = data.find(_CONTENT_KEY) + len(_CONTENT_KEY)
-        end = data.find(b'"', start)
-        whole = data.startswith(b"data: ") and data.endswith(b"\n\n") and b"\\" not in data
-        if whole and end > start and data.count(_CONTENT_KEY) == 1 and b'"finish_reason":"' not in data:
-            self._prefix = data[:start]
-            self._suffix = data[end:]
+        if not _IS_END(data):
+            self._form.learn(data)
 
     def _read_events(self, events: list[ServerSentEvent], rest: bytes = b"") -> None:
         """`rest`: the end of a first event of which strings were left out."""
@@ -214,8 +191,8 @@ class StreamTap(_ReplyTap):
             self._fail(failures.of_event(chunk.error, self._secret))
         for choice in chunk.choices or ():
             delta = choice.delta
-            answer = bool(choice.text) or (delta is not None and _answers(delta))
-            reasoning = delta is not None and _reasons(delta)
+            answer = bool(choice.text) or (delta is not None and answers(delta))
+            reasoning = delta is not None and reasons(delta)
             if answer or reasoning:
                 self._note_output(answer, reasoning)
             if choice.finish_reason:
@@ -337,67 +314,13 @@ def _holds_error(data: bytes) -> bool:
     return isinstance(event, dict) and bool(event.get("error"))
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-# Members with output, of parts of a content, tool calls, images, citations and thoughts. Labels are none: ids, types,
-# signatures, encrypted reasoning.
-_OUTPUT = (
-    *("text", "thinking", "summary", "content", "refusal", "function", "custom", "name", "arguments", "input"),
-    *("image_url", "url", "b64_json", "url_citation", "title", "reference_ids"),
-)
-_OUTPUT_DEPTH = 6  # a tool call's name is at 3: list, call, function
-
-
-def _answers(delta: DeltaShape) -> bool:
-    content, extra = delta.content, delta.extra_content
-    if content and (extra is None or not _is_gemini_thought(extra)):
-        if isinstance(content, str):
-            return True
-        if _is_output([part for part in content if not _is_thought(part)] if isinstance(content, list) else content):
-            return True
-    audio = delta.audio
-    if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
-        return True
-    listed = delta.tool_calls, delta.images, delta.annotations, delta.citations
-    if any(listed) and any(_is_output(value) for value in listed if isinstance(value, list)):
-        return True
-    return any(map(_is_output, filter(None, (delta.refusal, delta.function_call))))
-
-
-def _reasons(delta: DeltaShape) -> bool:
-    texts = delta.reasoning or delta.reasoning_content or delta.reasoning_text
-    if texts or delta.reasoning_details or delta.thinking_blocks:
-        return _is_output([texts, delta.reasoning_details, delta.thinking_blocks])
-    content, extra = delta.content, delta.extra_content
-    if isinstance(content, list):
-        return _is_output([part for part in content if _is_thought(part)])
-    return bool(content and extra) and _is_gemini_thought(extra)
-
-
-def _is_output(value: Any, depth: int = _OUTPUT_DEPTH) -> bool:
-    if value is None or depth == 0:
-        return False
-    if isinstance(value, list):
-        return any(_is_output(item, depth - 1) for item in value)
-    if isinstance(value, dict):
-        return any(_is_output(value[name], depth - 1) for name in _OUTPUT if name in value)
-    return type(value) is int or bool(value)
-
-
-def _is_thought(part: Any) -> bool:
-    """Of Mistral's contents."""
-    return isinstance(part, dict) and part.get("type") == "thinking"
-
-
-def _is_gemini_thought(extra: Any) -> bool:
-    google = extra.get("google") if isinstance(extra, dict) else None
-    return isinstance(google, dict) and google.get("thought") is True
+def output_tokens(tap: Tap) -> int:
+    """As reported by the engine; without a report, one for each event, or by length of the text where an event has more
+    text than a token."""
+    if tap.usage.completion is not None:
+        return tap.usage.completion
+    by_text = round(tap.text_bytes / BYTES_PER_TOKEN)
+    return by_text if by_text > LONGEST_TOKENS * tap.tokens else tap.tokens
 
 
 def read_usage(usage: Usage, reported: Any) -> None:

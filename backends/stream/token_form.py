@@ -50,14 +50,15 @@ class TokenForm:
         plain = all(texts) and _IS_STRING(b" ".join(texts)) and (data.isascii() or _is_utf8(data))
         return texts if plain else []
 
-    def learn(self, data: bytes, text: str) -> None:
-        """Learn the form of `data`, an event with the effect of adding `text` and no other."""
+    def learn(self, data: bytes, text: str | None = None) -> None:
+        """Learn the form of `data`, an event with the effect of adding `text` and no other. None: any text."""
         keys = list(_TEXT_KEY.finditer(data))
         if len(keys) != 1 or b"\\" in data or data.count(b"\n") != 2:
             return
         start = keys[0].end()
         end = data.find(b'"', start)
-        if data.startswith(b"data: ") and data.endswith(b"\n\n") and data[start:end] == text.encode():
+        added = start < end if text is None else data[start:end] == text.encode()
+        if added and data.startswith(b"data: ") and data.endswith(b"\n\n"):
             self._prefix, self._suffix = data[:start], data[end:]
 
 

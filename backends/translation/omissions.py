@@ -27,7 +27,8 @@ class Omissions:
         self.noted: dict[str, str] = {}  # label of the metric, by the name that the caller is told
 
     def drop(self, path: str) -> bool:
-        """Note a member that the route drops by its name, or by its path without indices. False: it does not."""
+        """Note a member, if the route drops it by its name or by its path without indices. False: the route keeps it.
+        `path`: may have a word of the caller, such as the type of a tool."""
         bare = _INDEX.sub("", path)
         for name in (bare, bare.rpartition(".")[2]):
             if name in self._dropped:
@@ -35,11 +36,10 @@ class Omissions:
                 return True
         return False
 
-    def leave_out(self, place: str, kind: str = "") -> None:
-        """Note a member that the translation leaves out. `place`: names of the dialect, no word of the caller. `kind`:
-        a word of the caller, such as the type of a tool."""
-        bare = _INDEX.sub("", place)
-        self._note(f"{bare}.{kind}" if kind else bare, bare)
+    def leave_out(self, path: str) -> None:
+        """Note a member that the translation leaves out. `path`: names of the dialect, no word of the caller."""
+        bare = _INDEX.sub("", path)
+        self._note(bare, bare)
 
     def _note(self, told: str, label: str) -> None:
         if len(self.noted) < _MOST:

@@ -6,7 +6,7 @@ Responses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from backends.translation.omissions import Omissions
@@ -111,6 +111,25 @@ class Members:
             raise UntranslatableError(self.at(name), f"'{self.at(name)}' must be an array")
         return values or []
 
+    def content(
+        self, readers: Mapping[str, PartReader], name: str = "content", of_reply: tuple[str, ...] = ()
+    ) -> str | list[Json]:
+        """A text, or its parts by the reader of their type. `of_reply`: members of parts that are left out. Raises
+        UntranslatableError."""
+        if type(value := self.take(name)) is str:
+            return value
+        parts = []
+        for part in self.each(name, value):
+            kind = part.kind()
+            if (read := readers.get(kind)) is None:
+                part.refuse_kind(kind)
+                continue
+            part.take_all(of_reply)
+            if (found := read(part)) is not None:
+                parts.append({**found, **part.take_all(("prompt_cache_breakpoint",))})
+                part.close()
+        return parts
+
     def default(self, name: str, *meaningless: Any) -> None:
         """Accept a member with the value that its absence means; another value is refused."""
         value = self.take(name)
@@ -139,6 +158,8 @@ class Members:
         for name in self._left:
             self.refuse(name)
 
+
+PartReader = Callable[[Members], Json | None]  # of a part of a content; None: the part is dropped
 
 # Parts of content that chat completions and Responses write alike.
 

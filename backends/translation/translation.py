@@ -88,6 +88,21 @@ class EventTranslator:
         raise NotImplementedError
 
 
+class ChatEvents(EventTranslator):
+    """Rewrites an event stream into the chunks of a chat. `ended`: nothing more is to be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+
+    def error(self, failure: Failure) -> bytes:
+        if self.ended:
+            return b""
+        self.ended = True
+        error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
+        return sse({"error": error})
+
+
 class TranslateRequest(Protocol):
     def __call__(self, body: Mapping[str, Any], dropped: Omissions) -> Json:
         """Body of the backend's request; notes in `dropped` what it leaves out. Raises UntranslatableError."""
@@ -111,12 +126,6 @@ class Translation:
 def sse(event: Mapping[str, Any], name: str = "") -> bytes:
     """An event as written on the wire."""
     return bytes(ServerSentEvent(name.encode(), _encode(event)))
-
-
-def chat_error(failure: Failure) -> bytes:
-    """The event that ends a stream of a chat completion by an error."""
-    error = {"message": failure.message, "type": failure.type, "param": failure.param, "code": failure.code}
-    return sse({"error": error})
 
 
 def decode_event(data: bytes) -> Any:

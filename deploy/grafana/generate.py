@@ -9,11 +9,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.grafana import pools, routes, why_slow
+from deploy.grafana import pools, routes, why, why_slow
 from deploy.grafana.panels import as_json
 
 FOLDER = Path(__file__).parent / "dashboards"
-DASHBOARDS = {"routes": routes.DASHBOARD, "pools": pools.DASHBOARD, "why-slow": why_slow.DASHBOARD}
+DASHBOARDS = {
+    "routes": routes.DASHBOARD,
+    "pools": pools.DASHBOARD,
+    "why-slow": why_slow.DASHBOARD,
+    "why": why.DASHBOARD,
+}
 
 
 def files() -> Mapping[Path, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from base64 import b64encode
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -26,18 +26,20 @@ from prometheus_client.exposition import choose_encoder
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
-from gateway.admin.admin_views import RequestQuery, parse_query, parse_window
 from gateway.admin.key_paths import KeyPaths
+from gateway.admin.request_query import RequestQuery, parse_format, parse_query, parse_span, parse_window
+from gateway.admin.requests_csv import requests_csv
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
 from gateway.config.models import Config
 from gateway.runtime import redacted_config
-from gateway.strict_json import encode
+from gateway.strict_json import decode, encode
 
 MAX_BODY = 32_000_000  # bytes of a request to be explained
 MAX_BEACON = 4096  # bytes of a POST /ttft
+BEACONS = "/ttft"  # its path
 GZIP_LEVEL = 1  # a tenth of the size in a third of the time of level 6
-DASHBOARD_PARTS = {"/*style*/": "dashboard.css", "/*script*/": "dashboard.js"}  # by marker in dashboard.html
+SCRIPT = ("", "_routes", "_engines", "_misses", "_live")  # parts of one script: dashboard.js, dashboard_routes.js, ...
 
 
 class AdminData(Protocol):
@@ -56,11 +58,23 @@ class AdminData(Protocol):
     async def route_stats(self) -> bytes:
         """Counts since the start by route, as JSON: see `gateway.observe.metrics.scrape_collectors`."""
 
+    async def windows(self, window: str) -> bytes:
+        """Counts of a window by route, as JSON: see `gateway.observe.windows.route_windows`."""
+
     async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
         """Slow requests of a route by cause, in a window and in the one before."""
 
+    async def advice(self) -> Mapping[str, Any]:
+        """Sums of breaks, prompts and answers: see `policies.prefix_doctor.prefix_ledger`."""
+
+    async def prefixes(self) -> Sequence[Mapping[str, Any]]:
+        """The hottest prefixes, and which endpoints hold them."""
+
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         """An entry per endpoint: health, load, learned statistics."""
+
+    async def scale(self) -> Mapping[str, Any]:
+        """The number of engines that each pool with `autoscale` needs, and the reason."""
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         """The decision for a request, which is neither sent, queued nor counted."""
@@ -84,12 +98,16 @@ class AdminServer:
                 web.get("/metrics", self.metrics),
                 web.get("/requests", self.requests),
                 web.get("/causes", self.causes),
+                web.get("/advise", replying(self.data.advice)),
                 web.get("/routes", self.routes),
-                web.get("/fleet", self.fleet),
+                web.get("/windows", self.windows),
+                web.get("/fleet", replying(self.data.fleet)),
+                web.get("/scale", replying(self.data.scale)),
+                web.get("/prefixes", replying(self.data.prefixes)),
                 web.get("/config", self.config),
                 web.get("/dashboard", dashboard),
                 web.post("/explain", self.explain),
-                web.post("/ttft", self.ttft),
+                web.post(BEACONS, self.ttft),
                 web.post("/reload", self.reload),
                 *KeyPaths(lambda: self.data.config).routes(),
             ]
@@ -98,10 +116,14 @@ class AdminServer:
 
     @web.middleware
     async def refuse_pages(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what a web page sends; the aggregator asks over Unix sockets."""
+        """Refuse what a web page sends, but for a beacon, which pages of every origin may send; the aggregator asks
+        over Unix sockets."""
         server, transport = self.data.config.server, request.transport
         if transport is not None and not isinstance(transport.get_extra_info("sockname"), str):
-            SameOrigin(server.admin.loopback, server.hosts).check(lowercase_headers(request), transport)
+            headers = lowercase_headers(request)
+            if request.path == BEACONS:
+                headers.pop("origin", None)
+            SameOrigin(server.admin.loopback, server.hosts).check(headers, transport)
         return await handler(request)
 
     async def metrics(self, http: web.Request) -> web.StreamResponse:
@@ -120,9 +142,15 @@ class AdminServer:
         filters = dict(http.query)
         if len(filters) != len(http.query):
             raise ApiError(400, "Give each filter once.")
+        form = parse_format(filters)
         routes = [route.name for route in self.data.config.all_routes]
         query = parse_query(filters, routes, self.data.config.pools)
-        return json_response(200, await self.data.requests(query))
+        found = await self.data.requests(query)
+        if form == "json":
+            return json_response(200, found)
+        headers = {"content-disposition": 'attachment; filename="requests.csv"', "server": "firsttoken"}
+        table = await asyncio.to_thread(lambda: requests_csv(decode(found)))
+        return web.Response(body=table, content_type="text/csv", charset="utf-8", headers=headers)
 
     async def causes(self, http: web.Request) -> web.StreamResponse:
         route, minutes = parse_window(http.query, [route.name for route in self.data.config.all_routes])
@@ -131,8 +159,8 @@ class AdminServer:
     async def routes(self, http: web.Request) -> web.StreamResponse:
         return json_response(200, await self.data.route_stats())
 
-    async def fleet(self, http: web.Request) -> web.StreamResponse:
-        return json_response(200, encode(await self.data.fleet()))
+    async def windows(self, http: web.Request) -> web.StreamResponse:
+        return json_response(200, await self.data.windows(parse_span(http.query)))
 
     async def config(self, http: web.Request) -> web.StreamResponse:
         return json_response(200, encode(redacted_config(self.data.config)))
@@ -152,6 +180,15 @@ class AdminServer:
 
     async def reload(self, http: web.Request) -> web.StreamResponse:
         return await self.data.reload()
+
+
+def replying(answer: Callable[[], Awaitable[Any]]) -> Handler:
+    """A handler that replies with an answer of `AdminData` as JSON."""
+
+    async def reply(http: web.Request) -> web.StreamResponse:
+        return json_response(200, encode(await answer()))
+
+    return reply
 
 
 # -- dashboard -----------------------------------------------------------------------------
@@ -179,10 +216,11 @@ def dashboard_page() -> tuple[str, str]:
     """The page with style and script inlined, and the content security policy."""
     folder = files("gateway.admin")
     page = (folder / "dashboard.html").read_text("utf-8")
-    parts = {mark: (folder / name).read_text("utf-8") for mark, name in DASHBOARD_PARTS.items()}
-    for mark, text in parts.items():
+    script = "".join((folder / f"dashboard{name}.js").read_text("utf-8") for name in SCRIPT)
+    parts = (folder / "dashboard.css").read_text("utf-8"), f"(() => {{\n{script}}})();"
+    for mark, text in zip(("/*style*/", "/*script*/"), parts, strict=True):
         page = page.replace(mark, text)
-    style, script = (f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in parts.values())
+    style, script = (f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in parts)
     return page, (
         f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,35 +1,36 @@
-"""JSON views of a Decision, of an endpoint and of recent requests: POST /explain, GET /fleet, GET /requests.
-
-Rules for the query of GET /requests:
-- Unknown filters and values are refused with the known ones: an empty answer to a misspelt name would be misleading.
-- Of all matches the latest `last` remain; `slowest` keeps those streams with the longest wait for a first token.
-"""
+"""JSON views of a Decision, of an endpoint and of a Record: POST /explain, GET /fleet, GET /requests."""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
 from gateway.admission.route_table import RoutedName
-from gateway.api.api_error import bad_request
-from gateway.config.config_errors import did_you_mean
-from gateway.observe.record import Record, RequestOutcome
-from gateway.observe.timeline import RECENT
-from policies.diagnosis.slow_counts import KEPT
+from gateway.bottleneck import engine_bottleneck, pool_bottleneck
+from gateway.observe.record import Record
 from policies.fleet.beliefs import ALL, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
+from policies.fleet.engine_rates import EngineRates
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
-from policies.types import FOREVER, NEVER, Candidate, Decision, Health, Pool, PromptEstimate, Rejection
+from policies.types import (
+    FOREVER,
+    NEVER,
+    Candidate,
+    Completion,
+    Decision,
+    Health,
+    Load,
+    Pool,
+    PromptEstimate,
+    Rejection,
+)
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-TOLD_BY_WHY = ("unknown_adapters", "on_trial")
+TOLD_BY_WHY = ("unknown_adapters", "on_trial", "kv_room")
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",
@@ -70,7 +71,12 @@ def explain(
         if hold is None
         else {"rule": hold.rule.value, "endpoint": hold.endpoint, "freed_by": hold.rule.freed_by},
         "candidates": [
-            {"rank": rank, "chosen": candidate is decision.chosen, **_candidate(candidate)}
+            {
+                "rank": rank,
+                "chosen": candidate is decision.chosen,
+                **_candidate(candidate),
+                **_completion(decision.completion(candidate)),
+            }
             for rank, candidate in enumerate(decision.ranked, 1)
         ],
         "rejected": [
@@ -134,6 +140,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "chance": round(candidate.probability, 4),
         "prompt_tokens": candidate.prompt_tokens,
         "hit_tokens": candidate.hit,
+        "hit_tokens_to_load": candidate.hit_tiers,
         "tokens_ahead": round(load.queued_tokens),
         "running": load.running,
         "waiting": load.waiting,
@@ -142,6 +149,12 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "samples": forecast.samples,
         "reason": candidate.reason,
     }
+
+
+def _completion(found: Completion | None) -> dict[str, float | None]:
+    """The whole answer; None where the route does not weigh it, or too little is known."""
+    p50, p90 = (None, None) if found is None else (round(found.p50 * 1e3, 2), round(found.p90 * 1e3, 2))
+    return {"total_p50_ms": p50, "total_p90_ms": p90}
 
 
 def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> list[str] | list[None]:
@@ -166,6 +179,27 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
         "limited_for_s": _seconds_until(load.limits.blocked_until, now),
         "scraped_s_ago": _seconds_since(load.scraped_at, now),
         "heard_s_ago": _seconds_since(load.last_token_at, now),
+    }
+
+
+def bounds_view(
+    loads: Mapping[str, Load], rates: Mapping[str, EngineRates], pool_of: Callable[[str], str]
+) -> dict[str, dict[str, Any]]:
+    """Limits and rates of each engine that reports its load, and the limit of its pool, by endpoint."""
+    known = {name: (loads[name], rate.preemptions_per_s) for name, rate in rates.items() if name in loads}
+    pools = defaultdict[str, list[tuple[Load, float | None]]](list)
+    for name, engine in known.items():
+        pools[pool_of(name)].append(engine)
+    of_pools = {pool: pool_bottleneck(engines).value for pool, engines in pools.items()}
+    return {
+        name: {
+            "bound": engine_bottleneck(*engine).value,
+            "pool_bound": of_pools[pool_of(name)],
+            "preemptions_per_s": rates[name].preemptions_per_s,
+            "evictions_per_s": rates[name].evictions_per_s,
+            "speculative_acceptance": rates[name].acceptance,
+        }
+        for name, engine in known.items()
     }
 
 
@@ -227,115 +261,3 @@ def request_view(record: Record) -> dict[str, Any]:
     if record.diagnosis is not None:
         view["why"] = record.diagnosis.as_json()
     return view
-
-
-# -- query of GET /requests ----------------------------------------------------------------
-
-DEFAULT_LAST = 200  # Records
-LONGEST_WINDOW = KEPT // 2  # minutes of GET /causes, which compares with the window before
-UNKNOWN = "-"  # route and pool of requests refused before routing
-REQUEST_ID = re.compile(r"[0-9A-Za-z\-_.:]{1,128}")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestQuery:
-    """Empty and None match everything."""
-
-    last: int = DEFAULT_LAST
-    slowest: int | None = None
-    route: str = ""
-    pool: str = ""
-    outcome: str = ""
-    slow: bool = False  # missed the TTFT budget
-    id: str = ""
-
-    def select(self, recent: Iterable[Record]) -> list[Record]:
-        """The newest last; with `slowest`, the slowest first."""
-        found = list(deque((record for record in recent if self._matches(record)), self.last))
-        if self.slowest is None:
-            return found
-        return sorted((r for r in found if r.stream), key=_waited, reverse=True)[: self.slowest]
-
-    def merge(self, by_worker: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """Merge the answers of several workers, in the order in which requests ended."""
-        found = [{**record, "worker": worker} for worker, records in by_worker.items() for record in records]
-        if self.slowest is not None:
-            return sorted(found, key=_waited_ms, reverse=True)[: self.slowest]
-        found.sort(key=lambda record: record["wall"] + record["total_ms"] / 1e3)
-        return list(deque(found, self.last))
-
-    def url(self) -> str:
-        """The same query for another admin port."""
-        filters = {**asdict(self), "slow": int(self.slow) or None}
-        return "/requests?" + urlencode({name: value for name, value in filters.items() if value not in ("", None)})
-
-    def _matches(self, record: Record) -> bool:
-        return (
-            (not self.route or record.route == self.route)
-            and (not self.pool or record.pool == self.pool)
-            and (not self.outcome or record.end == self.outcome)
-            and (not self.id or record.request_id == self.id)
-            and (not self.slow or record.ttft_met is False)
-        )
-
-
-def parse_query(query: Mapping[str, str], routes: Collection[str], pools: Collection[str]) -> RequestQuery:
-    """Raises ApiError. `routes`, `pools`: the configured names."""
-    filters = [field.name for field in fields(RequestQuery)]
-    for name in query:
-        if name not in filters:
-            hint = did_you_mean(name[:100], filters)
-            raise bad_request(_sentence(f"There is no filter '{name[:100]}'{hint}"), param=name[:100])
-    slowest, last = _number(query, "slowest"), _number(query, "last")
-    request_id = query.get("id", "")
-    if "id" in query and not REQUEST_ID.fullmatch(request_id):
-        raise bad_request("id must be a request id: up to 128 letters, digits and -_.:", param="id")
-    return RequestQuery(
-        last=last if last is not None else DEFAULT_LAST if slowest is None else RECENT,
-        slowest=slowest,
-        route=_one_of(query, "route", {*routes, UNKNOWN}),
-        pool=_one_of(query, "pool", {*pools, UNKNOWN}),
-        outcome=_one_of(query, "outcome", list(RequestOutcome)),
-        slow=_one_of(query, "slow", ("1",)) == "1",
-        id=request_id,
-    )
-
-
-def parse_window(query: Mapping[str, str], routes: Collection[str]) -> tuple[str, int]:
-    """Route and minutes of GET /causes. Raises ApiError."""
-    route, minutes = _one_of(query, "route", routes), _number(query, "minutes") or 0
-    if not route:
-        raise bad_request("Name a route.", param="route")
-    if not 1 <= minutes <= LONGEST_WINDOW:
-        raise bad_request(f"minutes must be a whole number from 1 to {LONGEST_WINDOW}.", param="minutes")
-    return route, minutes
-
-
-def _number(query: Mapping[str, str], name: str) -> int | None:
-    text = query.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise bad_request(f"{name} must be a whole number.", param=name)
-    return int(text)
-
-
-def _one_of(query: Mapping[str, str], name: str, known: Collection[str]) -> str:
-    text = query.get(name, "")
-    if name in query and text not in known:
-        hint = did_you_mean(text[:100], sorted(known))
-        raise bad_request(_sentence(f"{name} '{text[:100]}' is unknown{hint}"), param=name)
-    return text
-
-
-def _waited(record: Record) -> float:
-    """Seconds until the first token, or until the end without one."""
-    return record.total if record.ttft is None else record.ttft
-
-
-def _waited_ms(record: Mapping[str, Any]) -> Any:
-    return record["total_ms"] if record["ttft_ms"] is None else record["ttft_ms"]
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith("?") else text + "."

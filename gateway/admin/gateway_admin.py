@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from time import monotonic, time
 from typing import Any
@@ -22,20 +22,27 @@ from aiohttp import web
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import json_response
-from gateway.admin.admin_views import RequestQuery, endpoint_view, explain, holds_view, named_view, request_view
+from gateway.admin.admin_views import bounds_view, endpoint_view, explain, holds_view, named_view, request_view
+from gateway.admin.request_query import RequestQuery
 from gateway.admission.auth import ANYONE
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
+from gateway.autoscale.autoscaler import Autoscaler
+from gateway.cache_warming import CacheWarming
 from gateway.config.models import Config
 from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
-from gateway.observe.timeline import Recorder, note_on_screen
+from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import note_on_screen
+from gateway.observe.windows.history_keeper import HistoryKeeper
+from gateway.quotes.quote_reply import quote_view
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.strict_json import BadJson, decode, encode
 
 BATCH = 20  # Records encoded between two turns of the loop: 0.5 ms
+MAP_FRESH = 5.0  # s for which one map of prefixes serves all viewers: 64 endpoints take milliseconds
 FRESH = 0.5  # s for which one answer of /routes serves all viewers
 LONGEST_TTFT = 3_600_000.0  # ms, in a beacon
 LONGEST_ID = 128  # characters
@@ -54,10 +61,18 @@ class GatewayAdmin:
     decider: Decider
     queue: RequestQueue
     runtime: RuntimeHolder
+    cache_warming: CacheWarming
     on_screen: Histogram  # TTFT reported by callers, by route
+    autoscaler: Autoscaler | None = None  # None: another worker's
     reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
     stats_at: float = 0.0  # monotonic time of `stats`
+    prefix_map: Sequence[Mapping[str, Any]] = ()
+    mapped_at: float = -MAP_FRESH  # monotonic time of `prefix_map`
+    history: HistoryKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = HistoryKeeper(self._route_stats, self.config.state.dir)
 
     @property
     def config(self) -> Config:
@@ -67,7 +82,8 @@ class GatewayAdmin:
         return self.registry
 
     async def requests(self, query: RequestQuery) -> bytes:
-        records, parts = query.select(self.recorder.recent), []
+        self.recorder.flush()
+        records, parts = query.select(self.recorder.recent, self.recorder.missed), []
         for start in range(0, len(records), BATCH):
             parts.append(_array_members([request_view(record) for record in records[start : start + BATCH]]))
             await asyncio.sleep(0)
@@ -75,21 +91,44 @@ class GatewayAdmin:
 
     async def route_stats(self) -> bytes:
         if (now := monotonic()) - self.stats_at > FRESH:
-            counts = counts_in_place(self.registry.collectors)
-            self.stats = encode(route_stats(counts, self.config.all_routes, time()))
-            self.stats_at = now
+            self.stats, self.stats_at = encode(self._route_stats()), now
         return self.stats
 
+    def _route_stats(self) -> Mapping[str, Any]:
+        return route_stats(counts_in_place(self.registry.collectors), self.config.all_routes, time())
+
+    async def windows(self, window: str) -> bytes:
+        return self.history.view(window)
+
     async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
+        self.recorder.flush()
         return self.recorder.slow.windows(route, minutes)
+
+    async def advice(self) -> Mapping[str, Any]:
+        self.recorder.flush()
+        limits = {route.name: route.limits.output_tokens for route in self.config.all_routes}
+        return {**self.recorder.doctor.advice(), "limits": limits}
+
+    async def prefixes(self) -> Sequence[Mapping[str, Any]]:
+        if (now := monotonic()) - self.mapped_at > MAP_FRESH:
+            self.prefix_map, self.mapped_at = self.cache_warming.prefix_map(now), now
+        return self.prefix_map
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         now, fleet = monotonic(), self.decider.fleet
-        held = holds_view(self.queue.scheduler.holds(), now)
+        held, loads = holds_view(self.queue.scheduler.holds(), now), fleet.snapshot(now).loads
+        bounds = bounds_view(loads, fleet.engine_rates(now), fleet.pool_of)
         return [
-            {**endpoint_view(fleet.statistics(endpoint, now), now), "held": held.get(endpoint, [])}
-            for endpoint in fleet.snapshot(now).loads
+            {
+                **endpoint_view(fleet.statistics(endpoint, now), now),
+                "held": held.get(endpoint, []),
+                **bounds.get(endpoint, {"bound": None, "pool_bound": None}),
+            }
+            for endpoint in loads
         ]
+
+    async def scale(self) -> Mapping[str, Any]:
+        return {"pools": {}} if self.autoscaler is None else self.autoscaler.view()
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         runtime = self.runtime.current
@@ -99,12 +138,12 @@ class GatewayAdmin:
         named = runtime.routes.match(request.model, tenant)
         route = named.route
         estimate = await self.decider.estimate(request, route, tenant)
-        decision = self.decider.decide(request, route, estimate, tenant, self.queue.sequence + 1)
-        beliefs = self.decider.fleet.beliefs(decision.at)
-        asked = self.queue.queued(request, route, estimate, tenant)
-        hold = self.queue.scheduler.would_hold(asked, decision, self.decider.fleet)
-        found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs, hold)
-        return json_response(200, encode({**named_view(request.model, named), **found}))
+        queued = self.queue.queued(request, route, estimate, tenant)
+        quote = self.queue.quote(queued)
+        beliefs = self.decider.fleet.beliefs(quote.decision.at)
+        found = explain(quote.decision, estimate, self.queue.depth(), runtime.pools, beliefs, quote.hold)
+        quoted = {"quote": quote_view(queued, quote)}
+        return json_response(200, encode({**named_view(request.model, named), **found, **quoted}))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

@@ -24,7 +24,7 @@ from gateway.api.api_error import ApiError, bad_request
 from gateway.cluster.redis_client import Unavailable
 from gateway.config.config_errors import did_you_mean, nearest
 from gateway.config.models import Config, Key
-from gateway.downstream.http_request import UNKNOWN, network_of
+from gateway.downstream.http_request import caller_address
 from gateway.strict_json import BadJson, decode, encode
 
 log = logging.getLogger("firsttoken")
@@ -44,7 +44,7 @@ class KeyPaths:
         return [
             web.get("/keys", self.list_keys),
             web.post("/keys", self.make),
-            web.patch("/keys/{name:.+}", self.limit),
+            web.patch("/keys/{name:.+}", self.change),
             web.delete("/keys/{name:.+}", self.revoke),
         ]
 
@@ -55,17 +55,17 @@ class KeyPaths:
         work = self.authorized(http)
         return await reply(work.make(settings_in(await read_body(http, MAX_BODY), ("name", *SETTINGS))))
 
-    async def limit(self, http: web.Request) -> web.StreamResponse:
+    async def change(self, http: web.Request) -> web.StreamResponse:
         work = self.authorized(http)
         settings = settings_in(await read_body(http, MAX_BODY), SETTINGS)
-        return await reply(work.limit(http.match_info["name"], settings))
+        return await reply(work.change(http.match_info["name"], settings))
 
     async def revoke(self, http: web.Request) -> web.StreamResponse:
         return await reply(self.authorized(http).revoke(http.match_info["name"]))
 
     def authorized(self, http: web.Request) -> KeyWork:
         """Raises ApiError, before a body is read."""
-        config, address = self._config(), address_of(http)
+        config, address = self._config(), caller_address(http.transport)
         if config.server.admin_key is None:
             raise ApiError(404, "Keys are managed here once server.admin_key is configured.", code="not_configured")
         if self._key is None:
@@ -108,7 +108,7 @@ class KeyWork:
         self._audit("made", key)
         return 201, {"key": text, **view(key, "store")}
 
-    async def limit(self, name: str, settings: dict[str, Any]) -> Reply:
+    async def change(self, name: str, settings: dict[str, Any]) -> Reply:
         """Raises InvalidKey, ApiError."""
         before = await self._stored(name)
         after = changed_key(self._config, before, settings)
@@ -159,8 +159,3 @@ def settings_in(body: bytes, known: Sequence[str]) -> dict[str, Any]:
 
 def unknown(name: str, known: Iterable[str] = ()) -> ApiError:
     return ApiError(404, f"There is no key '{name}'{nearest(name, list(known))}.", code="unknown_key")
-
-
-def address_of(http: web.Request) -> str:
-    peer = None if http.transport is None else http.transport.get_extra_info("peername")
-    return network_of(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN

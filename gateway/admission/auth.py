@@ -11,8 +11,8 @@ Rules:
 - Without configured keys the port is open, which the configuration allows on loopback only. With keys in Redis the port
   is never open.
 - A cache salt names the caches of a key, for engines (`cache_salt`, mixed into block hashes) and for our prefix index.
-  Keys with the same salt share prefixes. A key without a configured `cache_group` has an own salt; a group with the
-  name of a key is a different group.
+  Keys with the same salt share prefixes. A key without a configured `cache_group` has an own salt, and so has a later
+  key of the same name; a group with the name of a key is a different group.
 - A salt is an HMAC-SHA256, so no caller can guess another salt: 128 bits in hex, accepted by every engine (vLLM refuses
   `@ / \\ NUL` and more than 128 characters) and recognized as a secret by `backends.scrubbing.scrub`.
 - Without `state.cache_secret` the secret is made of the digests of the group's keys: gateways with the same
@@ -131,5 +131,9 @@ class CacheSalts:
             self._digests.setdefault(member.label, []).append(member.digest)
 
     def salt(self, member: GroupMember) -> str:
-        secret = self._secret or b"".join(sorted(self._digests.get(member.label, [member.digest])))
-        return hmac.new(secret, member.label.encode(), hashlib.sha256).hexdigest()[:SALT_CHARACTERS]
+        secret, named = self._secret, member.label.encode()
+        if not secret:
+            secret = b"".join(sorted(self._digests.get(member.label, [member.digest])))
+        elif member.group is None:
+            named += member.digest
+        return hmac.new(secret, named, hashlib.sha256).hexdigest()[:SALT_CHARACTERS]

@@ -14,7 +14,12 @@ from gateway.config.models import Config, Key
 
 KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
 SETTINGS = (
-    *("routes", "requests_per_minute", "tokens_per_minute", "concurrent_requests", "monthly_cost_usd", "cache_group"),
+    "routes",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+    "monthly_cost_usd",
+    "cache_group",
     "weight",
 )
 

@@ -8,6 +8,8 @@ Rules:
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
   each choice, and the largest cost of both. The Record settles the claim.
 - A claim is by the most that the estimate allows. Where it is refused by tokens or cost, the prompt is counted.
+- An estimate learns from the key's own texts, which may teach it wrong. Of what the key has left, the estimated prompts
+  in flight could take no more than DOUBTED beyond their claims, with a token in each byte; the others are counted.
 - Every request counts. Tokens and costs are those of all attempts that a server may bill, lost attempts and hedges
   included: the prompt, and the output so far.
 - A refusal has the outcome `refused`, counted by no objective.
@@ -15,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
@@ -24,13 +27,16 @@ from gateway.admission.auth import Tenant
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
+from gateway.api.inference_request import InferenceRequest
 from gateway.observe.metrics.series import counter
 from gateway.observe.record import Record
-from gateway.observe.timeline import Recorder, RequestTimeline
+from gateway.observe.recorder import Recorder
+from gateway.observe.timeline import RequestTimeline
 from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, Reservation
 from policies.types import Pool, PromptEstimate
 
 ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
+DOUBTED = 0.25  # of the tokens left
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
@@ -56,6 +62,7 @@ class Admission:
         self._recorder = recorder
         self._registry = registry
         self._settling = False
+        self.doubts = Counter[str]()  # of estimated prompts in flight, by key
         self.refused = counter("firsttoken_quota_refused_total")
 
     def check(self, tenant: Tenant) -> QuotaExceeded | None:
@@ -79,7 +86,7 @@ class Admission:
         tenant: Tenant,
         limits: KeyLimits,
         estimate: PromptEstimate,
-        choices: int,
+        request: InferenceRequest,
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
         count: Callable[[], Awaitable[PromptEstimate]],
@@ -87,9 +94,13 @@ class Admission:
         """Claim the whole request in place of its head. Raises ApiError (429).
 
         Returns the estimate: by an exact `count`, where the limits do not admit the most that it allows."""
-        priced = None if limits.cost is None else pools
+        priced, choices = None if limits.cost is None else pools, request.choices
+        claim = claim_of(estimate, choices, priced, request.size)
+        if self._is_doubtful(tenant.name, limits, claim):
+            estimate = await count()
+            claim = claim_of(estimate, choices, priced)
         try:
-            await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
+            await self.claim(tenant, limits, claim, timeline)
         except QuotaExceeded as exceeded:
             if estimate.counted or exceeded.reservation.verdict.limit not in ESTIMATED:
                 raise
@@ -97,6 +108,12 @@ class Admission:
             timeline.reserved(None)
             await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
         return estimate
+
+    def _is_doubtful(self, name: str, limits: KeyLimits, claim: Claim) -> bool:
+        """The estimated prompts in flight, and this one, could exceed their claims by too much."""
+        if limits.tokens is None or not claim.doubt:
+            return False
+        return claim.doubt + self.doubts[name] > DOUBTED * self._quotas.check(name, limits).tokens_left
 
     async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
         """`reserve`, of a known claim."""
@@ -113,6 +130,8 @@ class Admission:
         timeline.reserved(made)
         if (limit := made.verdict.limit) is not None:
             raise QuotaExceeded(made, limit)
+        if made.claim.doubt:
+            self.doubts[made.name] += made.claim.doubt
 
     def settle(self, record: Record) -> None:
         """A sink of Records."""
@@ -120,19 +139,24 @@ class Admission:
         if reservation is None:
             return
         if (limit := reservation.verdict.limit) is None:
+            if doubt := reservation.claim.doubt:
+                self.doubts[reservation.name] -= doubt
+                self.doubts += Counter()  # without zeros
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
             self.refused.of[reservation.name, limit.value].value += 1
 
 
-def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None) -> Claim:
-    """`choices`: answers to generate; `pools`: for their prices; None: the key has no limit on cost."""
+def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None, size: int = 0) -> Claim:
+    """`choices`: answers to generate; `pools`: for their prices; None: the key has no limit on cost. `size`: bytes of
+    the body."""
     found, output = estimate.pools, estimate.output_tokens * choices
     tokens = max([pool.tokens + pool.margin for pool in found.values()])
+    doubt = 0 if estimate.counted else max(size - tokens, 0)
     if pools is None:
-        return Claim(tokens + output)
+        return Claim(tokens + output, doubt=doubt)
     cost = max([pools[name].price.at_most(pool.tokens + pool.margin, output) for name, pool in found.items()])
-    return Claim(tokens + output, round(cost * NANO))
+    return Claim(tokens + output, round(cost * NANO), doubt)
 
 
 def tokens_of(record: Record) -> int:

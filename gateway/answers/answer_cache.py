@@ -3,7 +3,8 @@
 Rules:
 - Equal: the same bytes, path, route and headers that reach an engine or a condition, of the same cache group. A route
   that a reload has changed, or whose pools have another model or send other members, has no answer yet.
-- Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller.
+- Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller, with
+  what their heads told of a lowered limit and of members left out.
 - Never of a request with the caller's own key for a provider, who pays for it.
 - Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
   completions and Messages. Never Responses and threads, which name state of an engine, and never an answer with its
@@ -20,13 +21,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from time import monotonic, time
 
+from pydantic import SecretStr
+
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.admission.route_table import Routes
 from gateway.answers.answer_copy import CopyBudget, CopyingRelay
 from gateway.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
 from gateway.api.inference_request import InferenceRequest
-from gateway.downstream.answer_headers import answer_head
+from gateway.downstream.answer_headers import answer_head, changes_told
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
@@ -38,7 +41,8 @@ MAX_REQUEST = 1 << 20  # bytes of a request that is looked up: hashed in 1 ms
 SLICE = 64 << 10  # bytes written before the caller must read
 SAMPLED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES})
 UNSAMPLED = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE})
-SENT = {"backend", "base_url", "model", "models", "rename", "drop"}  # of a pool: they change what is asked
+# Of a pool: they change what is asked.
+SENT = {"backend", "base_url", "model", "models", "rename", "drop", "headers", "query"}
 HEADER = "x-firsttoken-cache"
 
 
@@ -111,7 +115,8 @@ class AnswerCache:
             return
         record = timeline.record
         if relay.copy and record.end is RequestOutcome.COMPLETED and record.status == 200 and route is use.route:
-            self.store.put(use.key, KeptAnswer(time(), relay.content_type, bytes(relay.copy)), use.ttl)
+            kept = KeptAnswer(time(), relay.content_type, bytes(relay.copy), tuple(changes_told(record)))
+            self.store.put(use.key, kept, use.ttl)
         relay.drop_copy()
 
 
@@ -124,7 +129,9 @@ def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
 
 
 def _ordered(value: object) -> object:
-    """With sets as lists: their order differs between processes."""
+    """With sets as lists, whose order differs between processes, and with what secrets hide."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
     if isinstance(value, Mapping):
         return sorted((str(name), _ordered(inner)) for name, inner in value.items())
     if isinstance(value, (set, frozenset)):
@@ -140,7 +147,8 @@ def _temperature(body: Mapping[str, object]) -> float | None:
 async def replay(answer: KeptAnswer, http: HttpRequest, stream: bool, timeline: RequestTimeline) -> None:
     """Write a kept answer as the caller reads it. A caller that stalls is disconnected."""
     age = max(int(time() - answer.stored_at), 0)
-    http.lines = (*http.lines, f"{HEADER}: hit; age={age}", f"age: {age}", "x-firsttoken-cost-usd: 0.00000000")
+    own = (f"{HEADER}: hit; age={age}", f"age: {age}", "x-firsttoken-cost-usd: 0.00000000")
+    http.lines = (*http.lines, *answer.lines, *own)
     if not http.http11:
         http.keep_alive = False
     relay, body, length = Relay(http), answer.body, None if stream else len(answer.body)

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import time
@@ -19,8 +18,9 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable
+from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable, ignore_result
 from gateway.config.models import StateSection
+from gateway.fair_cache import FairCache
 
 LOOK_TIMEOUT = 0.05  # s
 LOOKS = 32  # at once: below the client's connections, and that many megabytes of answers
@@ -44,6 +44,7 @@ class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
     stored_at: Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
     content_type: Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")]  # a header line
     body: bytes
+    lines: tuple[Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")], ...] = ()  # of the head, about the request
 
 
 class AnswerStore(Protocol):
@@ -68,45 +69,26 @@ class MemoryAnswers:
     """Of a group, the answer stored first is dropped first."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time) -> None:
-        self.size = 0
-        self._most, self._clock = most, clock
-        self._groups: defaultdict[str, OrderedDict[str, tuple[float, KeptAnswer]]] = defaultdict(OrderedDict)
-        self._sizes: dict[str, int] = defaultdict(int)
+        self._clock = clock
+        self._kept: FairCache[tuple[float, KeptAnswer]] = FairCache(most, lambda kept: _size(kept[1]))  # with its end
+
+    @property
+    def size(self) -> int:
+        return self._kept.size
 
     def start(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def find(self, key: AnswerKey) -> KeptAnswer | None:
-        if not self._holds(key):
+        expires, answer = self._kept.get(key.group, key.digest) or (0.0, None)
+        if answer is not None and expires <= self._clock():
+            self._kept.drop(key.group, key.digest)
             return None
-        expires, answer = self._groups[key.group][key.digest]
-        if expires > self._clock():
-            return answer
-        self._drop(key.group, key.digest)
-        return None
+        return answer
 
     def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
-        if self._holds(key):
-            self._drop(key.group, key.digest)
-        self._groups[key.group][key.digest] = self._clock() + ttl, answer
-        self._add(key.group, _size(answer))
-        while self.size > self._most:
-            largest = max(self._sizes, key=self._sizes.__getitem__)
-            self._drop(largest, next(iter(self._groups[largest])))
-
-    def _holds(self, key: AnswerKey) -> bool:
-        return key.group in self._groups and key.digest in self._groups[key.group]
-
-    def _drop(self, group: str, digest: str) -> None:
-        _, answer = self._groups[group].pop(digest)
-        self._add(group, -_size(answer))
-        if not self._groups[group]:
-            del self._groups[group], self._sizes[group]
-
-    def _add(self, group: str, size: int) -> None:
-        self._sizes[group] += size
-        self.size += size
+        self._kept.put(key.group, key.digest, (self._clock() + ttl, answer))
 
 
 def _size(answer: KeptAnswer) -> int:
@@ -186,10 +168,5 @@ class RedisAnswers:
     def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
         value = msgspec.msgpack.encode(answer)
         args: list[str | int | bytes] = [key.digest, key.group, value, int(ttl * 1000), self._most, OVERHEAD, LONGEST]
-        self._pipeline.call(PUT, [self._base], args).add_done_callback(_ignore_result)
-
-
-def _ignore_result(done: asyncio.Future[Any]) -> None:
-    """Without a place in Redis, the next equal request is sent to an engine."""
-    if not done.cancelled():
-        done.exception()  # marks it as retrieved
+        stored = self._pipeline.call(PUT, [self._base], args)
+        stored.add_done_callback(ignore_result)  # without a place in Redis, the next equal request is sent to an engine

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from http import HTTPStatus
 
 from gateway.strict_json import encode
 
-REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    413: "Content Too Large",
-    415: "Unsupported Media Type",
-    422: "Unprocessable Content",
-    426: "Upgrade Required",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-    529: "Overloaded",  # Anthropic's
-}
+REASONS = {status.value: status.phrase for status in HTTPStatus} | {529: "Overloaded"}  # the latter: Anthropic's
 
 
 @dataclass(eq=False)

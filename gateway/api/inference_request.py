@@ -12,10 +12,8 @@ digests: response times would tell one tenant what another has sent.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -23,6 +21,7 @@ from msgspec import Raw
 
 from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
+from gateway.api import completion_deadline, request_start
 from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
@@ -198,9 +197,6 @@ def _message_flags(message: MessageShape) -> int:
     return flags
 
 
-_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:")
-
-
 @dataclass(slots=True)
 class TranslatedBody:
     """The body of a request in the dialect of a pool. `before`: the bodies that each translation was made of.
@@ -227,11 +223,14 @@ class InferenceRequest(RequestView):
     traceparent: str
     request_id: str
     size: int  # bytes of body
+    repaired: Sequence[str] = ()  # rules that changed the prompt
+    is_conversation: bool = False  # `session` names a conversation; else a user, with several at a time
     verbatim: Mapping[str, Any] | None = None  # the body with prefix breakers, if any
     dialect_headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, for backends of the same dialect
     own_caches: Mapping[str, str] = field(default_factory=dict)  # cache group of the caller's own key, by pool
     state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
+    sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
 
     def sent_to(self, backend: Backend) -> Mapping[str, Any]:
         """The body for a backend of the caller's own dialect."""
@@ -262,10 +261,12 @@ def parse(
         raise _too_many_elements()
     parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
     parameters, hinted = parsed.parameters, not _HINTS.isdisjoint(headers)
+    session, is_conversation = _session(headers, parsed.members)
     return InferenceRequest(
         operation=operation,
         body=parsed.members,
         verbatim=parsed.verbatim,
+        repaired=() if parsed.verbatim is None else STRIPPED,
         prompt=parsed.prompt,
         model=parameters.model,
         stream=parameters.stream,
@@ -279,19 +280,22 @@ def parse(
         images=parsed.images,
         priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=headers.get("traceparent", "")[:128],
-        session=_session(headers, parsed.members)[:_MAX_NAME],
+        session=session,
+        is_conversation=is_conversation,
         ttft_budget=_budget(headers, *_TTFT_HEADERS) if hinted else None,
         tpot_budget=_budget(headers, *_TPOT_HEADERS) if hinted else None,
+        by=completion_deadline.by(headers, arrival) if hinted else None,
         headers={name: headers[name] for name in wanted if name in headers} if wanted else {},
         arrival=arrival,
         request_id=request_id,
         size=len(raw),
         dialect_headers=_dialect_headers(headers) if operation in _WITH_HEADERS else {},
+        sent_at=request_start.sent_at(headers.get(request_start.HEADER)) if hinted else None,
     )
 
 
 _TTFT_HEADERS, _TPOT_HEADERS = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
-_HINTS = frozenset(("x-priority", *_TTFT_HEADERS, *_TPOT_HEADERS))
+_HINTS = frozenset(("x-priority", request_start.HEADER, completion_deadline.HEADER, *_TTFT_HEADERS, *_TPOT_HEADERS))
 
 
 def _too_many_elements() -> ApiError:
@@ -302,28 +306,34 @@ def _too_many_elements() -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-# Names of a conversation, or else of a user, from clients: OpenAI's `prompt_cache_key`; headers of Codex (session-id,
-# before 0.120 session_id and conversation_id) and Claude Code; the Responses API's `conversation`.
-_SESSION_HEADERS = ("x-session-id", "session-id", "session_id", "x-claude-code-session-id", "conversation_id")
+STRIPPED = ("strip_cch",)  # Claude Code's line was left out: `gateway.tokenize.prefix_breakers`
+
+# Names of a conversation from clients: OpenAI's `prompt_cache_key` (Codex, OpenCode); headers of Codex (session-id,
+# before 0.120 session_id and conversation_id), Claude Code and OpenCode; the Responses API's `conversation`;
+# Anthropic's `metadata.user_id`, into which Claude Code writes its session.
+_SESSION_HEADERS = (
+    *("x-session-id", "session-id", "session_id", "x-claude-code-session-id", "conversation_id"),
+    *("x-opencode-session", "x-session-affinity"),
+)
+_OF_A_SESSION = "session"  # in a `metadata.user_id`
 
 
-def _session(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
-    """A name for requests with a common beginning; empty: the caller has given none."""
+def _session(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, bool]:
+    """A name for requests with a common beginning, and whether it names a conversation, or else a user; empty: the
+    caller has given none."""
     if (key := body.get("prompt_cache_key")) and isinstance(key, str):
-        return key
+        return key[:_MAX_NAME], True
     for name in _SESSION_HEADERS:
         if name in headers:
-            return headers[name]
+            return headers[name][:_MAX_NAME], True
     conversation = body.get("conversation")
-    for value in (
-        conversation if isinstance(conversation, str) else _member(conversation, "id"),
-        _member(body.get("metadata"), "user_id"),
-        body.get("safety_identifier"),
-        body.get("user"),
-    ):
+    found = conversation if isinstance(conversation, str) else _member(conversation, "id")
+    if found and isinstance(found, str):
+        return found[:_MAX_NAME], True
+    for value in (_member(body.get("metadata"), "user_id"), body.get("safety_identifier"), body.get("user")):
         if value and isinstance(value, str):
-            return value
-    return ""
+            return value[:_MAX_NAME], _OF_A_SESSION in value
+    return "", False
 
 
 def _member(value: Any, name: str) -> Any:
@@ -359,29 +369,3 @@ def _budget(headers: Mapping[str, str], *names: str) -> float | None:
                 raise bad_request(f"The header {name} must be a positive number of milliseconds.", name)
             return millis / 1e3
     return None
-
-
-def request_id_of(headers: Mapping[str, str]) -> str:
-    """The caller's own id if short and plain (ids are logged and returned); otherwise a new id."""
-    given = headers.get("x-request-id", "")
-    if given and len(given) <= 128 and _ID_CHARACTERS.issuperset(given):
-        return given
-    return new_request_id()
-
-
-class RequestIds:
-    """Ids unique over processes and restarts: each process, forked or not, has a random prefix."""
-
-    def __init__(self) -> None:
-        self._numbers = count(1)
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self._prefix = f"req_{os.urandom(8).hex()}"
-
-    def __call__(self) -> str:
-        return f"{self._prefix}{next(self._numbers):08x}"
-
-
-new_request_id = RequestIds()

@@ -6,6 +6,7 @@ stay as they are. Of a stream, only the few events with such members are decoded
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,26 +22,28 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-class StateAnswer:
-    """Seals the ids of an answer of `endpoint`."""
+class SealedAnswer(ABC):
+    """An answer of `endpoint` whose ids are sealed in place. `marks`: in the data of the events that have ids."""
+
+    marks: Sequence[bytes]
 
     def __init__(self, ids: StateIds, endpoint: str) -> None:
         self._ids, self._endpoint = ids, endpoint
 
     def whole(self, reply: bytes) -> bytes:
-        """Seal the ids of a response, of a conversation's items, or of a list. Raises ReplyShapeError."""
+        """Raises ReplyShapeError."""
         try:
             found = _decode(reply)
         except (ValueError, RecursionError) as error:
             raise ReplyShapeError(type(error).__name__) from None
         if isinstance(found, dict):
-            self.seal_response(found)
+            self.seal_reply(found)
         return _encode(found)
 
     def stream(self) -> StateStream:
-        return StateStream(self.seal_event)
+        return StateStream(self._sealed, self.marks)
 
-    def seal_event(self, data: bytes) -> bytes:
+    def _sealed(self, data: bytes) -> bytes:
         """The data of an event with sealed ids."""
         try:
             event = _decode(data)
@@ -48,21 +51,40 @@ class StateAnswer:
             return data  # the tap has judged it
         if not isinstance(event, dict):
             return data
-        if isinstance(response := event.get("response"), dict):
-            self.seal_response(response)
-        self._seal_item(event.get("item"))
+        self.seal_event(event)
         return _encode(event)
 
-    def seal_response(self, response: dict[str, Any]) -> None:
-        """Seal the ids of a response, or of the items of a list, in place."""
-        if response.get("object") != "list":
+    @abstractmethod
+    def seal_reply(self, reply: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def seal_event(self, event: dict[str, Any]) -> None: ...
+
+    def seal(self, members: dict[str, Any], name: str) -> None:
+        """Seal the id in a member, if there is one."""
+        if isinstance(value := members.get(name), str) and value:
+            members[name] = self._ids.seal(value, self._endpoint)
+
+
+class StateAnswer(SealedAnswer):
+    """A response, a conversation's items, or a list."""
+
+    marks = _MARKS
+
+    def seal_event(self, event: dict[str, Any]) -> None:
+        if isinstance(response := event.get("response"), dict):
+            self.seal_reply(response)
+        self._seal_item(event.get("item"))
+
+    def seal_reply(self, reply: dict[str, Any]) -> None:
+        if reply.get("object") != "list":
             for name in ("id", "previous_response_id"):
-                self._seal(response, name)
-            self._seal(response, "conversation")
-            if isinstance(conversation := response.get("conversation"), dict):
-                self._seal(conversation, "id")
+                self.seal(reply, name)
+            self.seal(reply, "conversation")
+            if isinstance(conversation := reply.get("conversation"), dict):
+                self.seal(conversation, "id")
         for name in ("output", "data"):
-            items = response.get(name)
+            items = reply.get(name)
             for item in items if isinstance(items, list) else ():
                 self._seal_item(item)
 
@@ -70,15 +92,11 @@ class StateAnswer:
         if isinstance(item, dict) and isinstance(content := item.get("encrypted_content"), str) and content:
             item["encrypted_content"] = self._ids.seal_content(content, self._endpoint)
 
-    def _seal(self, members: dict[str, Any], name: str) -> None:
-        if isinstance(value := members.get(name), str) and value:
-            members[name] = self._ids.seal(value, self._endpoint)
-
 
 class StateStream:
     """A `Rewriter` of an event stream. `seal`: the data of an event, sealed. `marks`: of the events with state."""
 
-    def __init__(self, seal: Callable[[bytes], bytes], marks: Sequence[bytes] = _MARKS) -> None:
+    def __init__(self, seal: Callable[[bytes], bytes], marks: Sequence[bytes]) -> None:
         self._decoder = SseDecoder()
         self._seal = seal
         self._marks = marks

@@ -14,19 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from backends.interface import Operation
-from backends.translation.reply_translation import ReplyShapeError
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.state_answer import StateStream
+from gateway.api.state_answer import SealedAnswer
 from gateway.api.state_ids import StateIds
 
 NOT_FOUND, UNSUPPORTED = "thread_not_found", "thread_unsupported_request"
-_START = (b'"message_start"',)  # the event with the id
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 def has_thread(request: InferenceRequest) -> bool:
@@ -56,33 +50,14 @@ def unsupported() -> ApiError:
     return ApiError(400, message, code=UNSUPPORTED, param="thread")
 
 
-class ThreadAnswer:
-    """Seals the id of a message of `endpoint`; all else stays as it is."""
+class ThreadAnswer(SealedAnswer):
+    """A message of a thread: its id is sealed, all else stays as it is."""
 
-    def __init__(self, ids: StateIds, endpoint: str) -> None:
-        self._ids, self._endpoint = ids, endpoint
+    marks = (b'"message_start"',)  # the event with the id
 
-    def whole(self, reply: bytes) -> bytes:
-        """Raises ReplyShapeError."""
-        try:
-            found = _decode(reply)
-        except (ValueError, RecursionError) as error:
-            raise ReplyShapeError(type(error).__name__) from None
-        self._seal(found)
-        return _encode(found)
+    def seal_reply(self, reply: dict[str, Any]) -> None:
+        self.seal(reply, "id")
 
-    def stream(self) -> StateStream:
-        return StateStream(self._seal_event, _START)
-
-    def _seal_event(self, data: bytes) -> bytes:
-        try:
-            event = _decode(data)
-        except (ValueError, RecursionError):
-            return data  # the tap has judged it
-        if isinstance(event, dict):
-            self._seal(event.get("message"))
-        return _encode(event)
-
-    def _seal(self, message: Any) -> None:
-        if isinstance(message, dict) and isinstance(value := message.get("id"), str) and value:
-            message["id"] = self._ids.seal(value, self._endpoint)
+    def seal_event(self, event: dict[str, Any]) -> None:
+        if isinstance(message := event.get("message"), dict):
+            self.seal(message, "id")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
-MAX_WINDOW = 60  # minutes that the gateway can compare, as policies.diagnosis.slow_counts
+MAX_WINDOW = 60  # minutes that the gateway can compare, as gateway.observe.slow_counts
 WORKERS_HELP = "processes that share the port (default: server.workers)"
 ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_view.Sort
+WINDOWS = ("now", "5m", "1h", "24h")  # of `top`, as gateway.cli.top_view.WINDOWS
 EXPORTS = {  # files by kind, as patterns of paths
     "dashboards": "deploy/grafana/dashboards/*.json",
     "rules": "deploy/prometheus/rules/*.yml",
@@ -67,6 +68,16 @@ def positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return number
+
+
+def period(text: str) -> float:
+    """A time such as 15m, 6h or 7d, in seconds."""
+    number, unit = text[:-1], text[-1:]
+    units = {"m": 60, "h": 3600, "d": 86400}
+    seconds = int(number) * units.get(unit, 0) if number.isdecimal() and len(number) < 6 else 0
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 15m, 6h or 7d")
+    return seconds
 
 
 def window(text: str) -> int:

@@ -11,7 +11,7 @@ from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
 
-from gateway.config.config_errors import ConfigError
+from gateway.config.config_errors import file_errors
 
 BAR = 40  # characters of the longest bar
 PANEL_W, PANEL_H, LEFT, TOP, GAP = 420, 260, 70, 40, 90  # px
@@ -63,10 +63,8 @@ def bars(rows: Sequence[tuple[str, float, str]], longest: int = BAR) -> list[str
 
 def write_svg(path: Path, title: str, panels: Sequence[Panel]) -> None:
     """Raises ConfigError where the file cannot be written."""
-    try:
+    with file_errors(f"firsttoken: --svg {path}", "written"):
         path.write_text(svg(title, panels), "utf-8")
-    except OSError as error:
-        raise ConfigError([f"firsttoken: --svg {path}: cannot be written: {error.strerror}"]) from None
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:

@@ -2,8 +2,7 @@
 
 `check`: counts, routes and notes of a valid configuration, and budgets against the profile in `state.dir`; with --live
 its endpoints too. `keys`: adds, revokes and lists API keys in the store of a configuration. A new key is printed once:
-only the SHA-256 is stored. `list` shows
-neither.
+only the SHA-256 is stored. `list` shows neither.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ def check(args: argparse.Namespace) -> int:
     if config.state.dir is not None:
         from gateway.cli.live.known_profile import check_budgets
 
-        check_budgets(config)
+        for note in check_budgets(config):
+            print(note)
     if args.live:
         from gateway.cli.live.live_check import TIMEOUT, live_check
 

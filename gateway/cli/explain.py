@@ -12,11 +12,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from time import monotonic
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from backends.interface import Operation
 from gateway.admin.admin_views import explain as in_words
@@ -24,8 +21,9 @@ from gateway.admin.admin_views import named_view
 from gateway.admission.auth import ANYONE
 from gateway.api import inference_request as ingress
 from gateway.api.api_error import ApiError
-from gateway.cli.tables import aligned
-from gateway.config.config_errors import ConfigError
+from gateway.cli.gateway_client import ask_admin, authorization, key_in
+from gateway.cli.tables import aligned, shortened, wrapped
+from gateway.config.config_errors import ConfigError, file_errors
 from gateway.config.loading import load
 from gateway.config.models import Config
 from gateway.decider import Decider
@@ -35,7 +33,6 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.tokenizers import EncoderError
 from policies.fleet.fleet import Fleet
 
-PATIENCE = 10.0  # s to wait for the answer of a running gateway
 WIDTH = 100  # columns of the table
 HEADING = ("", "endpoint", "tier", "p50", "p90", "chance", "hit", "ahead", "run+wait", "price")
 
@@ -63,9 +60,8 @@ def explain(args: argparse.Namespace) -> int:
 
 def _read(path: Path, route: str | None) -> dict[str, Any]:
     try:
-        body = decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+        with file_errors(path, "read"):
+            body = decode(path.read_bytes())
     except BadJson as error:
         raise ConfigError([f"{path}: not valid JSON: {error}"]) from None
     if not isinstance(body, dict):
@@ -92,32 +88,10 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
 
 
 def _asked(admin: str, operation: Operation, raw: bytes, key_variable: str | None) -> dict[str, Any]:
-    """Asks a running gateway. The key is in the environment: arguments are visible to every user of the machine."""
-    headers = {"content-type": "application/json"}
-    if key_variable is not None:
-        if not (key := os.environ.get(key_variable)):
-            raise ConfigError(
-                [f"firsttoken: the environment variable {key_variable}, which --key-env names, is not set"]
-            )
-        headers["authorization"] = f"Bearer {key}"
-    url = f"{admin.rstrip('/')}/explain?path={operation.value}"
-    try:
-        with urlopen(Request(url, raw, headers), timeout=PATIENCE) as response:
-            reply: dict[str, Any] = json.load(response)
-            return reply
-    except HTTPError as error:
-        raise ConfigError([f"{admin}: {_reason(error)}"]) from None
-    except (URLError, OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise ConfigError([f"{admin}: this is not the admin port of a running gateway: {reason}"]) from None
-
-
-def _reason(error: HTTPError) -> str:
-    """The error message of the gateway, if the reply is an error of a gateway."""
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"
+    """Asks a running gateway."""
+    headers = {"content-type": "application/json", **authorization(key_in(key_variable))}
+    reply: dict[str, Any] = ask_admin(admin, f"/explain?path={operation.value}", raw, headers)
+    return reply
 
 
 def decision_table(reply: Mapping[str, Any]) -> str:
@@ -176,10 +150,12 @@ def _named(reply: Mapping[str, Any]) -> list[str]:
 
 def _ranked(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names stand left, numbers right; a name gives way where a line would be too long."""
-    rows = [HEADING, *map(_row, candidates)]
+    whole = any(candidate.get("total_p90_ms") is not None for candidate in candidates)
+    heads = (*HEADING[:5], "whole p50", "p90", *HEADING[5:]) if whole else HEADING
+    rows = [heads, *(_row(candidate, whole) for candidate in candidates)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = WIDTH - sum(widths) + widths[1] - 2 * (len(widths) - 1)
-    heading, *lines = aligned([(rank, _shortened(name, room), *rest) for rank, name, *rest in rows], left={1})
+    heading, *lines = aligned([(rank, shortened(name, room), *rest) for rank, name, *rest in rows], left={1})
     found = [heading]
     for line, candidate in zip(lines, candidates, strict=True):
         verdict = f"{'chosen: ' if candidate['chosen'] else ''}{candidate['reason']}"
@@ -187,13 +163,16 @@ def _ranked(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(found: Mapping[str, Any], whole: bool) -> tuple[str, ...]:
+    """`whole`: with the whole answer."""
+    totals = [found.get("total_p50_ms"), found.get("total_p90_ms")] if whole else []
     return (
         str(found["rank"]),
         found["endpoint"],
         str(found["tier"]),
         f"{found['ttft_p50_ms']:.0f} ms",
         f"{found['ttft_p90_ms']:.0f} ms",
+        *("-" if total is None else f"{total / 1e3:.1f} s" for total in totals),
         f"{found['chance']:.3f}",
         f"{found['hit_tokens']}/{found['prompt_tokens']}",
         str(found["tokens_ahead"]),
@@ -202,13 +181,5 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _shortened(name: str, width: int) -> str:
-    """Shortens in the middle: both ends distinguish endpoints."""
-    if len(name) <= width:
-        return name
-    front = (width - 1) // 2
-    return f"{name[:front]}…{name[len(name) - (width - 1 - front) :]}"
-
-
 def _wrapped(text: str, indent: str) -> list[str]:
-    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+    return wrapped(text, WIDTH, indent)

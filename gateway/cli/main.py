@@ -21,10 +21,12 @@ from gateway.cli.arguments import (
     FILES,
     ORDERS,
     PORT,
+    WINDOWS,
     WORKERS,
     WORKERS_HELP,
     AddCommand,
     CommandParser,
+    period,
     positive,
     window,
 )
@@ -158,12 +160,27 @@ def _add_commands(command: AddCommand) -> None:
     top.add_argument(
         "--filter", metavar="TEXT", default="", help="text in names of routes and endpoints (default: all)"
     )
+    top.add_argument("--window", choices=WINDOWS, default=WINDOWS[0], help=f"of the figures: {', '.join(WINDOWS)}")
     why = command("why", "the cause of a slow request, or of a route's missed budgets", "gateway.cli.why:why")
     why.add_argument("request_id", metavar="REQUEST_ID", nargs="?", help="`x-request-id` of the answer")
     why.add_argument("--route", metavar="NAME", help="all slow requests of a route, by cause (default: none)")
     why.add_argument("--last", type=window, default=15, metavar="TIME", help="with --route: 1m to 60m (default: 15m)")
     why.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="admin port of the gateway")
+    why.add_argument("--records", metavar="DIR", type=Path, help="ask a directory of records (default: the gateway)")
     why.add_argument("--json", action="store_true", help="print the reply of the gateway")
+    text = "a report: what breaks prefixes, how prompts grow, how long answers are, with costs and mends"
+    advise = command("advise", text, "gateway.cli.advise.advise:advise")
+    source = "access log, or admin port of a running gateway"
+    advise.add_argument("--from", dest="source", metavar="LOG|URL", default="http://127.0.0.1:9090", help=source)
+    advise.add_argument("--html", type=Path, metavar="FILE", help="write it as one page, with plots (default: none)")
+    without = "with a log: write the same log without the breaks, for a replay beside it (default: none)"
+    advise.add_argument("--mended", type=Path, metavar="FILE", help=without)
+    advise.add_argument("--json", action="store_true", help="print the sums that the report is made of")
+    records = command("records", "print stored Records as JSON lines", "gateway.cli.records_command:records")
+    records.add_argument("folder", metavar="DIR", type=Path, help="records.dir of the configuration")
+    records.add_argument("--last", type=period, metavar="TIME", help="arrived within 15m, 6h or 7d (default: all)")
+    records.add_argument("--route", metavar="NAME", help="of one route (default: all)")
+    records.add_argument("--slow", action="store_true", help="only those that missed a budget or failed")
     importing = "gateway.cli.importing.import_command:run_import"
     _add_import(command("import", "write a configuration of ours from another gateway's", importing))
     command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands:schema")

@@ -1,7 +1,7 @@
 """`firsttoken top`: a running gateway in a terminal, read through the admin port alone.
 
 Rules:
-- Figures are differences between two polls. A poll is three small GETs.
+- Figures are differences between two polls, or of a window that the gateway keeps. A poll is six small GETs.
 - A URL without any answer is an error (exit code 2). A gateway that becomes unreachable is reported and polled again.
 - A key changes the tables at once, from the replies of the last two polls.
 """
@@ -9,28 +9,22 @@ Rules:
 from __future__ import annotations
 
 import argparse
-import json
-from http.client import HTTPException
 from time import monotonic, sleep, strftime
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from gateway.cli.gateway_client import ErrorReply, Gone, ask, not_the_admin_port
 from gateway.cli.top_tables import Look, frame
-from gateway.cli.top_view import Sort, View, keyboard
+from gateway.cli.top_view import NOW, WINDOWS, Sort, View, keyboard
 from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway
 WIDTH = 130  # columns, for an output without a width
-SHOWN = 8  # slowest requests
-
-
-class Gone(Exception):
-    """The address does not answer, or does not answer like a gateway."""
+SHOWN = 8  # misses, and slowest requests
+SHORTEST = WINDOWS[1]  # window of the misses that stand beside figures of the last interval
 
 
 class Watched:
@@ -44,7 +38,7 @@ class Watched:
 
     def poll(self) -> None:
         try:
-            now = look(self._admin)
+            now = look(self._admin, self.view.window)
         except Gone as gone:
             self.away = self.away or f"{self._admin} has gone away at {strftime('%H:%M:%S')} and is tried again: {gone}"
         else:
@@ -67,15 +61,15 @@ def top(args: argparse.Namespace) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH, no_color=True)
-    view = View(Sort(args.sort), args.filter)
+    view = View(Sort(args.sort), args.filter, args.window)
     try:
-        first = look(args.admin)
+        first = look(args.admin, view.window)
         if args.once:
             sleep(args.interval)
-            console.print(frame(args.admin, first, look(args.admin), view, console.width))
+            console.print(frame(args.admin, first, look(args.admin, view.window), view, console.width))
             return 0
     except Gone as gone:
-        raise ConfigError([f"{args.admin}: this is not the admin port of a running gateway: {gone}"]) from None
+        raise ConfigError([not_the_admin_port(args.admin, gone)]) from None
     watched = Watched(args.admin, first, view)
     if console.is_terminal:
         _watch_screen(watched, args.interval, console)
@@ -90,7 +84,8 @@ def _watch_screen(watched: Watched, interval: float, console: Console) -> None:
         while not watched.view.ended:
             screen.update(watched.screen(console.width), refresh=True)
             for key in keys.wait(max(due - monotonic(), 0.0)):
-                watched.view = watched.view.after(key)
+                window, watched.view = watched.view.window, watched.view.after(key)
+                due = due if watched.view.window == window else 0.0
             if monotonic() >= due:
                 watched.poll()
                 due = monotonic() + interval
@@ -109,19 +104,24 @@ def _watch_text(watched: Watched, interval: float, console: Console) -> None:
             console.print(watched.away)
 
 
-def look(admin: str) -> Look:
+def look(admin: str, window: str = NOW) -> Look:
     """Raises Gone."""
     figures = _read(admin, "/routes")
     if not (isinstance(figures, dict) and "routes" in figures):
         raise Gone("it says something else")
-    return Look(figures, _read(admin, "/fleet"), _read(admin, f"/requests?slowest={SHOWN}"))
+    kept = _read(admin, f"/windows?window={SHORTEST if window == NOW else window}")
+    missed = _read(admin, f"/requests?worst={SHOWN}&within={kept['window_s']:.0f}")
+    slowest = _read(admin, f"/requests?slowest={SHOWN}")
+    return Look(figures, _read(admin, "/fleet"), slowest, missed, kept, _scale(admin))
+
+
+def _scale(admin: str) -> Any:
+    """Nothing of a gateway that has no such path yet. Raises Gone."""
+    try:
+        return _read(admin, "/scale")
+    except ErrorReply:
+        return {}
 
 
 def _read(admin: str, path: str) -> Any:
-    try:
-        with urlopen(f"{admin.rstrip('/')}{path}", timeout=PATIENCE) as reply:
-            return json.load(reply)
-    except HTTPError as error:
-        raise Gone(f"HTTP {error.code}") from None
-    except (URLError, OSError, ValueError, HTTPException) as error:
-        raise Gone(error.reason if isinstance(error, URLError) else error) from None
+    return ask(admin, path, patience=PATIENCE)

@@ -9,9 +9,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from time import strftime, time
 from typing import Any
@@ -22,19 +21,37 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from gateway.cli.top_view import Sort, View
+from gateway.cli.top_view import NOW, Sort, View
+from gateway.observe.metrics.quantile import quantile
 
 STATES = {"up": "green", "probing": "yellow", "down": "red"}
-ROUTES = ("route", "met", "req/s", "p50", "p95", "p99", "budget", "held", "shed/s", "failed/s", "answered by")
+ROUTES = (
+    *("route", "met", "goodput", "left 24h", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
+    *("held", "shed/s", "failed/s", "answered by"),
+)
+MISSES = ("missed", "cause", "over", "route", "caller", "endpoint", "most of it in", "id")
 ENDPOINTS = ("endpoint", "state", "in flight", "ahead", "running", "waiting", "KV", "actual/predicted", "< p90", "seen")
 SLOWEST = ("slowest lately", "route", "endpoint", "TTFT", "budget", "most of it in", "id")
-LEFT = {"route", "answered by", "endpoint", "state", "slowest lately", "most of it in", "id"}
+LEFT = {
+    "cause",
+    "caller",
+    "missed",
+    "route",
+    "answered by",
+    "endpoint",
+    "state",
+    "slowest lately",
+    "most of it in",
+    "id",
+}
 DROPPED = {  # of a table without room, in this order
-    ROUTES: ("p99", "answered by", "p50", "held", "failed/s"),
+    ROUTES: ("stall", "TPOT", "hit", "left 24h", "goodput", "p99", "answered by", "p50", "held", "failed/s"),
+    MISSES: ("caller", "most of it in", "endpoint"),
     ENDPOINTS: ("seen", "actual/predicted", "running", "< p90", "ahead"),
     SLOWEST: ("endpoint", "budget", "most of it in"),
 }
 GAP = 2  # columns beside a cell
+NO_BUCKETS: Mapping[str, Sequence[float]] = {"le": (), "counts": ()}
 SHED, FAILED = ("shed",), ("failed", "upstream_broke", "internal", "unavailable")
 Counts = Mapping[str, float]
 Row = tuple[RenderableType, ...]
@@ -47,6 +64,9 @@ class Look:
     figures: Mapping[str, Any]
     fleet: Sequence[Mapping[str, Any]]
     slowest: Sequence[Mapping[str, Any]]
+    missed: Sequence[Mapping[str, Any]] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict)  # GET /windows
+    scale: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +77,11 @@ class RouteFigures:
     rate: float  # requests/s
     met: float | None  # share
     target: float | None
+    goodput: float | None  # share
+    left: float | None  # of the error budget of 24 h
+    tpot: float | None  # p95
+    gap: float | None  # p95 of the longest between two tokens
+    hit: float | None  # share of prompt tokens
     ttft: tuple[float | None, float | None, float | None]  # p50, p95, p99
     budget: float | None
     budget_grows: bool
@@ -83,19 +108,6 @@ def buckets(
     return bounds, counts if min(since) < 0 else since
 
 
-def quantile(bounds: Sequence[float], counts: Sequence[float], q: float) -> float | None:
-    """None where nothing was counted."""
-    cumulated = list(accumulate(counts))
-    if not bounds or not cumulated or not cumulated[-1]:
-        return None
-    rank = q * cumulated[-1]
-    at = next(i for i, total in enumerate(cumulated) if total >= rank and counts[i])
-    if at == len(bounds):
-        return bounds[-1]
-    low, below = (bounds[at - 1], cumulated[at - 1]) if at else (0.0, 0.0)
-    return low + (bounds[at] - low) * (rank - below) / counts[at]
-
-
 # ---------------------------------------------------------------- tables
 
 
@@ -105,15 +117,28 @@ def frame(admin: str, before: Look, now: Look, view: View, width: int) -> Render
     shown = [entry for entry in now.fleet if view.shows(entry["endpoint"]["id"])]
     endpoints = ordered(shown, view.sort, ENDPOINT_ORDERS)
     slowest = [one for one in now.slowest if view.shows(one["route"], one["endpoint"], one["request_id"])]
+    missed = [one for one in now.missed if view.shows(one["route"], one["endpoint"], one["request_id"])]
+    routes = route_figures(before.figures, now.figures, view, now.kept)
     parts: list[RenderableType] = [
-        Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}"),
-        fitting(ROUTES, map(route_row, route_figures(before.figures, now.figures, view)), width),
+        Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}{_span(now.kept, view)}"),
+        *([fitting(MISSES, map(_miss, missed), width)] if missed else []),
+        fitting(ROUTES, map(route_row, routes), width),
         fitting(ENDPOINTS, map(_endpoint, endpoints), width),
     ]
     parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", "yellow") for entry in endpoints if entry["why"]]
+    parts += [Text(line) for line in scale_lines(now.scale, view)]
     if slowest:
         parts.append(fitting(SLOWEST, map(_slow, slowest), width))
     return Group(*parts)
+
+
+def scale_lines(scale: Mapping[str, Any], view: View) -> Iterator[str]:
+    """Of pools with `autoscale`: the desired number of engines."""
+    for name, pool in scale.get("pools", {}).items():
+        if view.shows(name):
+            number = "unknown" if pool["desired"] is None else pool["desired"]
+            bounds = f"{pool['min']} to {pool['max']}"
+            yield f"{name}: engines desired {number}, {pool['current']} now ({bounds}); {pool['reason']}"
 
 
 def gateway_summary(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -177,24 +202,47 @@ def ordered(entries: Sequence[Any], sort: Sort, orders: Orders) -> Sequence[Any]
     return entries if sort is Sort.CONFIGURED else sorted(entries, key=orders[sort])
 
 
-def route_figures(before: Mapping[str, Any], after: Mapping[str, Any], view: View) -> Sequence[RouteFigures]:
-    """Of the routes in view."""
+def _span(kept: Mapping[str, Any], view: View) -> str:
+    if view.window == NOW or kept.get("window") != view.window:
+        return ""
+    known = "" if kept["covered_s"] >= 0.98 * kept["window_s"] else f", of which {age(kept['covered_s'])} are known"
+    return f"   window {view.window}{known}"
+
+
+def route_figures(
+    before: Mapping[str, Any], after: Mapping[str, Any], view: View, kept: Mapping[str, Any] | None = None
+) -> Sequence[RouteFigures]:
+    """Of the routes in view: between two answers of /routes, or of the window `kept` where the view is of that one."""
     seconds = max(after["at"] - before["at"], 1e-3)
     known = {route["route"]: route for route in before["routes"]}
-    routes = [_figures(known.get(route["route"], {}), route, seconds) for route in after["routes"]]
+    left = {route["route"]: route["error_budget_left"] for route in (kept or {}).get("routes", ())}
+    if kept and kept.get("window") == view.window:
+        seconds, known, after = max(kept["covered_s"], 1e-3), {}, kept
+    routes = [
+        _figures(known.get(route["route"], {}), route, seconds, left.get(route["route"])) for route in after["routes"]
+    ]
     return ordered([route for route in routes if view.shows(route.name, *route.pools)], view.sort, ROUTE_ORDERS)
 
 
-def _figures(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> RouteFigures:
+def _figures(
+    before: Mapping[str, Any], after: Mapping[str, Any], seconds: float, left: float | None = None
+) -> RouteFigures:
     outcomes = grown(before.get("requests", {}), after["requests"])
     shed, failed = (sum(outcomes.get(name, 0.0) for name in names) / seconds for names in (SHED, FAILED))
     pools = grown(before.get("pools", {}), after["pools"])
     judged = grown(before.get("slo", {}).get("ttft", {}), after["slo"]["ttft"])
+    good = grown(before.get("slo", {}).get("goodput", {}), after["slo"].get("goodput", {}))
+    tokens = grown(before.get("tokens", {}), after.get("tokens", {}))
     bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
     return RouteFigures(
         name=after["route"],
         rate=sum(outcomes.values()) / seconds,
-        met=judged.get("true", 0.0) / sum(judged.values()) if any(judged.values()) else None,
+        met=_part(judged.get("true", 0.0), sum(judged.values())),
+        goodput=_part(good.get("true", 0.0), sum(good.values())),
+        left=left,
+        tpot=_p95(before, after, "tpot_ms"),
+        gap=_p95(before, after, "longest_gap_ms"),
+        hit=_part(tokens.get("cached", 0.0), tokens.get("input", 0.0)),
         target=after["ttft_target"],
         ttft=(quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.95), quantile(bounds, counts, 0.99)),
         budget=after["ttft_budget_ms"],
@@ -206,6 +254,14 @@ def _figures(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float
     )
 
 
+def _part(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _p95(before: Mapping[str, Any], after: Mapping[str, Any], histogram: str) -> float | None:
+    return quantile(*buckets(before.get(histogram), after.get(histogram, NO_BUCKETS)), 0.95)
+
+
 def route_row(route: RouteFigures) -> Row:
     p50, p95, p99 = route.ttft
     late = route.budget is not None and p95 is not None and p95 > route.budget and not route.budget_grows
@@ -214,11 +270,16 @@ def route_row(route: RouteFigures) -> Row:
     return (
         Text(route.name),
         Text(share(route.met), "red" if short else ""),
+        share(route.goodput),
+        Text("–" if route.left is None else f"{route.left:.0%}", "red" if route.left and route.left < 0 else ""),
         f"{route.rate:.1f}",
         ms(p50),
         Text(ms(p95), "red" if late else ""),
         ms(p99),
         f"{ms(route.budget)}+" if route.budget_grows else ms(route.budget),
+        ms(route.tpot),
+        ms(route.gap),
+        share(route.hit),
         f"{route.held:.0f}",
         f"{route.shed:.1f}",
         f"{route.failed:.1f}",
@@ -256,6 +317,21 @@ def _slow(record: Mapping[str, Any]) -> Row:
         Text(record["endpoint"]),
         Text(shown, "red" if record["ttft_met"] is False else ""),
         ms(record["ttft_budget_ms"]),
+        f"{name} {ms(spent)}" if name else "",
+        Text(record["request_id"]),
+    )
+
+
+def _miss(record: Mapping[str, Any]) -> Row:
+    name, spent = largest_stage(record)
+    why = record["why"]
+    return (
+        f"{age(time() - record['wall'])} ago",
+        Text(why["cause"]),
+        Text(ms(why["over_ms"]), "red"),
+        Text(record["route"]),
+        Text(record["tenant"]),
+        Text(record["endpoint"]),
         f"{name} {ms(spent)}" if name else "",
         Text(record["request_id"]),
     )

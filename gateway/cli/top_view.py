@@ -15,7 +15,9 @@ from time import sleep
 
 ESCAPE, ERASE, ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
 LONGEST = 40  # characters of a filter
-KEYS = "q quit   s sort: {sort}   / filter: {filter}"
+NOW = "now"  # window between two polls; the others are those of GET /windows
+WINDOWS = (NOW, "5m", "1h", "24h")
+KEYS = "q quit   w window: {window}   s sort: {sort}   / filter: {filter}"
 
 
 class Sort(StrEnum):
@@ -33,6 +35,7 @@ class View:
 
     sort: Sort = Sort.CONFIGURED
     filter: str = ""
+    window: str = NOW
     typing: bool = False  # keys are text of the filter
     ended: bool = False
 
@@ -45,6 +48,8 @@ class View:
         if key == "s":
             orders = list(Sort)
             return replace(self, sort=orders[(orders.index(self.sort) + 1) % len(orders)])
+        if key == "w":
+            return replace(self, window=WINDOWS[(WINDOWS.index(self.window) + 1) % len(WINDOWS)])
         if key == ESCAPE:
             return replace(self, filter="")
         return replace(self, typing=True) if key == "/" else self
@@ -64,7 +69,9 @@ class View:
     @property
     def help(self) -> str:
         """The line below the tables."""
-        return KEYS.format(sort=self.sort, filter=f"{self.filter}{'_' if self.typing else ''}" or "none")
+        return KEYS.format(
+            window=self.window, sort=self.sort, filter=f"{self.filter}{'_' if self.typing else ''}" or "none"
+        )
 
 
 class Keyboard:

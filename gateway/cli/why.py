@@ -1,6 +1,7 @@
 """`firsttoken why`: the cause of a slow request, or of a route's missed budgets, on one screen.
 
-Everything comes from the admin port of a running gateway: the diagnosis is made there, at the end of the request.
+Everything comes from the admin port of a running gateway, or from its records on disk: the diagnosis is made there, at
+the end of the request.
 """
 
 from __future__ import annotations
@@ -11,52 +12,49 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from time import localtime, strftime
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
-from urllib.request import urlopen
 
 from gateway.cli.charts import bars
-from gateway.cli.tables import aligned
+from gateway.cli.gateway_client import ask_admin
+from gateway.cli.records_command import stored_causes, stored_request
+from gateway.cli.tables import aligned, printable, shortened, wrapped
 from gateway.config.config_errors import ConfigError
 
-PATIENCE = 10.0  # s to wait for the answer of a gateway
 WIDTH = 80  # columns
 BAR = 18  # of the longest bar
 NAME = 34  # characters of an endpoint's name
 
 
 def why(args: argparse.Namespace) -> int:
-    """`args`: request_id, or route and last (minutes); admin, json. Raises ConfigError."""
+    """`args`: request_id, or route and last (minutes); admin or records, json. Raises ConfigError."""
     if (args.request_id is None) == (args.route is None):
         raise ConfigError(["firsttoken: name a REQUEST_ID, or --route with --last (see firsttoken why --help)"])
     if args.request_id is None:
-        found = _asked(args.admin, "/causes?" + urlencode({"route": args.route, "minutes": args.last}))
+        found = _causes(args)
         print(json.dumps(found, indent=2) if args.json else route_screen(args.route, args.last, found))
         return 0
-    records = _asked(args.admin, f"/requests?id={quote(args.request_id, safe='')}")
-    if not records:
-        told = "it is in progress, too old, or of another gateway; the access log has its `cause`"
-        raise ConfigError([f"{args.admin}: no recent request has the id {args.request_id}: {told}"])
-    print(json.dumps(records[-1], indent=2) if args.json else request_screen(records[-1]))
+    record = _request(args)
+    print(json.dumps(record, indent=2) if args.json else request_screen(record))
     return 0
 
 
-def _asked(admin: str, path: str) -> Any:
-    try:
-        with urlopen(f"{admin.rstrip('/')}{path}", timeout=PATIENCE) as reply:
-            return json.load(reply)
-    except HTTPError as error:
-        raise ConfigError([f"{admin}: {_reason(error)}"]) from None
-    except (URLError, OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise ConfigError([f"{admin}: this is not the admin port of a running gateway: {reason}"]) from None
+def _causes(args: argparse.Namespace) -> Mapping[str, Any]:
+    if args.records is not None:
+        return stored_causes(args.records, args.route, args.last)
+    found: Mapping[str, Any]
+    found = ask_admin(args.admin, "/causes?" + urlencode({"route": args.route, "minutes": args.last}))
+    return found
 
 
-def _reason(error: HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"
+def _request(args: argparse.Namespace) -> Mapping[str, Any]:
+    if args.records is not None:
+        return stored_request(args.records, args.request_id)
+    records = ask_admin(args.admin, f"/requests?id={quote(args.request_id, safe='')}")
+    if not records:
+        told = "it is in progress, too old, or of another gateway; records on disk or the access log may have it"
+        raise ConfigError([f"{args.admin}: no recent request has the id {args.request_id}: {told}"])
+    record: Mapping[str, Any] = records[-1]
+    return record
 
 
 # -- one request ---------------------------------------------------------------------------
@@ -70,12 +68,7 @@ def request_screen(record: Mapping[str, Any]) -> str:
     if attempts := record["attempts"]:
         lines += ["", "attempts", *(line for each in attempts for line in _attempt(each))]
     lines += ["", *_verdict(found)]
-    return "\n".join(_printable(line[:WIDTH]) for line in lines)
-
-
-def _printable(text: str) -> str:
-    """Without commands to a terminal, which a server's message may hold."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return "\n".join(printable(line[:WIDTH]) for line in lines)
 
 
 def _summary(record: Mapping[str, Any]) -> list[str]:
@@ -89,11 +82,15 @@ def _summary(record: Mapping[str, Any]) -> list[str]:
     ]
     if (p50 := record["ttft_predicted_p50_ms"]) is not None:
         lines.append(f"forecast of the first token: p50 {_ms(p50)}, p90 {_ms(record['ttft_predicted_p90_ms'])}")
+    if (p50 := record.get("total_predicted_p50_ms")) is not None:
+        forecast = f"p50 {_ms(p50)}, p90 {_ms(record['total_predicted_p90_ms'])}"
+        lines.append(f"forecast of the whole answer: {forecast}; it took {_ms(record['total_ms'])}")
     prompt = record["prompt_tokens_reported"] or record["prompt_tokens_estimated"]
     if prompt is not None:
         hit, forecast = record["cached_tokens_reported"], record["cached_tokens_predicted"]
         told = f"{hit if hit is not None else '?'} cached, {forecast if forecast is not None else '?'} forecast"
-        lines.append(f"prompt {prompt} tokens: {told}; answer {record['output_tokens'] or 0} tokens")
+        effort = f"; reasoning effort {record['reasoning_effort']}" if record.get("reasoning_effort") else ""
+        lines.append(f"prompt {prompt} tokens: {told}; answer {record['output_tokens'] or 0} tokens{effort}")
     return [line for text in lines for line in _wrapped(text)]
 
 
@@ -110,7 +107,18 @@ def _stages(record: Mapping[str, Any], found: Mapping[str, Any] | None) -> list[
         rows.append((bar.rstrip(), _ms(spent), p50, p90))
     if found is not None and not usual:
         rows[0] = ("stage", "took", "usual here: not known yet", "")
-    return aligned(rows, left={0})
+    return [*aligned(rows, left={0}), *_reply(record)]
+
+
+def _reply(record: Mapping[str, Any]) -> list[str]:
+    """The parts of `upstream`: a server that sends the head of its reply at once has the request, and computes."""
+    upstream, head, byte = record["stages_ms"].get("upstream"), record.get("head_ms"), record.get("first_byte_ms")
+    if upstream is None or head is None or byte is None or record["ttft_ms"] is None:
+        return []
+    first = record["ttft_ms"] - record["stages_ms"].get("relay", 0.0)
+    parts = max(head - first + upstream, 0.0), max(byte - head, 0.0), max(first - byte, 0.0)
+    sent, after, last = map(_ms, parts)
+    return _wrapped(f"upstream: head of the reply {sent}, then first byte {after}, then first token {last}")
 
 
 def _candidates(candidates: Sequence[Mapping[str, Any]], went: str) -> list[str]:
@@ -173,9 +181,7 @@ def _ms(value: float) -> str:
 
 
 def _short(name: str) -> str:
-    """Shortens in the middle: both ends distinguish endpoints."""
-    half = NAME // 2
-    return name if len(name) <= NAME else f"{name[: half - 1]}…{name[-half:]}"
+    return shortened(name, NAME)
 
 
 def _labelled(label: str, text: str) -> list[str]:
@@ -183,4 +189,4 @@ def _labelled(label: str, text: str) -> list[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+    return wrapped(text, WIDTH, indent)

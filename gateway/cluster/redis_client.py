@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 
 from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.config.field_types import RedisTopology, RedisUrl, parse_redis_url
-from gateway.observe.metrics.series import gauge, total
+from gateway.observe.metrics.series import gauge, totals
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -112,7 +112,7 @@ class RedisClient(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield gauge("firsttoken_redis_up", [((), float(self.up))])
-        yield from total("firsttoken_redis_errors_total", self.errors)
+        yield from totals("firsttoken_redis_errors_total", [((), self.errors)])
 
     # -- breaker ----------------------------------------------------------------------------
 
@@ -297,6 +297,12 @@ class ScriptPipeline:
                 if not call.answer.done():
                     call.answer.set_exception(error)
                     call.answer.exception()  # marks it as retrieved: the caller may be gone
+
+
+def ignore_result(answer: asyncio.Future[Any]) -> None:
+    """A callback for the answer of a call that nobody waits for."""
+    if not answer.cancelled():
+        answer.exception()  # marks it as retrieved
 
 
 async def _run(redis: Redis, batch: list[ScriptCall]) -> None:

@@ -9,7 +9,8 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -47,6 +48,15 @@ class ConfigError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+
+
+@contextmanager
+def file_errors(place: object, verb: str) -> Iterator[None]:
+    """Raises ConfigError for an error of the system with the file at `place`, which is to be `verb`: read, written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError([f"{place}: cannot be {verb}: {error.strerror}"]) from None
 
 
 def dotted(path: Path) -> str:

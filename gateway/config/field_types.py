@@ -276,6 +276,7 @@ TcpUrl = Annotated[
 ]
 PoolName = Annotated[str, _matching(_POOL, "a pool name may contain letters, digits and . _ : - only")]
 Name = Annotated[str, _matching(r"[!-~]+", "a name is sent in a header: visible ASCII without spaces only")]
+Names = Annotated[tuple[Name, ...], AfterValidator(_distinct)]
 ModelName = Annotated[
     str,
     Name.__metadata__[0],

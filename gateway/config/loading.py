@@ -25,14 +25,14 @@ from backends.catalog import KINDS
 from gateway.config.config_errors import ConfigError, Problem, SourceLocation, did_you_mean, dotted
 from gateway.config.config_errors import Path as KeyPath
 from gateway.config.field_types import authority
-from gateway.config.models import Config
+from gateway.config.models import SMALLEST_FILE, Config
 from gateway.config.name_conflicts import names
 from gateway.config.schema import messages
 from gateway.config.yaml_source import Document, merge, parse
 from policies.routes.route import Route, Tier
 
-FIXED_AT_START = ("server", "state", "telemetry")
-COMBINED = SourceLocation("config, with server, state and telemetry as at start-up")
+FIXED_AT_START = ("server", "state", "telemetry", "records")
+COMBINED = SourceLocation("config, with server, state, telemetry and records as at start-up")
 PUBLISHERS = ("vllm", "sglang")  # backends with KV cache events
 _ABSENT = object()
 
@@ -149,7 +149,7 @@ def _differences(before: object, after: object, path: KeyPath) -> Iterator[KeyPa
 
 def problems(config: Config) -> list[Problem]:
     """All problems of a configuration with valid sections."""
-    checks = (routes, names, kv_events, state, keys, listening, telemetry, schemas)
+    checks = (routes, names, kv_events, state, records, keys, listening, telemetry, schemas)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -231,6 +231,13 @@ def state(config: Config) -> Iterator[Problem]:
     if config.server.admin_key is not None and config.state.keys == "config":
         text = "keys are made in state.dir or Redis: add state: {dir: ..., keys: dir}, or remove this"
         yield Problem(("server", "admin_key"), text)
+
+
+def records(config: Config) -> Iterator[Problem]:
+    section, workers = config.records, config.server.workers
+    if section is not None and section.size < workers * SMALLEST_FILE:
+        text = f"must be at least 16MB for each worker: write {16 * workers}MB or more"
+        yield Problem(("records", "size"), text)
 
 
 def schemas(config: Config) -> Iterator[Problem]:

@@ -28,6 +28,7 @@ from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workl
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
 MAX_WORKERS = 256
+MAX_LABEL_KEYS = 50  # each is 20 metric series or more for each model and region
 MAX_TAGS = 100  # each is three metric series or more
 MAX_LIMIT = 10**12  # of any limit of a key
 
@@ -165,8 +166,22 @@ class TelemetrySection(Section):
     """stdout, stderr, off, or the path of a file: one JSON line per request."""
     tags: Annotated[tuple[fields.Name, ...], Field(max_length=MAX_TAGS)] = ()
     """Tags of requests to be recorded and counted; callers name them in `x-firsttoken-tags` or `metadata.tags`."""
+    label_keys: Annotated[tuple[fields.Name, ...], Field(max_length=MAX_LABEL_KEYS)] = ()
+    """Names of keys that firsttoken_served_total and firsttoken_served_ttft_seconds tell apart; all others are one."""
     prompts: Literal["never"] = "never"
     """Prompts and answers are never recorded."""
+
+
+SMALLEST_FILE = 16_000_000  # bytes of the records of one worker
+
+
+class RecordsSection(Section):
+    """The latest Records of requests on disk, for `firsttoken why` and `firsttoken replay`."""
+
+    dir: fields.Directory
+    """Directory of a file for each worker; made if it does not exist."""
+    size: Annotated[Size, Field(gt=0)] = written("256MB")
+    """Maximum of the files of all workers together; beyond, the oldest Records go. At least 16MB for each worker."""
 
 
 class PickSection(Section):
@@ -176,6 +191,8 @@ class PickSection(Section):
     """Port of the picker, host:port."""
     fallbacks: int = Field(default=0, ge=0, le=16)
     """Addresses named after the first, for data planes that try a list in order."""
+    hold: Annotated[Duration, Field(ge=0.2, le=3600)] = written("200ms")
+    """Longest wait of a request in the queue. More than 200ms needs a data plane with a longer max_message_timeout."""
 
 
 class Config(Section):
@@ -193,6 +210,8 @@ class Config(Section):
     keys: tuple[Key, ...] = ()
     """API keys; absent: open to this machine."""
     telemetry: TelemetrySection = TelemetrySection()
+    records: RecordsSection | None = None
+    """The latest Records of requests on disk; absent: in memory alone."""
     pick: PickSection | None = None
     """An endpoint picker for Envoy (ext_proc)."""
     kubernetes: KubernetesSection = KubernetesSection()

@@ -16,7 +16,7 @@ from gateway.config.field_types import authority, is_ip
 from gateway.config.models import Config
 from gateway.config.name_conflicts import models_hidden_from_passthrough, unreachable_passthrough
 from gateway.config.pool_section import CONTINUING, PoolSection
-from policies.fleet.lost_promises import LostPromises
+from gateway.lost_promises import LostPromises
 from policies.latency.ttft_predictor import EnginePredictor, PrefillWork
 from policies.routes.route import Route
 
@@ -30,7 +30,7 @@ def notes(config: Config) -> list[str]:
     """One line each."""
     of_pools = (_placeholders, _open_keys, _shared_servers)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
-    checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _tpots, _rescues, _costs)
+    checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _totals, _tpots, _rescues, _costs)
     return [f"note: {line}" for check in checks for line in check(config)]
 
 
@@ -115,6 +115,22 @@ def _first_token_alone(pool: PoolSection) -> float:
             for profile in profiles
         )
     return EnginePredictor().point_estimate(_FIRST_TOKEN, 0.0) if pool.kind.local else FASTEST_API
+
+
+def _totals(config: Config) -> Iterator[str]:
+    """Budgets of the whole answer that leave no time for a second token at the profiles of all pools."""
+    for route in config.all_routes:
+        whole = [
+            _first_token_alone(pool) + alone
+            for pool in map(config.pools.__getitem__, route.pools)
+            if (alone := _tpot_alone(pool)) is not None
+        ]
+        if route.total is not None and len(whole) == len(route.pools) and route.total.budget < min(whole):
+            took, budget = duration(round(min(whole), 4)), duration(route.total.budget)
+            yield (
+                f"no tier keeps the total of route {route.name}: two tokens take {took} by the profiles of its pools,"
+                f" and the budget is {budget}"
+            )
 
 
 def _tpots(config: Config) -> Iterator[str]:

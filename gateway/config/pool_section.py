@@ -22,6 +22,7 @@ from gateway.config.field_types import Positive, Section, authority, written
 from policies import types as facts
 
 CALLER = "caller"  # in place of a key
+MAX_ENGINES = 256  # of a pool that is scaled
 RANKS = ("vllm", "simulated")  # backends with data-parallel ranks behind one URL
 WITH_ADAPTERS = ("vllm", "sglang", "simulated")  # backends with LoRA adapters
 CONTINUING = ("vllm", "sglang", "simulated")  # backends that continue another server's answer
@@ -84,18 +85,12 @@ class TlsSection(Section):
 class AdaptersSection(Section):
     """LoRA adapters that the servers hold beside the model."""
 
-    names: tuple[fields.Name, ...] = Field(min_length=1)
+    names: fields.Names = Field(min_length=1)
     """As the servers know them; callers ask for them as models."""
     slots: int = Field(default=1, gt=0, le=10_000)
     """Adapters that a server holds ready at a time (vLLM: --max-loras), until learned from the server."""
     load: Positive = written("300ms")
     """Time that a server takes to load another one, until learned."""
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        if twice := [name for i, name in enumerate(self.names) if name in self.names[:i]]:
-            raise ValueError(f"the adapter '{twice[0]}' is there twice")
-        return self
 
     @property
     def facts(self) -> facts.AdapterFacts:
@@ -105,6 +100,23 @@ class AdaptersSection(Section):
 class KeepWarm(Section):
     idle: Positive
     """Send a one-token request after this time without requests."""
+
+
+class AutoscaleSection(Section):
+    """Number of engines by replays of the pool's traffic; something else starts and ends them."""
+
+    min: int = Field(default=1, ge=1, le=MAX_ENGINES)
+    """Engines at least."""
+    max: int = Field(ge=1, le=MAX_ENGINES)
+    """Engines at most."""
+    start_time: Positive = written("2m")
+    """Time from the decision to an engine that serves: pod, model, warm-up."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is above max ({self.max}); lower min or raise max")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +179,8 @@ class PoolSection(Section):
     block_size: int = Field(default=16, gt=0, le=4096)
     """Tokens of a prefix cache block, until learned from the server."""
     keep_warm: KeepWarm | None = None
+    autoscale: AutoscaleSection | None = None
+    """Bounds for the number of engines that the pool's traffic takes (GET /scale); absent: it is not computed."""
     priority_scheduling: bool = False
     """The servers schedule by `priority`, smallest first: requests are sent with a priority from their deadline."""
     profile: fields.ProfileName | None = None
@@ -208,6 +222,8 @@ class PoolSection(Section):
             raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
         if any(endpoint.dp_rank is not None for endpoint in self.endpoints) and self.backend not in RANKS:
             raise ValueError(f"{self.backend} servers take no dp_rank; remove it")
+        if self.autoscale is not None and not self.kind.local:
+            raise ValueError(f"{self.backend} is an API, whose servers nobody here can add; remove autoscale")
         if self.adapters is not None:
             self._check_adapters(self.adapters)
         self._check_servers()

@@ -8,8 +8,8 @@ from time import monotonic
 from gateway.admission.quotas import quota_headers
 from gateway.api.api_error import REASONS
 from gateway.downstream.http_request import HttpRequest, date_line
-from gateway.observe.metrics.series import STALL as LOOP_STALL
-from gateway.observe.record import RELAY, STAGE_NAMES
+from gateway.observe.metrics.loop_lag import STALL as LOOP_STALL
+from gateway.observe.record import RELAY, STAGE_NAMES, Record
 from gateway.observe.timeline import RequestTimeline
 
 STAGE_TIMINGS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)  # ms
@@ -70,15 +70,24 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
     if record.ttft_predicted_p50 is not None:
         lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
-    if record.max_tokens_lowered is not None:
-        lines.append(f"x-firsttoken-max-tokens: {record.max_tokens_lowered}")
-    if record.left_out:
-        lines.append(f"x-firsttoken-left-out: {', '.join(record.left_out)}")
+    lines += changes_told(record)
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
     if record.quota is not None:
         lines += quota_headers(record.quota)
     lines.append(server_timing(timeline, now))
+    return lines
+
+
+def changes_told(record: Record) -> list[str]:
+    """Header lines about what an endpoint was asked for in place of the caller's own words."""
+    lines = []
+    if record.max_tokens_lowered is not None:
+        lines.append(f"x-firsttoken-max-tokens: {record.max_tokens_lowered}")
+    if record.left_out:
+        lines.append(f"x-firsttoken-left-out: {', '.join(record.left_out)}")
+    if record.repaired:
+        lines.append(f"x-firsttoken-repaired: {', '.join(record.repaired)}")
     return lines
 
 

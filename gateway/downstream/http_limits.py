@@ -38,6 +38,11 @@ def body_deadline(limit: float, began: float, now: float, received: int) -> floa
     return min(now + limit, began + limit + received / BODY_RATE)
 
 
+def is_mostly_framing(received: int, content: int) -> bool:
+    """True where `content` bytes of body came in so many more bytes that only framing can explain these."""
+    return received - content > MAX_FRAMING + content
+
+
 def protocol_error(error: HttpProcessingError) -> ApiError:
     """431 for a head too long, else 400 with the parser's reason."""
     if isinstance(error, LineTooLong) or error.message == "Too many headers received":

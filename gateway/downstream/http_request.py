@@ -7,6 +7,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -81,9 +82,8 @@ class HttpRequest:
 
     @property
     def address(self) -> str:
-        """Of the caller, as `network_of`."""
-        peer = self.writer.transport.get_extra_info("peername")
-        return network_of(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
+        """Of the caller, as `caller_address`."""
+        return caller_address(self.writer.transport)
 
     @property
     def answering(self) -> bool:
@@ -91,9 +91,15 @@ class HttpRequest:
         return self.begun and self.comments is None
 
 
+def caller_address(transport: asyncio.BaseTransport | None) -> str:
+    """The address of a connection's other side; of IPv6 the network, which one host may fill with addresses of its
+    own."""
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return _network(str(peer[0])) if isinstance(peer, tuple) and peer else UNKNOWN
+
+
 @lru_cache(maxsize=4096)
-def network_of(address: str) -> str:
-    """The address of a caller; of IPv6 the network, which one host may fill with addresses of its own."""
+def _network(address: str) -> str:
     if ":" not in address:
         return address
     known = IPv6Address(address)

@@ -29,27 +29,20 @@ from aiohttp.web_protocol import RequestHandler
 from backends.http.connection import WriteCoalescer
 from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.api.api_error import ApiError
+from gateway.downstream.body_reader import CONTINUE, BodyReader, Bounds, Precheck
 from gateway.downstream.http_limits import (
     DEFAULT_TIMEOUTS,
     MAX_BODY,
-    MAX_FRAMING,
     MAX_HEAD,
     MAX_HEADERS,
     MAX_LINE,
     Timeouts,
-    body_deadline,
-    body_too_slow,
     head_too_long,
+    is_mostly_framing,
     protocol_error,
     too_much_framing,
 )
-from gateway.downstream.http_request import (
-    HttpRequest,
-    framing_error,
-    refuse_repeated_keys,
-    rendered,
-    too_large,
-)
+from gateway.downstream.http_request import HttpRequest, refuse_repeated_keys, rendered
 from gateway.downstream.intake import LINGERING, Intake
 from gateway.downstream.response_writer import ResponseWriter
 from gateway.downstream.web_socket import WebSocket
@@ -59,7 +52,6 @@ log = logging.getLogger("firsttoken")
 READ_BUFFER = 64 * 1024  # bytes of body parsed ahead; of one-byte chunks, 4096 at a time take 4 ms
 SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
 HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIN_CHECKS = 0.02, 0.16  # s to the first look at a caller that sends no more, and between later looks at most
 SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
 ABORTS, ABORT_PAUSE = 16, 0.01  # connections aborted at a time (30 us each), and s until the sweep goes on
@@ -90,12 +82,10 @@ class _Written(StreamResponse):
 KEEP_ALIVE, CLOSE = _Written(kept=True), _Written()
 
 Handler = Callable[[HttpRequest], Awaitable[None]]
-Precheck = Callable[[HttpRequest], ApiError | None]
 
 
 class HttpServer(Server):
-    """Makes connections for `loop.create_server`. A disconnect cancels `handler`. `precheck` may refuse a request by
-    the head alone, before the body has arrived. `max_body`, in bytes, may be set at any time."""
+    """Makes connections for `loop.create_server`. A disconnect cancels `handler`."""
 
     def __init__(
         self,
@@ -108,10 +98,7 @@ class HttpServer(Server):
     ) -> None:
         super().__init__(lambda raw: cast("DownstreamConnection", raw.protocol).serve(raw), handler_cancellation=True)
         self.handler = handler
-        self.max_body = max_body
-        self.precheck = precheck
-        self.timeouts = timeouts
-        self.intake = Intake() if intake is None else intake
+        self.bounds = Bounds(max_body, precheck, timeouts, Intake() if intake is None else intake)
         self.coalescer = WriteCoalescer()
         self.loop = asyncio.get_running_loop()
         self._sweep_timer = LoopAwareTimer()  # what came in during a stall of the loop is read before the check
@@ -158,8 +145,8 @@ class DownstreamConnection(RequestHandler):
         super().__init__(
             server,
             loop=server.loop,
-            keepalive_timeout=server.timeouts.idle,
-            lingering_time=server.timeouts.linger,
+            keepalive_timeout=server.bounds.timeouts.idle,
+            lingering_time=server.bounds.timeouts.linger,
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
             max_headers=MAX_HEADERS,
@@ -168,16 +155,14 @@ class DownstreamConnection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]
             logger=log,
         )
-        self.server, self.loop = server, server.loop
+        self.server, self.bounds = server, server.bounds
+        self.loop = server.loop
+        self._bodies = BodyReader(server.bounds)
         self.request: HttpRequest | None = None  # being served
         self.task: asyncio.Task[None] | None = None  # which serves it
         self._arrival: float | None = None  # first byte of the current or the next request
         self._received = 0  # bytes since then
-        self._body: StreamReader | None = None  # being read
         self._latest: StreamReader | None = None  # body of the last request received
-        self._body_error: Exception | None = None
-        self._held = 0  # bytes of the body, counted in `Intake.body_bytes`
-        self._pipelined = 0  # bytes of the bodies behind the request in hand, counted there too
         self._refused = False  # all further input is dropped
         self._reads = True  # reading is not paused
         self._expects_request = True  # none is in hand, or about to be
@@ -192,7 +177,7 @@ class DownstreamConnection(RequestHandler):
         tcp.set_write_buffer_limits(high=HIGH_WATER)
         tcp.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
         self.writer = ResponseWriter(tcp, self.server.coalescer)
-        intake = self.server.intake
+        intake = self.bounds.intake
         intake.connections += 1
         if intake.connections <= intake.max_connections:
             super().connection_made(transport)
@@ -202,7 +187,7 @@ class DownstreamConnection(RequestHandler):
             tcp.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.server.intake.connections -= 1
+        self.bounds.intake.connections -= 1
         self._messages.clear()
         self._count_pipelined()
         if self._fin_check is not None:
@@ -224,35 +209,31 @@ class DownstreamConnection(RequestHandler):
             self._latest = self._messages[-1][1]
             if self.request is not None or len(self._messages) > 1:
                 self._count_pipelined()
-        if self._body is not None:
-            self._check_body(self._body)
+        if self._bodies.content is not None:
+            self._check_body(self._bodies.content)
         elif self._received > MAX_HEAD and self._expects_request:
             self._turn_away(head_too_long())
 
     def _count_pipelined(self) -> None:
         """Count the bodies behind the request in hand. Where all bodies together are too large, those requests are
         dropped: a caller sends again what is not answered (RFC 9112, section 9.3.2)."""
-        intake, pipelined = self.server.intake, sum(body.total_bytes for _, body in self._messages)
-        intake.body_bytes += pipelined - self._pipelined
-        self._pipelined = pipelined
-        if self.request is not None and intake.too_many_bytes(pipelined) is not None:
+        pipelined = sum(body.total_bytes for _, body in self._messages)
+        self._bodies.hold_pipelined(pipelined)
+        if self.request is not None and self.bounds.intake.too_many_bytes(pipelined) is not None:
             self.request.keep_alive = False
             self._drop_input()
             self._messages.clear()
-            self._count_pipelined()
+            self._bodies.hold_pipelined(0)
 
     def _check_body(self, body: StreamReader) -> None:
         """End a body with a parser error, or with too much framing. While reading is paused the parser holds bytes."""
         if body.is_eof():  # complete: whatever follows belongs to the next request
             return
         if self._messages:  # no request can follow an incomplete body, only a parser error
-            self._body_error = cast("HttpProcessingError", self._messages[-1][0].exc)  # type: ignore[union-attr]
-        elif self._reads and self._received - body.total_bytes > MAX_FRAMING + body.total_bytes:
-            self._body_error = too_much_framing()
+            self._bodies.break_off(self._messages[-1][0].exc)  # type: ignore[union-attr]
+        elif self._reads and is_mostly_framing(self._received, body.total_bytes):
             self._refused = True
-        else:
-            return
-        body.feed_eof()
+            self._bodies.break_off(too_much_framing())
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep a connection whose caller has sent all and waits for the answer, as `printf ... | nc` does.
@@ -323,15 +304,15 @@ class DownstreamConnection(RequestHandler):
             query=raw.rel_url.raw_query_string,
         )
         if headers.get("upgrade", "").lower() == "websocket":
-            request.websocket = WebSocket(raw, self.writer, self.server.max_body, self._hold)
-        if self._pipelined:
+            request.websocket = WebSocket(raw, self.writer, self.bounds.max_body, self._bodies.hold)
+        if self._bodies.pipelined:
             self._count_pipelined()
         self.task = raw.task
         try:
             await self._receive(request, raw)
             await self.server.handler(request)
         finally:
-            self._hold(0)
+            self._bodies.hold(0)
             self.task = None
         self.request = self._arrival = None
         self._received = 0
@@ -341,7 +322,7 @@ class DownstreamConnection(RequestHandler):
         if self._refused:
             self.writer.end()
         self.writer.flush()
-        return _Written(linger=self.server.timeouts.linger) if self._refused and raw.content.is_eof() else CLOSE
+        return _Written(linger=self.bounds.timeouts.linger) if self._refused and raw.content.is_eof() else CLOSE
 
     async def _receive(self, request: HttpRequest, raw: BaseRequest) -> None:
         """Read the body, or set the fault for which no more is read."""
@@ -352,75 +333,12 @@ class DownstreamConnection(RequestHandler):
                 raise ApiError(400, "The request is neither HTTP/1.1 nor HTTP/1.0.", close=True)
             if len(request.headers) < len(raw.raw_headers):
                 refuse_repeated_keys(name.decode("latin-1").lower() for name, _ in raw.raw_headers)
-            request.body = await self._read_body(request, raw.content)
+            request.body = await self._bodies.read(request, raw.content, self._received)
         except ApiError as fault:
-            self._hold(0)
+            self._bodies.hold(0)
             self._drop_input()
             request.fault = fault.with_traceback(None)  # the traceback refers to the request
             request.keep_alive = False
-
-    async def _read_body(self, request: HttpRequest, content: StreamReader) -> bytes:
-        """Raises ApiError for a body to be refused, before reading if possible."""
-        max_body = self.server.max_body
-        if request.method == "CONNECT":  # a 200 would promise a tunnel (RFC 9110, section 9.3.6)
-            raise ApiError(405, "CONNECT is not supported.", close=True)
-        if (fault := framing_error(request.headers, request.http11, max_body)) is not None:
-            raise fault
-        if content.is_eof():
-            if (
-                self._received - content.total_bytes > MAX_FRAMING + content.total_bytes
-                and "transfer-encoding" in request.headers
-            ):
-                raise too_much_framing()
-            body = content.read_nowait()
-            if len(body) > max_body:
-                raise too_large(max_body)
-            self._hold(len(body))
-            return body
-        self._admit_body(request)
-        if request.headers.get("expect", "").lower() == "100-continue":  # RFC 9110, section 10.1.1
-            self.writer.write(CONTINUE)
-        return await self._collect(content, max_body, self.server.timeouts.body)
-
-    def _admit_body(self, request: HttpRequest) -> None:
-        """Raises ApiError where the body need not be read to know that the request will be refused."""
-        intake = self.server.intake
-        if (fault := self.server.precheck(request)) is not None:
-            intake.count_refused("head")
-            raise fault
-        if request.method in ("GET", "HEAD"):  # RFC 9110, section 9.3.1
-            raise ApiError(413, f"A {request.method} request takes no body.", close=True)
-        declared = int(request.headers.get("content-length", 0))
-        if (fault := intake.too_many_bytes(declared, declared)) is not None:
-            raise fault
-
-    def _hold(self, size: int) -> None:
-        """Count `size` bytes for the request in hand. Raises ApiError where all bodies together are too large."""
-        intake = self.server.intake
-        intake.body_bytes += size - self._held
-        self._held = size
-        if intake.body_bytes > intake.max_body_bytes and (fault := intake.too_many_bytes(size)) is not None:
-            raise fault
-
-    async def _collect(self, content: StreamReader, max_body: int, timeout: float) -> bytes:
-        body = bytearray()
-        self._body = content
-        try:
-            async with asyncio.timeout(timeout) as timer:
-                began = self.loop.time()
-                while part := await content.readany():
-                    body += part
-                    if len(body) > max_body:
-                        raise too_large(max_body)
-                    self._hold(len(body))
-                    timer.reschedule(body_deadline(timeout, began, self.loop.time(), len(body)))
-        except TimeoutError:
-            raise body_too_slow(timeout) from None
-        finally:
-            self._body = None
-        if self._body_error is not None:
-            raise self._body_error
-        return bytes(body)
 
     def handle_error(
         self,
@@ -439,12 +357,12 @@ class DownstreamConnection(RequestHandler):
             self.writer.transport.abort()
             return CLOSE
         self._write_last(refusal)
-        return _Written(linger=self.server.timeouts.linger)
+        return _Written(linger=self.bounds.timeouts.linger)
 
     def _turn_away(self, refusal: ApiError) -> None:
         """Refuse outside of a request. The caller has `linger` seconds to read the reply."""
         self._write_last(refusal)
-        self.loop.call_later(self.server.timeouts.linger, self.writer.transport.abort)
+        self.loop.call_later(self.bounds.timeouts.linger, self.writer.transport.abort)
 
     def _write_last(self, refusal: ApiError) -> None:
         self._drop_input()
@@ -462,7 +380,7 @@ class DownstreamConnection(RequestHandler):
 
     def check_timeouts(self, now: float) -> bool:
         """Abort the connection for a head too slow, or an unread end of the last answer. True: aborted."""
-        transport, timeouts = self.writer.transport, self.server.timeouts
+        transport, timeouts = self.writer.transport, self.bounds.timeouts
         if transport.is_closing():
             self._closing_since = self._closing_since or now
             overdue = now - self._closing_since > timeouts.unread

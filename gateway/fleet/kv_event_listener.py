@@ -223,13 +223,15 @@ class Listener:
     def _apply(self, event: Stored | Removed | Cleared) -> None:
         if isinstance(event, Cleared):
             self.fleet.on_cache_cleared(self.endpoint)
-        elif event.medium == GPU and (engine := self.cache.residency) is not None:
-            if isinstance(event, Stored):
+        elif (engine := self.cache.residency) is not None:
+            if isinstance(event, Removed):
+                engine.on_removed(event.hashes, event.group, event.medium)
+            elif event.medium == GPU:
                 engine.on_stored(
                     event.hashes, event.parent, event.block_size, event.group, event.kind, event.session, event.adapter
                 )
             else:
-                engine.on_removed(event.hashes, event.group)
+                engine.on_offloaded(event.hashes, event.group, event.medium)
 
 
 class ListenSlot:

@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 
 from gateway.atomic_file import NotAFile, read_regular, replace_file
 from gateway.cluster.redis_client import PREFIX, RedisClient, Unavailable
+from gateway.config.models import StateSection
 from gateway.observe.metrics.series import counter, gauge
 from gateway.runtime import RuntimeHolder
 from policies.fleet.fleet import Fleet
@@ -137,6 +138,13 @@ class StateKey:
 
     async def write(self, raw: bytes) -> None:
         await self._redis.call(lambda redis: redis.set(self._key, raw, ex=int(MAX_AGE)), WRITE_LIMIT)
+
+
+def state_store(state: StateSection, redis: RedisClient | None) -> StateStore | None:
+    """The store that the configuration names; None: there is none."""
+    if state.dir is not None:
+        return StateFile(state.dir)
+    return None if redis is None else StateKey(redis, state.namespace)
 
 
 class LearnedKeeper(Collector):

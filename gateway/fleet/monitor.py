@@ -23,11 +23,12 @@ from typing import Protocol, cast
 from backends.failures import TransportError
 from backends.http.connection_pool import BufferedReply, ConnectionPool
 from backends.interface import Backend, HttpCall
+from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_rates import EngineRates
 from policies.fleet.fleet import Fleet
-from policies.fleet.lost_promises import LostPromises
 from policies.routes.route import Route
 from policies.types import NEVER, Endpoint, Load
 
@@ -173,6 +174,10 @@ class Monitor:
     def engine_loads(self) -> Mapping[str, EngineLoad]:
         """Recent loads as reported by the engines, by endpoint id."""
         return self.fleet.engine_loads(monotonic())
+
+    def engine_rates(self) -> Mapping[str, EngineRates]:
+        """By endpoint id, of engines with a recent report."""
+        return self.fleet.engine_rates(monotonic())
 
     def publish_soon(self) -> None:
         """Publish changed loads to peers."""

@@ -117,6 +117,7 @@ class PodDiscovery:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.pods: Mapping[PodSource, Pods] = {}
+        self.left_out: dict[PodSource, int] = {}  # endpoints beyond MAX_PODS
         self._on_change = on_change
         self._settings: KubernetesSection | None = None
         self._server: ApiServer | None = None
@@ -131,6 +132,7 @@ class PodDiscovery:
             self._settings = settings
         for gone in [*self._followers.keys() - {*sources}]:
             self._followers.pop(gone).close()
+            self.left_out.pop(gone, None)
         self.pods = {source: pods for source, pods in self.pods.items() if source in sources}
         if not sources or (server := self._connected(settings)) is None:
             return
@@ -163,7 +165,9 @@ class PodDiscovery:
         """Compare the pods of every source with those known."""
         self._settled()
         answers = {source: follower.pods for source, follower in self._followers.items()}
-        found = {source: self._allowed(pods) for source, pods in answers.items() if pods is not None}
+        found = {
+            source: self._bounded(source, self._allowed(pods)) for source, pods in answers.items() if pods is not None
+        }
         changed = {source: pods for source, pods in found.items() if pods != self.pods.get(source)}
         for source, pods in changed.items():
             log.info("%s has %d endpoints: %s", source, len(pods), _difference(self.pods.get(source, ()), pods))
@@ -175,7 +179,17 @@ class PodDiscovery:
 
     def _allowed(self, pods: Pods) -> Pods:
         host = "" if self._server is None else self._server.host
-        return tuple(pod for pod in pods if is_ip(pod.ip) and is_allowed(host, pod.ip))[:MAX_PODS]
+        return tuple(pod for pod in pods if is_ip(pod.ip) and is_allowed(host, pod.ip))
+
+    def _bounded(self, source: PodSource, pods: Pods) -> Pods:
+        """The first MAX_PODS."""
+        more = len(pods) - MAX_PODS
+        if more > 0 and source not in self.left_out:
+            log.error("%s has %d endpoints; %d beyond the first %d are left out", source, len(pods), more, MAX_PODS)
+        self.left_out.pop(source, None)
+        if more > 0:
+            self.left_out[source] = more
+        return pods[:MAX_PODS]
 
     def _settled(self) -> None:
         if self._due is not None:

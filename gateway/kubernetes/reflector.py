@@ -5,6 +5,7 @@ Rules, of which each was broken by a client once:
 - 410 Gone, as a status or as an event in a watch, leads to a new list without a version.
 - The copy stays while the API is away. After a failure the next try waits, longer each time, with jitter.
 - A watch has an end that it asks for, and a silence beyond which it is dead.
+- An object that cannot be read stays as it was known, and holds up none behind it.
 - Objects deleted while no watch was open are missing in the next list, which replaces the copy as a whole.
 """
 
@@ -102,8 +103,8 @@ class Reflector(Generic[Object]):
         while True:
             page = msgspec.json.decode(await self._server.read(self._path, params), type=_Page)
             for item in page.items or ():
-                one = msgspec.json.decode(item, type=self._kind)
-                found[one.metadata.name] = one
+                if (one := self._read(item)) is not None:
+                    found[one.metadata.name] = one
             if not page.metadata.continue_:
                 break
             params["continue"] = page.metadata.continue_
@@ -136,13 +137,21 @@ class Reflector(Generic[Object]):
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=_Status)
             raise ApiServerError(status.message or "the watch has failed", status.code)
-        if event.type == "BOOKMARK":
-            self._version = msgspec.json.decode(event.object, type=KubernetesObject).metadata.resource_version
+        self._version = msgspec.json.decode(event.object, type=KubernetesObject).metadata.resource_version
+        if event.type == "BOOKMARK" or (one := self._read(event.object)) is None:
             return
-        one = msgspec.json.decode(event.object, type=self._kind)
-        self._version = one.metadata.resource_version
         others = {name: known for name, known in self.objects.items() if name != one.metadata.name}
         self._replace(others if event.type == "DELETED" else {**others, one.metadata.name: one})
+
+    def _read(self, item: msgspec.Raw) -> Object | None:
+        """Decode an object. Where decoding fails: the object as last known, or None. An error would start the watch
+        again before this event, and hold up the events behind."""
+        try:
+            return msgspec.json.decode(item, type=self._kind)
+        except msgspec.ValidationError as error:
+            name = msgspec.json.decode(item, type=KubernetesObject).metadata.name
+            log.warning("Kubernetes: %s of %s cannot be read (%s), and is left as it was", name, self._path, error)
+            return self.objects.get(name)
 
     # -- the log ------------------------------------------------------------------------
 

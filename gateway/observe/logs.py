@@ -2,9 +2,8 @@
 
 Access log:
 - A line is JSON; on a terminal it is a short line for people (`gateway.observe.terminal_log`).
-- A separate thread writes, so a slow disk never delays a token. The loop encodes lines a few at a time (a thread would
-  hold the interpreter meanwhile) and hands the lines to the writer every LINGER. With more than QUEUE lines behind, or
-  a full disk, lines are lost; the next successful write logs the number.
+- A thread writes (`gateway.observe.record_writer`), so a slow disk never delays a token. With more than QUEUE lines
+  behind, or a full disk, lines are lost; the next successful write logs the number.
 - On SIGHUP a file is opened again by its name, as `logrotate` expects after a rename. Lines before the signal are in
   the renamed file, later ones in the new file. A file that cannot be opened changes nothing.
 - A line is a single line for every reader: JSON escapes control characters, and non-ASCII text is escaped too. Records
@@ -23,36 +22,26 @@ import json
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, BinaryIO
 
 from gateway.observe.record import Record
+from gateway.observe.record_writer import RecordWriter
 from gateway.observe.terminal_log import terminal_line
 from gateway.strict_json import encode
 
 log = logging.getLogger("firsttoken")
 
 QUEUE = 10_000  # lines
-BATCH = 16  # lines encoded in one batch: 0.1 ms
 STANDARD = ("stdout", "stderr")  # targets that are no files
 LINGER = 0.05  # s until queued lines are handed to the writer
-CLOSING = 5.0  # s for the writer to write queued lines at shutdown
 
 
-class Command(Enum):
-    """Given to the writer in the order of lines."""
-
-    REOPEN, STOP = "reopen", "stop"
-
-
-class AccessLog:
+class AccessLog(RecordWriter[bytes]):
     """Sink of Records on one loop. `target`: stdout, stderr, or the path of a file to append to.
 
     `lock`: file to lock during writes, for several processes with one log: a pipe splits writes above 4 KiB
@@ -61,79 +50,18 @@ class AccessLog:
 
     def __init__(self, target: str, lock: Path | None = None) -> None:
         self._lock: BinaryIO | None = None if lock is None else lock.open("ab")
-        self._waiting: list[Record] = []
-        self._lines: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._given = self._dropped = 0  # lines; counted on the loop, the counts below by the writer
-        self._written = self._unwritten = self._said = 0
-        self._failing = False
-        self._queue: SimpleQueue[list[bytes] | Command] = SimpleQueue()
+        self._told = 0  # lost lines, by the log itself
         self._target = target
         self._out: BinaryIO = _open(target)
         self._line = terminal_line if self._out.isatty() else _json_line
-        self._thread = threading.Thread(target=self._write_forever, name="access-log", daemon=True)
-        self._thread.start()
+        super().__init__("access-log", LINGER, QUEUE)
 
-    def __call__(self, record: Record) -> None:
-        self._waiting.append(record)
-        if len(self._waiting) >= BATCH:
-            self._render()
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LINGER, self.flush)
-
-    def _render(self) -> None:
-        """Encode all waiting Records, or drop them where the queue is full."""
-        records, self._waiting = self._waiting, []
-        if self.behind + len(self._lines) + len(records) > QUEUE:
-            self._dropped += len(records)
-        else:
-            self._lines += map(self._line, records)
-
-    def flush(self) -> None:
-        """Hand all waiting lines to the writer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._render()
-        if self._lines:
-            lines, self._lines = self._lines, []
-            self._given += len(lines)
-            self._queue.put(lines)
-
-    @property
-    def behind(self) -> int:
-        """Lines handed to the writer and not yet written."""
-        return self._given - self._written - self._unwritten
-
-    @property
-    def lost(self) -> int:
-        """Lines, since the start."""
-        return self._dropped + self._unwritten
+    def encode(self, record: Record) -> bytes:
+        return self._line(record)
 
     def reopen(self) -> None:
         """Open the file of this name for all lines from now on."""
-        self.flush()
-        self._queue.put(Command.REOPEN)
-
-    def close(self) -> None:
-        """Write queued lines and stop; a stuck writer is abandoned after CLOSING."""
-        self.flush()
-        self._queue.put(Command.STOP)
-        self._thread.join(CLOSING)
-
-    def _write_forever(self) -> None:
-        while (lines := self._queue.get()) is not Command.STOP:
-            if lines is Command.REOPEN:
-                self._reopen()
-                continue
-            try:
-                self._write(lines)
-            except OSError as error:
-                self._unwritten += len(lines)
-                self._fails(error)
-            else:
-                self._written += len(lines)
-                self._failing = False
+        self.after_all(self._reopen)
 
     def _reopen(self) -> None:
         before = self._out
@@ -147,14 +75,17 @@ class AccessLog:
             with suppress(OSError):  # a full disk: the unwritten lines have been counted
                 before.close()
 
-    def _write(self, lines: list[bytes]) -> None:
+    def write(self, items: list[bytes]) -> None:
         lost = self.lost
-        if lost > self._said:
-            lines = [*lines, encode({"access_log_lines_lost": lost - self._said}) + b"\n"]
+        if lost > self._told:
+            items = [*items, encode({"access_log_lines_lost": lost - self._told}) + b"\n"]
         with self._locked():
-            self._out.write(b"".join(lines))
+            self._out.write(b"".join(items))
             self._out.flush()
-        self._said = lost
+        self._told = lost
+
+    def on_failure(self, error: Exception) -> None:
+        log.error("access log write failed: %s", error if isinstance(error, OSError) else type(error).__name__)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -166,12 +97,6 @@ class AccessLog:
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
-
-    def _fails(self, error: OSError) -> None:
-        """Log each change of state once."""
-        if not self._failing:
-            log.error("access log write failed: %s", error)
-        self._failing = True
 
 
 def _json_line(record: Record) -> bytes:

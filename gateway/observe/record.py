@@ -2,7 +2,8 @@
 
 Rules:
 - Stages sum to the TTFT; the time after the first token is the `stream` stage.
-- A request has exactly one Record. Only the timeline (`gateway.observe.timeline`) writes to it.
+- A request has exactly one Record. Only the timeline (`gateway.observe.timeline`) writes to it, and the recorder once
+  the request has ended.
 - Times are seconds of the monotonic clock; only the JSON has milliseconds.
 - Records are on the path of every request: a stage is an index into a list, names are for readers.
 """
@@ -11,15 +12,19 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.observe.trace_context import Trace
 from policies.diagnosis.diagnosis_report import Diagnosis
-from policies.types import AttemptKind, AttemptOutcome, Decision
+from policies.prefix_doctor.lineage import Lineage
+from policies.prefix_doctor.prefix_ledger import NO_COST, NO_LINEAGE, BreakCost
+from policies.prefix_doctor.prompt_outline import PARTS, Composition
+from policies.queue.queued_request import Quote
+from policies.types import FOREVER, AttemptKind, AttemptOutcome, Decision
 
 if TYPE_CHECKING:
     from policies.quota.key_limits import Reservation
@@ -64,6 +69,31 @@ class RequestOutcome(StrEnum):
     CUT = "cut"  # stopped with the gateway before the end
 
 
+class AnswerSight(StrEnum):
+    """Source of the end of an answer that another proxy carries. Values are the `sight` label of
+    firsttoken_picked_answers_total."""
+
+    BODY = "body"  # first token, end and usage
+    ENGINE = "engine"  # first token, and the end where nothing else tells it, from the engine's histograms
+    ACCESS_LOG = "access_log"  # the end, and the first token from the body
+    HEADERS = "headers"
+
+
+_UNANSWERED = (RequestOutcome.SHED, RequestOutcome.UNAVAILABLE, RequestOutcome.FAILED)
+FAULTS = frozenset({*_UNANSWERED, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.INTERNAL})  # not the caller's
+
+
+class TokenGaps(NamedTuple):
+    """Seconds between the tokens of a stream, as they came from the server. None: less than 10 ms, or no gap."""
+
+    longest: float | None = None
+    p99: float | None = None
+    over_1s: int = 0
+
+
+NO_GAPS = TokenGaps()
+
+
 @dataclass(slots=True)
 class AttemptRecord:
     """An attempt, won or lost. Times are seconds after arrival."""
@@ -81,21 +111,7 @@ class AttemptRecord:
     junk: int = 0  # events that are no JSON
     status: int = 0  # of the reply; 0: there was none
     cause: str = ""  # of a failure, for the operator: status, the server's code, first line of its message, scrubbed
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "kind": self.kind.value,
-            "endpoint": self.endpoint,
-            "opened_ms": _ms(self.opened),
-            "ended_ms": _ms(self.ended),
-            "ending": self.ending.value,
-            "upstream_id": self.upstream_id,
-            "tokens": self.tokens,
-            "cost_usd": self.cost_usd,
-            "status": self.status,
-            "cause": self.cause,
-        }
+    engine_kv_tokens: int = 0  # size of the engine's KV cache, by its own report; 0: none
 
 
 @dataclass(slots=True)
@@ -105,6 +121,7 @@ class Record:
     request_id: str = ""
     arrival: float = 0.0
     wall: float = 0.0  # arrival as Unix time, s
+    sent_before: float | None = None  # s from the sending to the arrival, by the sender's clock (`x-request-start`)
     trace: Trace | None = None  # with tracing on
     route: str = "-"
     workload: str = "-"
@@ -116,21 +133,28 @@ class Record:
     error: str = ""
     spent: list[float | None] = field(default_factory=UNSPENT.copy)  # s by Stage; None: never closed
     ttft: float | None = None
+    head: float | None = None  # from arrival like ttft: head of the reply that answered, which an engine may send early
+    first_byte: float | None = None  # first byte of its body: most engines send a chunk with the role before a token
     first_reasoning: float | None = None  # first token of reasoning before the answer, from arrival like ttft
     first_answer: float | None = None  # first token of the answer
     ttft_of: str = "any"  # token of the budget: any, or answer
     ttft_budget: float | None = None
     tpot_budget: float | None = None
     total_budget: float | None = None
+    session_budget: float | None = None  # of all steps of the session
+    session_left: float | None = None  # of it after this step; below 0: over it
     loop_lag: float = 0.0  # longest stall of the event loop that may have delayed the first token
     total: float = 0.0
     tpot: float | None = None
+    gaps: TokenGaps = NO_GAPS
+    reasoning_effort: str = ""  # as the caller asked (`gateway.api.reasoning_effort`); empty: it named none
     max_tokens: int | None = None  # as the caller asked
     max_tokens_lowered: int | None = None  # as sent, where the caller's do not fit into the context window
     choices: int = 1  # answers asked for
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None
     cached_tokens_predicted: int | None = None
+    cached_tokens_to_load: dict[str, int] | None = None  # of these, from slower tiers of the engine's cache, by tier
     cached_tokens_reported: int | None = None
     output_tokens: int | None = None
     engine_queue: float | None = None  # by the engine's own word: these two are parts of `upstream`
@@ -138,6 +162,9 @@ class Record:
     engine_ttft: float | None = None
     ttft_predicted_p50: float | None = None  # from arrival, like ttft
     ttft_predicted_p90: float | None = None
+    total_predicted_p50: float | None = None  # from arrival, like total; where the route weighs it
+    total_predicted_p90: float | None = None
+    quoted: Quote | None = None  # as the request entered the queue
     chance: float | None = None
     tier: int | None = None
     pool: str = "-"
@@ -151,13 +178,18 @@ class Record:
     held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
+    sight: AnswerSight | None = None  # of an answer that another proxy carries
     cache: str = ""  # of a route with a cache of answers: hit or miss
-    tags: Sequence[str] = ()  # of the listed ones, those that the caller named
+    tags: Sequence[str] = ()  # the listed tags that the caller named
     left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     session: int = 0  # of the caller, as a hash that is never shown; 0: none is named
     diagnosis: Diagnosis | None = None  # of a request that missed a budget, or failed
+    composition: Composition | None = None  # of the prompt, in tokens
+    lineage: Lineage = NO_LINEAGE  # the prompt that this one continues, or departs from
+    break_cost: BreakCost = NO_COST  # of the break in `lineage`
+    repaired: Sequence[str] = ()  # rules that changed the prompt
     trace_id: str = ""
     on_screen: float | None = None  # s to the first token as measured by the caller (`gateway.admin.gateway_admin`)
     quota: Reservation | None = None  # reservation against the key's limits, until settled
@@ -171,6 +203,31 @@ class Record:
     def is_cached(self) -> bool:
         """The answer to an earlier request was the answer."""
         return self.cache == "hit"
+
+    @property
+    def ttft_quoted_p50(self) -> float | None:
+        """Seconds from arrival, like `ttft`."""
+        return self._from_arrival(None if self.quoted is None else self.quoted.p50)
+
+    @property
+    def ttft_quoted_p90(self) -> float | None:
+        return self._from_arrival(None if self.quoted is None else self.quoted.p90)
+
+    def _from_arrival(self, quoted: float | None) -> float | None:
+        return None if quoted is None or self.quoted is None else self.quoted.at - self.arrival + quoted
+
+    @property
+    def scored_ttft(self) -> float | None:
+        """The TTFT by which the quote is scored; FOREVER: there was no first token. None: nothing is known: the answer
+        was no stream, or the caller was at fault, or left within the quoted time."""
+        if self.quoted is None or not self.stream:
+            return None
+        if self.ttft is not None:
+            return self.ttft
+        is_missed = self.end in _UNANSWERED
+        if self.end is RequestOutcome.CLIENT_GONE and self.ttft_quoted_p90 is not None:
+            is_missed = self.total > self.ttft_quoted_p90
+        return FOREVER if is_missed else None
 
     @property
     def promised(self) -> float | None:
@@ -210,60 +267,102 @@ class Record:
         return self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
 
     @property
+    def goodput_met(self) -> bool | None:
+        return goodput_met(self.end, self.ttft_met, self.tpot_met, self.total_met)
+
+    @property
     def cause(self) -> str:
         """Of a request that missed a budget, or failed; empty for any other."""
         return "" if self.diagnosis is None else self.diagnosis.verdict.cause.value
 
     def as_json(self) -> dict[str, Any]:
         """For the access log and GET /requests: flat, milliseconds, no text of prompt or answer."""
-        shown = dict(zip(SHOWN, _shown(self), strict=True))
-        for name, seconds in zip(TIMES_MS, _times(self), strict=True):
-            shown[name] = _ms(seconds)
-        shown["stages_ms"] = {
-            name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(STAGE_NAMES, self.spent, strict=True) if s is not None
-        }
-        shown["held_ms"] = {rule: _ms(seconds) for rule, seconds in self.held.items()}
-        shown["left_out"] = list(self.left_out)
-        shown["ttft_met"] = self.ttft_met
-        shown["tpot_met"] = self.tpot_met
-        shown["total_met"] = self.total_met
-        shown["attempts"] = [attempt.as_json() for attempt in self.attempts]
-        shown["prefix"] = b64encode(array("Q", self.prefix)).decode() if self.prefix else None
-        shown["trace_id"] = self.trace_id
-        return shown
+        return named(NAMES, self.parts())
+
+    def parts(self) -> RecordParts:
+        """Values of NAMES, times in seconds: for a store that keeps the names once."""
+        ttft, tpot, total, gaps = self.ttft_met, self.tpot_met, self.total_met, self.gaps
+        further = (
+            {rule: _ms(seconds) for rule, seconds in self.held.items()},
+            [*self.left_out],
+            *(ttft, tpot, total, goodput_met(self.end, ttft, tpot, total)),
+            *(_ms(gaps.longest), _ms(gaps.p99), gaps.over_1s),
+            [_attempt_values(attempt) for attempt in self.attempts],
+            b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
+            self.trace_id,
+            self.composition,
+            self.repaired,
+            *(_NOTHING_BEFORE if self.lineage is NO_LINEAGE else self._before()),
+        )
+        return _shown(self), _times(self), self.spent, further
+
+    def _before(self) -> Iterable[Any]:
+        found = self.lineage.as_json()
+        if found["prefix_break"] is not None:
+            found["prefix_break"] |= self.break_cost.as_json()
+        return found.values()
+
+
+def goodput_met(end: RequestOutcome, *judged: bool | None) -> bool | None:
+    """Completed within every budget that the request is judged by; None: by none, or a caller that left before one was
+    missed."""
+    if False in judged:
+        return False
+    if True not in judged or end is RequestOutcome.CLIENT_GONE:
+        return None
+    return end is RequestOutcome.COMPLETED
 
 
 # Members of a Record's JSON: as they are, and in milliseconds.
-SHOWN = (
-    *("request_id", "wall", "route", "workload", "tenant", "operation", "stream", "end", "status", "error"),
-    *(
-        "max_tokens",
-        "max_tokens_lowered",
-        "choices",
-        "prompt_tokens_estimated",
-        "prompt_tokens_reported",
-        "cached_tokens_predicted",
-    ),
-    *("cached_tokens_reported", "output_tokens", "chance", "tier", "pool", "model", "endpoint", "region", "scorer"),
-    *("cost_usd", "escalated", "external_refused", "rescue", "ttft_of", "cache", "tags", "cause"),
+SHOWN = tuple(
+    "request_id wall route workload tenant operation stream end status error max_tokens max_tokens_lowered choices"
+    " prompt_tokens_estimated prompt_tokens_reported cached_tokens_predicted cached_tokens_reported output_tokens"
+    " chance tier pool model endpoint region scorer cost_usd escalated external_refused rescue ttft_of cache tags cause"
+    " sight reasoning_effort cached_tokens_to_load".split()
 )
-TIMES = (
-    *(
-        "ttft",
-        "first_reasoning",
-        "first_answer",
-        "ttft_budget",
-        "on_screen",
-        "total",
-        "tpot",
-        "loop_lag",
-        "engine_queue",
-        "engine_prefill",
-    ),
-    *("engine_ttft", "ttft_predicted_p50", "ttft_predicted_p90"),
+TIMES = tuple(
+    "ttft head first_byte first_reasoning first_answer ttft_budget total_budget session_left on_screen total tpot"
+    " loop_lag engine_queue engine_prefill sent_before engine_ttft ttft_predicted_p50 ttft_predicted_p90"
+    " ttft_quoted_p50 ttft_quoted_p90 total_predicted_p50 total_predicted_p90".split()
 )
-TIMES_MS = tuple(f"{name}_ms" for name in TIMES)
+ATTEMPT_NAMES = (
+    *("number", "kind", "endpoint", "opened_ms", "ended_ms", "ending", "upstream_id", "tokens", "cost_usd", "status"),
+    *("cause", "engine_kv_tokens"),
+)
+_BEFORE = NO_LINEAGE.as_json()
+_NOTHING_BEFORE = tuple(_BEFORE.values())  # of a Record whose prompt was not followed
+FURTHER = (
+    *("held_ms", "left_out", "ttft_met", "tpot_met", "total_met", "goodput_met", "longest_gap_ms", "p99_gap_ms"),
+    *("gaps_over_1s", "attempts", "prefix", "trace_id", "composition", "repaired", *_BEFORE),
+)
+NAMES = (SHOWN, tuple(f"{name}_ms" for name in TIMES), STAGE_NAMES, FURTHER, ATTEMPT_NAMES, PARTS)
 _shown, _times = attrgetter(*SHOWN), attrgetter(*TIMES)
+_IN_ATTEMPT = {"kind": "kind.value", "ending": "ending.value", "opened_ms": "opened", "ended_ms": "ended"}
+_attempt_values = attrgetter(*(_IN_ATTEMPT.get(name, name) for name in ATTEMPT_NAMES))
+
+
+RecordParts = tuple[Sequence[Any], Sequence[float | None], Sequence[float | None], Sequence[Any]]
+
+
+def named(names: Sequence[Sequence[str]], parts: RecordParts) -> dict[str, Any]:
+    """The JSON of `Record.parts`, whose values have these names."""
+    shown, times_ms, stages, further, attempt, composition = names
+    values, times, spent, others = parts
+    view = dict(zip(shown, values, strict=True))
+    for name, seconds in zip(times_ms, times, strict=True):
+        view[name] = _ms(seconds)
+    view["stages_ms"] = {name: int(s * 1e6 + 0.5) / 1e3 for name, s in zip(stages, spent, strict=True) if s is not None}
+    view.update(zip(further, others, strict=True))
+    view["attempts"] = [_named_attempt(attempt, each) for each in view["attempts"]]
+    if view["composition"] is not None:
+        view["composition"] = dict(zip(composition, view["composition"], strict=True))
+    return view
+
+
+def _named_attempt(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    view = dict(zip(names, values, strict=True))
+    view["opened_ms"], view["ended_ms"] = _ms(view["opened_ms"]), _ms(view["ended_ms"])
+    return view
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from statistics import median
 
-from gateway.observe.record import QUEUE, STAGE_NAMES, UPSTREAM, Record, RequestOutcome
-from policies.diagnosis.diagnosis_report import MOST
-from policies.diagnosis.facts import EarlierPrompt, EngineFacts, LostAttempt, Neighbour, Objective, RequestFacts
-from policies.types import NEVER, Candidate, Decision
-
-FAILED = frozenset(
-    {
-        RequestOutcome.SHED,
-        RequestOutcome.UNAVAILABLE,
-        RequestOutcome.FAILED,
-        RequestOutcome.UPSTREAM_BROKE,
-        RequestOutcome.INTERNAL,
-    }
+from gateway.observe.record import FAULTS, QUEUE, STAGE_NAMES, UPSTREAM, Record, RequestOutcome
+from policies.diagnosis.diagnosis_report import MAX_CANDIDATES
+from policies.diagnosis.facts import (
+    EarlierPrompt,
+    EngineFacts,
+    LostAttempt,
+    Neighbour,
+    Objective,
+    RequestFacts,
+    hit_tokens,
 )
+from policies.types import NEVER, AttemptOutcome, Candidate, Decision
+
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
 SIZEABLE = 512  # tokens of a prompt from which its cached share says something
 REGIONAL = 3  # requests of a region that say how slow it is
+SHORTEST = 1e-3  # s upstream, against a division by zero
 
 
 def missed_objective(record: Record) -> Objective | None:
     """The first promise that was missed; None: the request is not slow."""
-    if record.end in FAILED:
+    if record.end in FAULTS:
         return Objective.ANSWER
     if record.ttft_met is False:
         return Objective.TTFT
@@ -72,6 +72,7 @@ def request_facts(
         output=record.output_tokens or 0,
         tpot=record.tpot,
         thinking=thinking_time(record),
+        effort=record.reasoning_effort,
         unread=_unread(record),
         lag=record.loop_lag,
         forecast=None if candidate is None else candidate.forecast.p50,
@@ -108,8 +109,8 @@ def prompt_tokens(record: Record) -> int:
 
 def computed_tokens(record: Record) -> int:
     """Of the prompt."""
-    cached = record.cached_tokens_reported
-    return max(prompt_tokens(record) - (record.cached_tokens_predicted or 0 if cached is None else cached), 0)
+    prompt = prompt_tokens(record)
+    return prompt - hit_tokens(prompt, record.cached_tokens_reported, record.cached_tokens_predicted)
 
 
 def _stages(record: Record) -> dict[str, float]:
@@ -134,11 +135,15 @@ def _pool(record: Record, decision: Decision | None) -> str:
 
 
 def _lost_attempts(record: Record) -> list[LostAttempt]:
-    lost = record.attempts[:-1] if record.end is RequestOutcome.COMPLETED else record.attempts
+    """Attempts without an answer. A cancelled attempt of an answered request was overtaken by the winner."""
+    if record.end is RequestOutcome.COMPLETED:
+        lost, harmless = record.attempts[:-1], {AttemptOutcome.COMPLETED}
+    else:
+        lost, harmless = record.attempts, {AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED}
     return [
         LostAttempt(each.endpoint, each.ending, each.status, each.ended - each.opened, each.cause)
         for each in lost
-        if each.ending.value not in ("completed", "cancelled")
+        if each.ending not in harmless
     ]
 
 
@@ -169,7 +174,7 @@ def _engine(record: Record, candidate: Candidate | None) -> EngineFacts:
 
 
 def _prefill(record: Record, now: float) -> tuple[float, float]:
-    """When a prompt was sent, and when its first token came: `now`, if none has."""
+    """Times at which the prompt was sent and the first token came; `now` for a first token still awaited."""
     began = record.arrival + sum(spent or 0.0 for spent in record.spent[:UPSTREAM])
     return began, now if record.ttft is None else record.arrival + record.ttft
 
@@ -195,19 +200,19 @@ def _places(record: Record) -> frozenset[str]:
     if record.endpoint != "-":
         return frozenset((record.endpoint, *(attempt.endpoint for attempt in record.attempts)))
     ranked = () if record.decision is None else record.decision.ranked
-    return frozenset(each.endpoint.id for each in islice(ranked, MOST))
+    return frozenset(each.endpoint.id for each in islice(ranked, MAX_CANDIDATES))
 
 
 def _region_ratio(record: Record, recent: Iterable[Record]) -> float | None:
     if not record.region:
         return None
-    times: dict[bool, list[float]] = {True: [], False: []}
+    here, elsewhere = list[float](), list[float]()
     for other in recent:
         if other.route == record.route and other.region and (spent := other.spent[UPSTREAM]) is not None:
-            times[other.region == record.region].append(spent)
-    if min(len(times[True]), len(times[False])) < REGIONAL:
+            (here if other.region == record.region else elsewhere).append(spent)
+    if min(len(here), len(elsewhere)) < REGIONAL:
         return None
-    return median(times[True][-COMPARED:]) / max(median(times[False]), 1e-3)
+    return median(here[-COMPARED:]) / max(median(elsewhere), SHORTEST)
 
 
 def _route_share(record: Record, around: Surroundings) -> float | None:
@@ -228,7 +233,7 @@ def _endpoint_share(record: Record, around: Surroundings) -> float | None:
         for other in around.recent
         if other.endpoint == record.endpoint
         and other.cached_tokens_reported is not None
-        and (other.cached_tokens_predicted or 0) >= SIZEABLE
-        and other.cached_tokens_predicted
+        and other.cached_tokens_predicted is not None
+        and other.cached_tokens_predicted >= SIZEABLE
     ]
     return median(shares[-COMPARED:]) if len(shares) >= REGIONAL else None

@@ -16,17 +16,16 @@ from typing import Any
 from gateway.observe.record import STAGE_NAMES, Record, RequestOutcome
 from gateway.observe.request_facts import (
     Surroundings,
-    missed_objective,
     over_budget,
     prompt_tokens,
     request_facts,
     thinking_time,
 )
+from gateway.observe.slow_counts import SlowCounts
 from policies.diagnosis.diagnose import diagnose
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
 from policies.diagnosis.facts import Objective
 from policies.diagnosis.prompt_trail import PromptTrail, SentPrompt
-from policies.diagnosis.slow_counts import SlowCounts
 from policies.diagnosis.usual import Sample, Usual
 
 log = logging.getLogger("firsttoken")
@@ -35,7 +34,7 @@ SAMPLES = 128  # latest requests of a route that are usual
 STALE = 16  # new samples after which usual values are computed again
 AROUND = 200  # latest Records that a diagnosis looks at: 0.2 ms
 LOOKED_INTO = 100  # slow requests a second: 1.6% of a core; others take the latest verdict of their route and objective
-ENDPOINTS = 1024  # whose last loss of a cache is known
+ENDPOINTS = 1024  # with a known time of their last cache loss
 
 
 class RouteSamples:
@@ -77,10 +76,24 @@ class SlowRequests:
         if len(self._lost_at) > ENDPOINTS:
             del self._lost_at[next(iter(self._lost_at))]
 
-    def on_ended(self, record: Record) -> Diagnosis | None:
-        """The diagnosis of a slow request; None for any other. A bug here loses the diagnosis only."""
+    def note(self, record: Record) -> None:
+        """Note a request that is not slow. A bug here loses the sample only."""
+        if not _has_usual(record):
+            return
         try:
-            return self._on_ended(record)
+            if record.ttft is not None:
+                self._of(record).add(_sample(record))
+                self._trail.note(_prompt(record))
+            self._counts.count(record.route, None, monotonic())
+        except Exception:
+            log.exception("a request could not be noted")
+
+    def diagnosed(self, record: Record, objective: Objective) -> Diagnosis | None:
+        """The diagnosis of a slow request, which is noted too. A bug here loses the diagnosis only."""
+        if not _has_usual(record):
+            return None
+        try:
+            return self._diagnosed(record, objective)
         except Exception:
             log.exception("slow request could not be diagnosed")
             return None
@@ -90,20 +103,12 @@ class SlowRequests:
         now, count = monotonic(), self._counts.window
         return {"now": count(route, now, minutes), "before": count(route, now, minutes, minutes)}
 
-    def _on_ended(self, record: Record) -> Diagnosis | None:
-        if record.route == "-" or record.end is RequestOutcome.REFUSED:
-            return None
-        prompt = SentPrompt(prompt_tokens(record), record.prefix, record.endpoint, record.session, record.arrival)
-        objective = missed_objective(record)
-        found = None
-        if objective is not None:
-            alike = self._latest_of_crowd(record.route, objective)
-            found = self._look_into(record, objective, prompt) if alike is None else _as(alike, record, objective)
-        elif record.ttft is not None:
-            self._of(record).add(_sample(record))
+    def _diagnosed(self, record: Record, objective: Objective) -> Diagnosis:
+        prompt, alike = _prompt(record), self._latest_of_crowd(record.route, objective)
+        found = self._look_into(record, objective, prompt) if alike is None else _as(alike, record, objective)
         if record.ttft is not None:
             self._trail.note(prompt)
-        self._counts.count(record.route, None if found is None else found.verdict, monotonic())
+        self._counts.count(record.route, found.verdict, monotonic())
         return found
 
     def _latest_of_crowd(self, route: str, objective: Objective) -> Diagnosis | None:
@@ -132,8 +137,17 @@ class SlowRequests:
         return Surroundings(recent, live[-AROUND:], self._lost_at)
 
 
+def _has_usual(record: Record) -> bool:
+    """A request without a route, or at fault itself, is neither usual nor slow."""
+    return record.route != "-" and record.end is not RequestOutcome.REFUSED
+
+
+def _prompt(record: Record) -> SentPrompt:
+    return SentPrompt(prompt_tokens(record), record.prefix, record.endpoint, record.session, record.arrival)
+
+
 def _as(alike: Diagnosis, record: Record, objective: Objective) -> Diagnosis:
-    """Of one request in a crowd of slow ones: by sample, which the evidence tells."""
+    """The diagnosis of a request in a crowd of slow ones, taken over from `alike`; the evidence says so."""
     evidence = f"one of more than {LOOKED_INTO} slow requests in a second, as another one: {alike.verdict.evidence}"
     verdict = replace(alike.verdict, evidence=evidence, over=over_budget(record, objective))
     return Diagnosis(verdict, alike.usual, Alternatives())

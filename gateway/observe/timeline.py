@@ -1,44 +1,42 @@
-"""Fills the Record of one request in progress, and emits exactly one per request, on every path out, to all sinks.
+"""Fills the Record of one request in progress.
 
 Rules:
 - Stages are closed in order and never overlap, so their sum is the TTFT by construction.
 - The timeline only takes notes; `gateway.observe.record` derives results.
 - A timeline is on the path of every request: closing a stage writes one number into a list.
-- Sinks never wait: metrics are numbers in memory, the access log is a bounded queue, recent Records are a ring. A
-  failing sink loses its own Record only.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from time import monotonic, time
+from collections.abc import Mapping, Sequence
+from time import monotonic
 
 from backends.interface import EngineTimes
 from gateway.api.inference_request import InferenceRequest
-from gateway.observe.metrics.series import LoopLag
+from gateway.api.reasoning_effort import reasoning_effort
+from gateway.api.request_start import sent_before
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import (
     CONNECT,
     ESTIMATE,
     FAILOVER,
+    NO_GAPS,
     QUEUE,
     RATE_LIMIT,
     RELAY,
     SEND,
     STREAM,
     UPSTREAM,
+    AnswerSight,
     AttemptRecord,
     Record,
     RequestOutcome,
     Stage,
+    TokenGaps,
 )
-from gateway.observe.slow_requests import SlowRequests
 from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
-from policies.queue.queued_request import HoldRule
+from policies.queue.queued_request import HoldRule, Quote
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
 from policies.types import (
@@ -46,31 +44,30 @@ from policies.types import (
     AttemptOutcome,
     Candidate,
     Decision,
+    PoolEstimate,
     PrefixBlocks,
     PromptEstimate,
     RejectionKind,
 )
 
-log = logging.getLogger("firsttoken")
-
-Sink = Callable[[Record], None]
-
 LANDMARK = 512  # tokens between two block hashes in a Record
-RECENT = 500  # Records kept for GET /requests: 1 MB, the size of a core's cache
 RATE_LIMITED = AttemptOutcome.RATE_LIMITED
 NO_BLOCKS = PrefixBlocks()
 UNWATCHED = LoopLag()  # of an event loop without measurement
 
 
 class RequestTimeline:
-    """Fills one Record as a request moves forward. `mark`: end of the last closed stage, the start of the next."""
+    """Fills one Record as a request moves forward. `mark`: end of the last closed stage, the start of the next;
+    `prompt`: as the pool of the first tier sees it."""
 
-    __slots__ = ("_blocks", "_lag", "mark", "record")
+    __slots__ = ("_blocks", "_lag", "mark", "prompt", "record", "request")
 
     def __init__(self, record: Record, lag: LoopLag = UNWATCHED) -> None:
         self.record = record
         self.mark = record.arrival
         self._blocks = NO_BLOCKS  # of the prompt
+        self.request: InferenceRequest | None = None
+        self.prompt: PoolEstimate | None = None
         self._lag = lag
 
     def end_stage(self, stage: Stage) -> None:
@@ -114,14 +111,21 @@ class RequestTimeline:
         record.stream = request.stream
         record.max_tokens = request.max_tokens
         record.choices = request.choices
+        record.repaired = request.repaired
         if request.session:
             record.session = hash((record.tenant, request.session))
+            if route.session is not None and request.is_conversation:
+                record.session_budget = route.session.total
+        record.sent_before = sent_before(request.sent_at, record.wall)
         if route.promises_answer:
             record.ttft_of = "answer"
         ttft_budget = route.ttft_budget(request.ttft_budget)
         record.ttft_budget = None if ttft_budget == FOREVER else ttft_budget
         record.tpot_budget = route.tpot_budget(request.tpot_budget)
         record.total_budget = route.total.budget if route.total else None
+        if record.ttft_budget is None and record.total_budget is None:
+            by = route.done_within(request.by)
+            record.total_budget = None if by == FOREVER else by
         if not record.trace_id and request.traceparent and (caller := parent(request.traceparent)) is not None:
             record.trace_id = caller.id  # with tracing off, the id of the caller's own trace
 
@@ -130,7 +134,8 @@ class RequestTimeline:
         estimate stage ends."""
         if (prompt := next(iter(estimate.pools.values()), None)) is not None:  # of the first tier
             self.record.prompt_tokens_estimated = prompt.tokens
-            self._blocks = prompt.blocks
+            self._blocks, self.prompt = prompt.blocks, prompt
+            self.request = request
         if route.budget_grows:
             self.record.ttft_budget = route.ttft_budget(request.ttft_budget, estimate.uncached_tokens)
         self.end_stage(ESTIMATE)
@@ -148,7 +153,7 @@ class RequestTimeline:
         record.external_refused = bool(decision.rejected) and any(
             each.kind is RejectionKind.EXTERNAL_LIMIT for each in decision.rejected
         )
-        if record.ttft_budget is None and decision.deadline != FOREVER:
+        if record.ttft_budget is None and record.total_budget is None and decision.deadline != FOREVER:
             record.ttft_budget = decision.deadline - record.arrival
         if (chosen := decision.chosen) is not None:
             self._predicted(chosen, decision.at)
@@ -164,6 +169,11 @@ class RequestTimeline:
         if limited:
             self.close((RATE_LIMIT, at))
 
+    def quoted(self, quote: Quote | None) -> None:
+        """Note the quote of a request that has entered the queue; that of its first entry remains."""
+        if self.record.quoted is None:
+            self.record.quoted = quote
+
     def _predicted(self, candidate: Candidate, at: float) -> None:
         """Note the predictions for the candidate of an attempt, counted from arrival."""
         record, endpoint, forecast = self.record, candidate.endpoint, candidate.forecast
@@ -178,8 +188,12 @@ class RequestTimeline:
         )
         record.prompt_tokens_estimated = candidate.prompt_tokens
         record.cached_tokens_predicted = candidate.hit
+        record.cached_tokens_to_load = candidate.hit_tiers if candidate.to_load else None
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
+        completion = None if record.decision is None else record.decision.completion(candidate)
+        record.total_predicted_p50 = None if completion is None else waited + completion.p50
+        record.total_predicted_p90 = None if completion is None else waited + completion.p90
 
     def escalated(self, shortcoming: str) -> None:
         """Another pool is asked for a better answer."""
@@ -205,14 +219,26 @@ class RequestTimeline:
         self.record.cost_usd += attempt.cost_usd
 
     def won(
-        self, candidate: Candidate, model: str, opened: float, connected: float, sent: float, first_in: float
+        self,
+        candidate: Candidate,
+        model: str,
+        *,
+        opened: float,
+        connected: float,
+        sent: float,
+        first_in: float,
+        head: float | None = None,
+        first_byte: float | None = None,
     ) -> None:
-        """Note the attempt that answered; the time before was lost to other attempts.
+        """Note the attempt that answered; the time before was lost to other attempts. `head`, `first_byte`: of the
+        reply, before its first token.
 
         A further attempt at an endpoint that refused waits for the announced rate limit.
         """
         record, endpoint = self.record, candidate.endpoint.id
         record.model = model
+        record.head = None if head is None else head - record.arrival
+        record.first_byte = None if first_byte is None else first_byte - record.arrival
         if endpoint != record.endpoint:
             self._predicted(candidate, opened)
         if record.attempts:
@@ -238,6 +264,7 @@ class RequestTimeline:
         output_tokens: int,
         tpot: float | None,
         blocks: PrefixBlocks,
+        gaps: TokenGaps = NO_GAPS,
         reasoning_in: float | None = None,
         answer_in: float | None = None,
     ) -> None:
@@ -252,12 +279,20 @@ class RequestTimeline:
         record.engine_prefill = times.prefill
         record.output_tokens = output_tokens
         record.tpot = tpot
+        record.gaps = gaps
         if record.ttft is not None:  # no earlier than the first token was written
             if reasoning_in is not None:
                 record.first_reasoning = max(reasoning_in - record.arrival, record.ttft)
             if answer_in is not None:
                 record.first_answer = max(answer_in - record.arrival, record.ttft)
         self._blocks = blocks
+
+    def unseen(self) -> None:
+        """Note an answer whose body another proxy does not show: nobody knows if its first token was in time."""
+        self.record.ttft_budget = None
+
+    def seen(self, sight: AnswerSight) -> None:
+        self.record.sight = sight
 
     def refused(self, status: int, error: str, end: RequestOutcome, at: float) -> None:
         """An error reply is about to be written."""
@@ -279,13 +314,11 @@ class RequestTimeline:
         self.record.error = error
 
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
-        """The last byte is out, or nothing more will be.
-
-        Block hashes at every LANDMARK tokens are enough for a replay to find prompts with a shared prefix. The tokens
-        are the gateway's own: an engine's count is learned, and learned counts change.
-        """
-        record, step = self.record, max(LANDMARK // self._blocks.size, 1)
-        record.prefix = self._blocks.hashes[step - 1 :: step]
+        """The last byte is out, or nothing more will be."""
+        record = self.record
+        record.prefix = self.landmarks()
+        if self.request is not None:
+            record.reasoning_effort = reasoning_effort(self.request.body)
         if record.ttft is not None:
             self.close((STREAM, at))
         else:
@@ -295,50 +328,18 @@ class RequestTimeline:
         if error:
             record.error = error
 
+    def landmarks(self) -> Sequence[int]:
+        """Block hashes of the prompt at every LANDMARK tokens, enough for a replay to find prompts with a shared
+        prefix. The tokens are the gateway's own: an engine's count is learned, and learned counts change."""
+        return landmarks(self._blocks)
+
+
+def landmarks(blocks: PrefixBlocks) -> Sequence[int]:
+    """Block hashes at every LANDMARK tokens."""
+    step = max(LANDMARK // blocks.size, 1)
+    return blocks.hashes[step - 1 :: step]
+
 
 def note_on_screen(record: Record, seconds: float) -> None:
     """Note the caller's own measurement, which comes after the answer."""
     record.on_screen = seconds
-
-
-class Recorder:
-    """Opens a timeline per request. `lag`: of the event loop that serves requests."""
-
-    def __init__(self, sinks: Iterable[Sink] = (), lag: LoopLag = UNWATCHED) -> None:
-        self.recent: deque[Record] = deque(maxlen=RECENT)
-        self.sinks: list[Sink] = [self.recent.append, *sinks]
-        self.lag = lag
-        self.lives: set[RequestTimeline] = set()  # requests in progress
-        self.slow = SlowRequests(self.recent, lambda: [life.record for life in self.lives])
-
-    @property
-    def live(self) -> int:
-        return len(self.lives)
-
-    @contextmanager
-    def timeline(self, arrival: float) -> Iterator[RequestTimeline]:
-        """Emit exactly one Record at the end of the block, after any exception, too."""
-        timeline = RequestTimeline(Record(arrival=arrival, wall=time() - (monotonic() - arrival)), self.lag)
-        record = timeline.record
-        self.lives.add(timeline)
-        try:
-            yield timeline
-        except BaseException as error:
-            if record.total == 0.0:
-                gone = isinstance(error, asyncio.CancelledError | ConnectionError)
-                end = RequestOutcome.CLIENT_GONE if gone else RequestOutcome.INTERNAL
-                timeline.finished(end, monotonic(), "" if gone else type(error).__name__)
-            raise
-        finally:
-            self.lives.discard(timeline)
-            record.diagnosis = self.slow.on_ended(record)
-            record.decision = None  # kept with the recent Records, the decision would be memory outside every cache
-            self.emit(record)
-            record.quota = None
-
-    def emit(self, record: Record) -> None:
-        for sink in self.sinks:
-            try:
-                sink(record)
-            except Exception:  # a bug in a sink must not become the client's error
-                log.exception("record sink failed")

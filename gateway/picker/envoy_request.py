@@ -1,21 +1,33 @@
-"""One HTTP request on its way through Envoy, as ext_proc tells of it.
+"""The exchange of ext_proc messages about one HTTP request that Envoy carries.
 
-    HEADERS --body--> PICKED --response--> ANSWERED --last chunk--> OVER
+    HEADERS --body--> PICKED --response--> ANSWERED --last chunk, or entry of the access log--> OVER
 
 Rules:
 - The body mode that Envoy states decides what is answered when: BUFFERED wants its headers answered before the body is
   sent, FULL_DUPLEX_STREAMED wants nothing before the last chunk, and every chunk back.
-- What served is learned, never what was picked: Envoy may take another address of the list, or one of its own.
-- A message out of order is answered without a change: a request is never held by our own view of it.
+- The endpoint that served is learned from, not the endpoint that was picked: Envoy may take another address of the
+  list, or one of its own.
+- Where the data plane logs to this picker, an answer in STREAMED mode is read to its first token, and the log tells
+  its end: each chunk costs a message in both directions. One of WATCHED is read whole, for the engine's own counts.
+  Never in FULL_DUPLEX_STREAMED: an answer would lose its last chunk there.
+- Without the body, or where it comes whole at the end (BUFFERED), first token and tokens are inferred from the engine's
+  histograms. In BUFFERED the call ends with the
+  answer; in FULL_DUPLEX_STREAMED with its head, and the end of a stream is inferred too.
+- A message out of order is answered without a change: no disagreement about the order holds a request up.
 - Bytes of a body that waits for its end count in `Intake`, as those of the data port do: many large bodies at once are
   refused, never one small one.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 from time import monotonic
 
+from backends.ext_proc.log_entry import CALLER_GONE, ENGINE_BROKE, LogEntry
 from backends.ext_proc.messages import (
     BodyMode,
     EnvoyMessage,
@@ -24,17 +36,23 @@ from backends.ext_proc.messages import (
     answer,
     body_answers,
     immediate,
+    more_time,
 )
 from gateway.api.api_error import ApiError
 from gateway.downstream.intake import Intake
-from gateway.observe.record import RequestOutcome
+from gateway.observe.record import AnswerSight, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
+from gateway.picker.envoy_log import LB, PICK, EnvoyLog, ExpectedEntry
+from gateway.picker.named_model import with_model
 from gateway.picker.picker import CONTROL, DESTINATION, Asked, Pick, Picker
 from gateway.picker.served_answer import ServedAnswer
 
-LB = "envoy.lb"
 SUBSET = "envoy.lb.subset_hint"
 SERVED = "upstream.address"
+WATCHED = 32
+AS_WRITTEN = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX)  # modes in which an answer is shown as it comes
+# Values of `x-llm-d-request-dropped-reason` by status: of requests that load refuses, not of those that are wrong.
+DROPPED_REASON = {429: "rejected-saturated", 503: "rejected-no-endpoints"}
 
 
 class RequestPhase(Enum):
@@ -45,18 +63,31 @@ class RequestPhase(Enum):
 
 
 class EnvoyRequest:
-    """Answers the messages of one request. `on` returns what Envoy is told."""
+    """Answers the messages of one request. `on` returns the encoded replies to a message. `log`: of its connection;
+    None: there is none. `send`: sends what is no reply."""
 
-    def __init__(self, picker: Picker, timeline: RequestTimeline, max_body: int, intake: Intake) -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        timeline: RequestTimeline,
+        max_body: int,
+        intake: Intake,
+        log: EnvoyLog | None,
+        send: Callable[[bytes], None],
+    ) -> None:
         self._picker = picker
         self._timeline = timeline
         self._max_body = max_body
         self._intake = intake
+        self._log = log
+        self._send = send
+        self._entry: ExpectedEntry | None = None
         self._status = 0
         self._phase = RequestPhase.HEADERS
         self._modes = BodyMode.NONE, BodyMode.NONE
         self._head = EnvoyMessage()
-        self._body = bytearray()
+        self._body = bytearray()  # in FULL_DUPLEX_STREAMED: else it comes whole
+        self._size = 0
         self._pick: Pick | None = None
         self._served: ServedAnswer | None = None
 
@@ -71,10 +102,14 @@ class EnvoyRequest:
             case MessageKind.RESPONSE_HEADERS:
                 self._on_response_headers(message)
             case MessageKind.RESPONSE_BODY:
-                return self._on_response_body(message)
+                return await self._on_response_body(message)
             case MessageKind.RESPONSE_TRAILERS:
                 self._ended()
         return [] if message.kind is None else [answer(message.kind)]
+
+    def too_long(self) -> list[bytes]:
+        """The answer to a body that is longer than `max_body`, or to a message that could hold it."""
+        return self._refused(ApiError(413, f"The body is longer than {self._max_body} bytes."))
 
     # -- the request ----------------------------------------------------------------------
 
@@ -87,54 +122,73 @@ class EnvoyRequest:
         return [answer(MessageKind.REQUEST_HEADERS)] if self._modes[0] is BodyMode.BUFFERED else []
 
     async def _on_request_body(self, message: EnvoyMessage) -> list[bytes]:
-        self._body += message.body
+        self._size += len(message.body)
         self._intake.body_bytes += len(message.body)
-        if len(self._body) > self._max_body:
-            return self._refused(ApiError(413, f"The body is longer than {self._max_body} bytes."))
-        if (busy := self._intake.too_many_bytes(len(self._body))) is not None:
+        if self._size > self._max_body:
+            return self.too_long()
+        if (busy := self._intake.too_many_bytes(self._size)) is not None:
             return self._refused(busy)
-        if not message.end_of_stream and self._modes[0] is BodyMode.FULL_DUPLEX:
-            return []
         if self._modes[0] is not BodyMode.FULL_DUPLEX:
-            return await self._picked(MessageKind.REQUEST_BODY)
-        return await self._on_whole_duplex_body(is_last=True)
+            return await self._picked(MessageKind.REQUEST_BODY, message.body)
+        self._body += message.body
+        return await self._on_whole_duplex_body(is_last=True) if message.end_of_stream else []
 
     async def _on_whole_duplex_body(self, *, is_last: bool) -> list[bytes]:
-        """The choice, and the body behind it; trailers follow where it is not the last."""
+        """The choice, then the body. `is_last`: no trailers follow."""
         body = bytes(self._body)
-        found = await self._picked(MessageKind.REQUEST_HEADERS)
-        if self._phase is RequestPhase.PICKED:
-            found += body_answers(MessageKind.REQUEST_BODY, body, is_last)
-        return found
-
-    async def _picked(self, kind: MessageKind) -> list[bytes]:
-        """The choice, as the answer to a message of this kind."""
-        hint = self._head.metadata.get(SUBSET, {}).get(f"{DESTINATION}-subset", "")
-        subset = frozenset(address.strip() for address in hint.split(",") if address.strip())
-        asked = Asked(self._head.headers, bytes(self._body), self._timeline.record.arrival, subset)
         try:
-            self._pick = pick = await self._picker.pick(asked, self._timeline)
+            chosen = await self._chosen(body)
         except ApiError as refusal:
             return self._refused(refusal)
-        self._phase, chosen = RequestPhase.PICKED, ",".join(pick.addresses)
+        sent, mutation = body if chosen.body is None else chosen.body, replace(chosen, body=None)
+        return [
+            answer(MessageKind.REQUEST_HEADERS, mutation),
+            *body_answers(MessageKind.REQUEST_BODY, sent, is_last),
+        ]
+
+    async def _picked(self, kind: MessageKind, body: bytes = b"") -> list[bytes]:
+        """The choice, as the answer to a message of this kind."""
+        try:
+            return [answer(kind, await self._chosen(body))]
+        except ApiError as refusal:
+            return self._refused(refusal)
+
+    async def _chosen(self, body: bytes) -> Mutation:
+        """The choice, with the body where the engine knows the model by another name. Raises ApiError."""
+        arrival, subset = self._timeline.record.arrival, subset_of(self._head)
+        asked = Asked(self._head.headers, body, arrival, self._more_time, subset)
+        self._pick = pick = await self._picker.pick(asked, self._timeline)
+        self._phase, headers = RequestPhase.PICKED, {DESTINATION: ",".join(pick.addresses)}
         self._drop_body()
         self._note_sent(pick.addresses[0])
         self._picker.on_sent(pick)
+        metadata = dict(headers)
+        if self._log is not None:
+            self._entry = self._log.expect()
+            metadata[PICK] = self._entry.number
         removed = [name for name in CONTROL if name in self._head.headers and name != DESTINATION]
-        return [answer(kind, Mutation({DESTINATION: chosen}, removed, {LB: {DESTINATION: chosen}}))]
+        renamed = with_model(body, pick.model) if pick.model else None
+        if renamed is not None and "content-length" in self._head.headers:
+            headers["content-length"] = str(len(renamed))
+        return Mutation(headers, removed, {LB: metadata}, renamed)
+
+    def _more_time(self, seconds: float) -> None:
+        if self._modes[0] is BodyMode.BUFFERED:  # in FULL_DUPLEX_STREAMED Envoy has no clock
+            self._send(more_time(seconds))
 
     def _drop_body(self) -> None:
-        self._intake.body_bytes -= len(self._body)
+        self._intake.body_bytes -= self._size
+        self._size = 0
         self._body.clear()
 
     def _refused(self, refusal: ApiError) -> list[bytes]:
         self._phase = RequestPhase.OVER
         self._drop_body()
-        now, end = monotonic(), RequestOutcome.SHED if refusal.status in (429, 503) else RequestOutcome.REFUSED
-        self._timeline.refused(refusal.status, refusal.logged, end, now)
+        reason = DROPPED_REASON.get(refusal.status)
+        end = RequestOutcome.SHED if reason else RequestOutcome.REFUSED
+        self._timeline.refused(refusal.status, refusal.logged, end, monotonic())
         headers = {"content-type": "application/json", **refusal.headers}
-        if refusal.status in (429, 503):
-            reason = "rejected-saturated" if refusal.status == 429 else "rejected-no-endpoints"
+        if reason:
             headers["x-llm-d-request-dropped-reason"] = reason
         return [immediate(refusal.status, headers, refusal.body(), "firsttoken")]
 
@@ -142,6 +196,15 @@ class EnvoyRequest:
         pick = self._pick
         if pick is not None and pick.routed is not None and (candidate := pick.candidates.get(address)) is not None:
             self._served = ServedAnswer(self._picker.fleet, pick.routed, candidate)
+            if self._modes[1] not in AS_WRITTEN:
+                self._infer(self._served)
+
+    def _infer(self, served: ServedAnswer) -> None:
+        ends_with_head = self._modes == (BodyMode.FULL_DUPLEX, BodyMode.NONE)
+        shows_end = not ends_with_head or self._log is not None
+        end = None if shows_end else ExpectedEntry(0)
+        if served.infer(self._picker.inferred, None if end is None else partial(end.come, None)) and served.ends_unseen:
+            self._entry = end
 
     # -- the answer -----------------------------------------------------------------------
 
@@ -155,40 +218,120 @@ class EnvoyRequest:
             self._served = None
             self._note_sent(told)
         self._phase = RequestPhase.ANSWERED
-        self._status = int(message.headers.get(":status", "0") or 0)
+        self._timeline.seen(AnswerSight.HEADERS if self._modes[1] is BodyMode.NONE else AnswerSight.BODY)
+        self._status = status_of(message.headers)
         if self._served is not None:
-            self._served.on_head(self._status, message.headers)
+            shows_body = self._modes[1] is not BodyMode.NONE and not message.end_of_stream
+            shows_pace = self._modes[1] in AS_WRITTEN
+            self._served.on_head(self._status, message.headers, shows_body=shows_body, shows_pace=shows_pace)
         if message.end_of_stream:
             self._ended()
 
-    def _on_response_body(self, message: EnvoyMessage) -> list[bytes]:
-        if self._served is not None:
-            self._served.on_body(message.body, monotonic(), self._timeline)
-        if message.end_of_stream:
-            self._ended()
+    async def _on_response_body(self, message: EnvoyMessage) -> list[bytes]:
+        """Sends the first token on before it is learned from: its caller waits."""
+        now, replies = monotonic(), [answer(MessageKind.RESPONSE_BODY)]
         if self._modes[1] is BodyMode.FULL_DUPLEX:
-            return body_answers(MessageKind.RESPONSE_BODY, message.body, message.end_of_stream)
-        return [answer(MessageKind.RESPONSE_BODY)]
+            replies = body_answers(MessageKind.RESPONSE_BODY, message.body, message.end_of_stream)
+        if self._served is None or self._served.is_begun:
+            self._read(message, now)
+            return replies
+        for each in replies:
+            self._send(each)
+        try:
+            await asyncio.sleep(0)  # the event loop writes the replies
+        finally:
+            self._read(message, now)
+        return []
 
-    def _ended(self) -> None:
-        """The last byte of the answer is out."""
+    def _read(self, message: EnvoyMessage, now: float) -> None:
+        if self._served is not None:
+            self._served.on_body(message.body, now)
+        if message.end_of_stream:
+            self._ended()
+
+    @property
+    def has_seen_enough(self) -> bool:
+        """The rest of the answer need not be shown."""
+        if self._entry is None or self._served is None or self._phase is not RequestPhase.ANSWERED:
+            return False
+        if self._served.ends_unseen:  # Envoy resets the call otherwise, which would look like a caller who left
+            return True
+        is_watched = self._entry.turn % WATCHED == 0
+        return self._modes[1] is BodyMode.STREAMED and self._served.is_begun and not is_watched
+
+    @property
+    def is_to_be_logged(self) -> bool:
+        """The call is over before the answer, whose end comes by the access log, or is inferred."""
+        if self._log is None and not 200 <= self._status < 300:
+            return False
+        return self._entry is not None and self._phase in (RequestPhase.PICKED, RequestPhase.ANSWERED)
+
+    async def until_logged(self) -> None:
+        """Waits for the end of the answer, as the access log tells it."""
+        if self._entry is None:
+            return
+        if self._served is not None:
+            self._served.look_away(monotonic())
+        entry = await self._entry.wait(self._is_over_by_load)
+        self._timeline.seen(AnswerSight.HEADERS if entry is None else AnswerSight.ACCESS_LOG)
+        if entry is None:
+            self._ended()
+        elif entry.flags & CALLER_GONE:
+            self._left()
+        else:
+            self._status = entry.status or self._status
+            self._on_logged(entry)
+
+    def _is_over_by_load(self) -> bool:
+        return self._served is None or self._served.is_over_by_load(monotonic())
+
+    def _on_logged(self, entry: LogEntry) -> None:
+        at = monotonic()
+        if entry.last_byte is not None:
+            at = min(at, self._timeline.record.arrival + entry.last_byte)
+        if self._served is not None:
+            self._served.on_logged(self._status, entry.body_bytes, at, is_broken=bool(entry.flags & ENGINE_BROKE))
+        self._ended(at)
+
+    def _ended(self, at: float | None = None) -> None:
+        """The last byte of the answer is out. `at`: None: now."""
         if self._phase is RequestPhase.OVER:
             return
-        self._phase, now = RequestPhase.OVER, monotonic()
-        self._timeline.delivered(self._status, now)
+        self._phase, now = RequestPhase.OVER, monotonic() if at is None else at
+        if at is None and self._modes[1] not in AS_WRITTEN and self._served is not None and self._served.is_begun:
+            self._timeline.seen(AnswerSight.ENGINE)
         has_failed = self._status >= 500 if self._served is None else not self._served.end(now)
+        self._timeline.delivered(self._status, now)
         if has_failed:
             self._timeline.finished(RequestOutcome.FAILED, now)
 
     def close(self) -> None:
-        """The call is over: with the request where no body of the answer is seen, else the caller is gone."""
+        """The call is over. The request is complete where Envoy does not show the body; else the caller is gone."""
         self._drop_body()
+        if self._log is not None and self._entry is not None:
+            self._log.forget(self._entry)
         if self._phase is RequestPhase.OVER:
             return
         if self._phase is RequestPhase.ANSWERED and self._modes[1] in (BodyMode.NONE, BodyMode.BUFFERED):
             self._ended()
-            return
+        else:
+            self._left()
+
+    def _left(self) -> None:
+        """The caller is gone."""
         self._phase, now = RequestPhase.OVER, monotonic()
         if self._served is not None:
             self._served.leave(now)
         self._timeline.finished(RequestOutcome.CLIENT_GONE, now)
+
+
+def subset_of(head: EnvoyMessage) -> frozenset[str]:
+    """Addresses among which to pick; empty: all."""
+    hint = head.metadata.get(SUBSET, {}).get(f"{DESTINATION}-subset", "")
+    return frozenset(address.strip() for address in hint.split(",") if address.strip())
+
+
+def status_of(headers: Mapping[str, str]) -> int:
+    """0: no status of HTTP."""
+    told = headers.get(":status", "")
+    return int(told) if len(told) == 3 and told.isascii() and told.isdigit() else 0

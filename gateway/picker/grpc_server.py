@@ -1,13 +1,16 @@
-"""gRPC over HTTP/2, as a server: calls with messages in both directions, on `h2`.
+"""gRPC over HTTP/2, as a server: calls with messages in both directions.
 
-https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md. A message is five bytes (compressed or not, length) and
-its own. Rules:
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md. A message is a prefix of five bytes (compressed or not,
+length) and its content. Frames and windows are those of `backends.http2.server`. Rules:
 - One task serves a call. A reset, or the loss of the connection, cancels it.
-- What a peer sends is acknowledged (flow control) when the call has read it, and while the peer reads the answers: an
-  unread call holds one window, in each direction.
-- Bounds: calls of a connection, bytes of a message, and of messages not yet whole of all calls (`Intake`), resets; a
-  peer beyond them loses the call, or the connection.
+- Bytes of a peer are acknowledged (flow control) when the call has read them and wants more, and while the peer reads
+  the answers: an unread call holds one window, in each direction.
+- Bounds: calls of a connection, bytes of a message, and of messages not yet whole of all calls (`Intake`), resets, and
+  frames (`Http2Server`); a peer beyond them loses the call, or the connection.
 - A peer that does not read what is written is not read.
+- No call and no connection keeps the loop: others are served between MESSAGES messages, fewer where they are long, and
+  between FRAMES frames.
+- GOAWAY (`drain`) keeps new calls away and lets those in progress end; the connection is closed behind the last one.
 - Compressed messages are refused: Envoy sends none.
 """
 
@@ -15,37 +18,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from time import monotonic
+from typing import cast
+from urllib.parse import quote
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
+from backends.http2.frames import ErrorCode, Http2Error
+from backends.http2.header_blocks import encoded
+from backends.http2.server import (
+    AnswerSent,
     DataReceived,
     Event,
+    Http2Server,
+    PeerLeaves,
+    PingAcknowledged,
     RequestReceived,
-    StreamEnded,
     StreamReset,
-    WindowUpdated,
 )
-from h2.exceptions import H2Error, ProtocolError
-from h2.settings import SettingCodes
-
 from gateway.downstream.intake import Intake
 
 log = logging.getLogger("firsttoken")
 
-MAX_CALLS = 10_000  # of a connection at a time
-MAX_MESSAGE = 64 << 20  # bytes
+MAX_CONNECTIONS = 1_000
+MAX_CALLS = 1_000  # of a connection at a time
+MAX_MESSAGE = 1 << 20  # bytes, unless the handler of a call allows more
+MESSAGES, KB = 100, 1 << 10  # of a call, handled in a turn of the loop; each counts once more for every KB
 WINDOW = 1 << 20  # bytes that a call, and 16 times as many that a connection may send unread
-MAX_RESETS, RESET_PERIOD = 5_000, 10.0  # calls given up by the peer within so many s: a flood
+CHECK = 5.0  # s
+PING_AFTER, DEAD_AFTER, IDLE = 6, 12, 60  # checks: without a byte of the peer; without a call
 PREFIX = 5  # bytes before a message
-OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 3, 8, 12, 13  # grpc-status
+PRESENT_PING, DRAIN_PING = b"present?", b"draining"  # the latter is answered when the peer has read GOAWAY
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 3, 8, 12, 13, 14  # grpc-status
+HEADERS = encoded([(":status", "200"), ("content-type", "application/grpc")])
+TRAILERS = encoded([("grpc-status", str(OK))])
+PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 class GrpcError(Exception):
@@ -56,31 +65,56 @@ class GrpcError(Exception):
         self.status = status
 
 
-class Call:
-    """One call: messages in by iteration, out by `send`."""
+class MessageTooLongError(GrpcError):
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(RESOURCE_EXHAUSTED, f"a message of {size} bytes is longer than {limit}")
 
-    def __init__(self, connection: GrpcConnection, stream: int, path: str) -> None:
+
+class Call:
+    """One call: messages in by iteration, out by `send`. Settings of the handler: `max_message`, bytes; `has_no_end`:
+    nobody waits for its end."""
+
+    def __init__(self, connection: GrpcConnection, stream: int, path: str, *, is_over: bool) -> None:
         self.path = path
+        self.max_message = MAX_MESSAGE
+        self.has_no_end = False
+        self.is_ended = False  # for the peer; its handler may go on
         self._connection = connection
         self._stream = stream
         self._received = bytearray()
         self._unacknowledged = 0
-        self._is_over = False  # the peer sends no more
-        self._news = asyncio.Event()
+        self._is_over = is_over  # the peer sends no more
+        self._news: asyncio.Future[None] | None = None  # awaited by the handler
 
     def send(self, message: bytes) -> None:
         self._connection.write(self._stream, b"\x00" + len(message).to_bytes(4, "big") + message)
 
+    def end(self) -> None:
+        """Ends the call with OK. What the peer still sends is not read; the handler goes on, until the connection is
+        lost."""
+        self.is_ended = True
+        self._connection.end(self._stream)
+        self.release()
+
+    @property
+    def peer(self) -> object:
+        """The same for all calls of a connection."""
+        return self._connection
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Raises GrpcError."""
+        count = 0
         while True:
             if (message := self._next()) is not None:
                 yield message
+                if (count := count + 1 + len(message) // KB) >= MESSAGES:
+                    count = 0
+                    await asyncio.sleep(0)
             elif self._is_over:
                 return
             else:
-                self._news.clear()
-                await self._news.wait()
+                self._news = asyncio.get_running_loop().create_future()
+                await self._news
 
     def _next(self) -> bytes | None:
         received = self._received
@@ -90,8 +124,8 @@ class Call:
         if received[0]:
             raise GrpcError(UNIMPLEMENTED, "compressed messages are not taken")
         size = int.from_bytes(received[1:PREFIX], "big")
-        if size > MAX_MESSAGE:
-            raise GrpcError(RESOURCE_EXHAUSTED, f"a message is longer than {MAX_MESSAGE} bytes")
+        if size > self.max_message:
+            raise MessageTooLongError(size, self.max_message)
         if len(received) < PREFIX + size:
             if (busy := self._connection.intake.too_many_bytes(size)) is not None:
                 raise GrpcError(RESOURCE_EXHAUSTED, busy.message)
@@ -99,7 +133,8 @@ class Call:
             return None
         message = bytes(received[PREFIX : PREFIX + size])
         self._drop(PREFIX + size)
-        self._acknowledge()
+        if not received:  # else what is left would be acknowledged unread
+            self._acknowledge()
         return message
 
     def _drop(self, size: int) -> None:
@@ -107,42 +142,50 @@ class Call:
         del self._received[:size]
 
     def _acknowledge(self) -> None:
-        """The rest of a message that is begun may come."""
+        """Lets the peer send more, unless too many answers wait for it."""
         if self._unacknowledged and self._connection.unsent(self._stream) <= WINDOW:
+            self._return_window()
+
+    def _return_window(self) -> None:
+        if self._unacknowledged:
             self._connection.acknowledge(self._stream, self._unacknowledged)
             self._unacknowledged = 0
 
     # -- of the connection --------------------------------------------------------------
 
-    def feed(self, data: bytes, flow_controlled: int) -> None:
+    def feed(self, data: bytes, flow_controlled: int, *, is_last: bool) -> None:
+        self._unacknowledged += flow_controlled
+        self._is_over = is_last
+        if self.is_ended:
+            self._return_window()
+            return
         self._received += data
         self._connection.intake.body_bytes += len(data)
-        self._unacknowledged += flow_controlled
-        self._news.set()
-
-    def feed_eof(self) -> None:
-        self._is_over = True
-        self._news.set()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def on_sent(self) -> None:
         """The peer has read some of the answers."""
-        self._acknowledge()
+        if self._news is not None and not self._news.done():  # the call has read all, and waits
+            self._acknowledge()
 
     def release(self) -> None:
-        """The call is over: what was not read counts for the connection's window."""
+        """The call is over: its unread bytes go back to the window of the connection."""
         self._drop(len(self._received))
-        if self._unacknowledged:
-            self._connection.acknowledge(self._stream, self._unacknowledged)
-            self._unacknowledged = 0
+        self._return_window()
 
 
-@dataclass(slots=True)
-class Outbox:
-    """Messages that wait for the peer's window, and the end."""
+def trailers(status: int, message: str) -> bytes:
+    """Of a call that fails. The message is percent-encoded: it may quote the peer."""
+    return encoded([("grpc-status", str(status)), ("grpc-message", quote(message, safe=PRINTABLE))])
 
-    data: deque[bytes] = field(default_factory=deque)
-    size: int = 0
-    trailers: list[tuple[str, str]] | None = None
+
+class ConnectionState(Enum):
+    """DRAINING: GOAWAY is sent. DRAINED: the peer has read it, and begins no call."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    DRAINED = "drained"
 
 
 Handler = Callable[[Call], Awaitable[None]]
@@ -155,43 +198,66 @@ class GrpcConnection(asyncio.Protocol):
         self.intake = intake
         self._handler = handler
         self._connections = connections
-        self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding="latin-1", logger=None))
+        self._http2 = Http2Server(MAX_CALLS, WINDOW, 16 * WINDOW)
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, Call] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._outboxes: dict[int, Outbox] = {}
-        self._resets: deque[float] = deque()
-        self._flush_due = False
+        self._state = ConnectionState.OPEN
+        self._silent_for = self._idle_for = 0  # checks
+        self._flush_due = self._is_rest_due = False
+        self._is_read_paused = self._is_write_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self.intake.count_refused("connections")
+            transport.close()
+            return
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._connections.add(self)
-        self._h2.initiate_connection()
-        self._h2.update_settings(
-            {SettingCodes.MAX_CONCURRENT_STREAMS: MAX_CALLS, SettingCodes.INITIAL_WINDOW_SIZE: WINDOW}
-        )
-        self._h2.increment_flow_control_window(16 * WINDOW)
+        self._http2.start()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        self._silent_for = 0
+        self._handle(data)
+
+    def _handle(self, data: bytes) -> None:
+        """Handles as many frames as a turn of the loop may."""
         try:
-            for event in self._h2.receive_data(data):
+            for event in self._http2.receive(data, monotonic()):
                 self._on_event(event)
-        except ProtocolError as error:
+        except Http2Error as error:
             log.info("picker: a peer breaks HTTP/2: %s", error)
-            self._flush()
-            self.close()
-        else:
-            self._flush()
+            self.close(error.code)
+            return
+        self._flush_soon()  # behind the calls that were woken
+        self._close_if_drained()
+        self._read_on()
+
+    def _handle_rest(self) -> None:
+        self._is_rest_due = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._handle(b"")
+
+    def _read_on(self) -> None:
+        """Unless frames wait, or answers that the peer does not read."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._http2.is_behind and not self._is_rest_due:
+            self._is_rest_due = True
+            asyncio.get_running_loop().call_soon(self._handle_rest)
+        must_pause = self._http2.is_behind or self._is_write_paused
+        if must_pause is not self._is_read_paused:
+            self._is_read_paused = must_pause
+            (self._transport.pause_reading if must_pause else self._transport.resume_reading)()
 
     def pause_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._is_write_paused = True
+        self._read_on()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._is_write_paused = False
+        self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -199,125 +265,105 @@ class GrpcConnection(asyncio.Protocol):
         for task in self._tasks.values():
             task.cancel()
 
-    def close(self) -> None:
-        if self._transport is not None:
+    def drain(self) -> None:
+        """The peer begins no more calls here. The connection is closed behind the last one, once the peer knows."""
+        if self._state is ConnectionState.OPEN and self._transport is not None:
+            self._state = ConnectionState.DRAINING
+            self._http2.drain()
+            self._http2.ping(DRAIN_PING)
+            self._flush()
+
+    def check(self) -> None:
+        """Called every CHECK seconds: by number of checks, a stopped process takes no peer for dead."""
+        self._silent_for += 1
+        self._idle_for = 0 if self._tasks else self._idle_for + 1
+        if self._silent_for > DEAD_AFTER and self._transport is not None:
+            self._transport.abort()
+        elif self._silent_for > PING_AFTER:
+            self._http2.ping(PRESENT_PING)
+            self._flush()
+        if self._idle_for > IDLE:
+            self.drain()
+
+    def close(self, error: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._http2.close(error)
+            self._flush()
             self._transport.close()
+
+    def _close_if_drained(self) -> None:
+        if self._state is ConnectionState.DRAINED and not self.tasks and not self._http2.has_unsent:
+            self.close()
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        return [*self._tasks.values()]
+        """Of the calls whose end is to be waited for."""
+        return [task for stream, task in self._tasks.items() if not self._calls[stream].has_no_end]
 
     def _on_event(self, event: Event) -> None:
         match event:
+            case DataReceived():
+                if (call := self._calls.get(event.stream)) is not None:
+                    call.feed(event.data, event.size, is_last=event.is_last)
+                else:
+                    self._http2.acknowledge(event.stream, event.size)
             case RequestReceived():
                 self._begin(event)
-            case DataReceived(stream_id=stream, data=data, flow_controlled_length=size):
-                if (call := self._calls.get(stream or 0)) is not None:
-                    call.feed(data or b"", size or 0)
-                elif size:
-                    self._h2.acknowledge_received_data(size, stream or 0)
-            case StreamEnded(stream_id=stream):
-                if (call := self._calls.get(stream or 0)) is not None:
-                    call.feed_eof()
-            case StreamReset(stream_id=stream):
-                self._on_reset(stream or 0)
-            case WindowUpdated(stream_id=stream):
-                for waiting in [stream] if stream else [*self._outboxes]:
-                    self._pump(waiting)
-            case ConnectionTerminated():
-                self.close()
+            case AnswerSent():
+                if (call := self._calls.get(event.stream)) is not None:
+                    call.on_sent()
+            case StreamReset():
+                if (task := self._tasks.get(event.stream)) is not None and not self._calls[event.stream].is_ended:
+                    task.cancel()
+            case PingAcknowledged():
+                if event.data == DRAIN_PING:
+                    self._state = ConnectionState.DRAINED
+            case PeerLeaves():
+                self._state = ConnectionState.DRAINED
 
     def _begin(self, event: RequestReceived) -> None:
-        stream = event.stream_id or 0
-        headers = {str(name): str(value) for name, value in event.headers or ()}
-        call = self._calls[stream] = Call(self, stream, headers.get(":path", ""))
-        self._outboxes[stream] = Outbox()
+        stream = event.stream
+        call = self._calls[stream] = Call(self, stream, event.path, is_over=event.is_last)
         task = self._tasks[stream] = asyncio.get_running_loop().create_task(self._serve(stream, call))
-        task.add_done_callback(lambda _: self._on_served(stream))
-
-    def _on_reset(self, stream: int) -> None:
-        """The peer has given a call up."""
-        if (task := self._tasks.get(stream)) is not None:
-            task.cancel()
-        now = monotonic()
-        self._resets.append(now)
-        while self._resets and now - self._resets[0] > RESET_PERIOD:
-            self._resets.popleft()
-        if len(self._resets) > MAX_RESETS:
-            log.warning(
-                "picker: a peer gave up %d calls within %g s; its connection is closed", MAX_RESETS, RESET_PERIOD
-            )
-            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            self._flush()
-            self.close()
+        task.add_done_callback(partial(self._on_served, stream))
 
     async def _serve(self, stream: int, call: Call) -> None:
         status, message = OK, ""
+        self._http2.headers(stream, HEADERS)
         try:
-            self._h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
             await self._handler(call)
         except GrpcError as error:
             status, message = error.status, str(error)
-        except H2Error:  # the peer has given the call up
-            return
         except Exception:
             log.exception("picker: internal error")
             status, message = INTERNAL, "internal error"
-        if (outbox := self._outboxes.get(stream)) is not None:
-            outbox.trailers = [("grpc-status", str(status)), *([("grpc-message", message)] if message else [])]
-            self._pump(stream)
+        self.end(stream, status, message)
 
-    def _on_served(self, stream: int) -> None:
+    def end(self, stream: int, status: int = OK, message: str = "") -> None:
+        self._http2.end(stream, TRAILERS if status == OK else trailers(status, message))
+        self._flush_soon()
+
+    def _on_served(self, stream: int, task: asyncio.Task[None]) -> None:
+        with suppress(asyncio.CancelledError):
+            task.exception()  # kept by a cancelled task till it is asked for, with frames that may refer to the task
         self._tasks.pop(stream, None)
-        if (outbox := self._outboxes.get(stream)) is not None and outbox.trailers is None:
-            del self._outboxes[stream]  # cancelled
         if (call := self._calls.pop(stream, None)) is not None:
             call.release()
+        self._idle_for = 0
+        self._close_if_drained()
 
     # -- out ----------------------------------------------------------------------------
 
     def write(self, stream: int, data: bytes) -> None:
-        """Send as much as the peer's window allows; the rest follows."""
-        if (outbox := self._outboxes.get(stream)) is not None:
-            outbox.data.append(data)
-            outbox.size += len(data)
-            self._pump(stream)
+        self._http2.data(stream, data)
+        self._flush_soon()
 
     def unsent(self, stream: int) -> int:
-        outbox = self._outboxes.get(stream)
-        return 0 if outbox is None else outbox.size
+        return self._http2.unsent(stream)
 
     def acknowledge(self, stream: int, size: int) -> None:
-        with suppress(H2Error):  # the stream is over
-            self._h2.acknowledge_received_data(size, stream)
+        self._http2.acknowledge(stream, size)
         self._flush_soon()
-
-    def _pump(self, stream: int) -> None:
-        if (outbox := self._outboxes.get(stream)) is None:
-            return
-        try:
-            self._send(stream, outbox)
-        except H2Error:  # the peer has given the call up
-            del self._outboxes[stream]
-        if outbox.trailers is not None and not outbox.data:
-            self._outboxes.pop(stream, None)
-        elif (call := self._calls.get(stream)) is not None:
-            call.on_sent()
-        self._flush_soon()
-
-    def _send(self, stream: int, outbox: Outbox) -> None:
-        while outbox.data:
-            room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
-            if room <= 0:
-                return
-            piece = outbox.data.popleft()
-            if len(piece) > room:
-                outbox.data.appendleft(piece[room:])
-                piece = piece[:room]
-            outbox.size -= len(piece)
-            self._h2.send_data(stream, piece)
-        if outbox.trailers is not None:
-            self._h2.send_headers(stream, outbox.trailers, end_stream=True)
 
     def _flush_soon(self) -> None:
         """One write for all that is sent in a turn of the loop."""
@@ -327,25 +373,6 @@ class GrpcConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_due = False
-        data = self._h2.data_to_send()
+        data = self._http2.take()
         if data and self._transport is not None:
             self._transport.write(data)
-
-
-class GrpcServer:
-    """Makes connections for `loop.create_server`."""
-
-    def __init__(self, handler: Handler, intake: Intake) -> None:
-        self._handler = handler
-        self._intake = intake
-        self._connections: set[GrpcConnection] = set()
-
-    def __call__(self) -> GrpcConnection:
-        return GrpcConnection(self._handler, self._connections, self._intake)
-
-    async def shutdown(self, grace: float) -> None:
-        """Calls in progress have `grace` seconds; the health service keeps new ones away."""
-        if tasks := [task for connection in self._connections for task in connection.tasks]:
-            await asyncio.wait(tasks, timeout=grace)
-        for connection in [*self._connections]:
-            connection.close()

@@ -1,10 +1,15 @@
 """Picks endpoints for requests whose bytes another proxy carries: parse, estimate, wait, decide.
 
 The same steps as `Proxy.serve`, up to the decision. Rules:
-- An answer comes within WITHIN of the whole request: where the decision takes longer, or waits for an engine, the least
-  loaded endpoint of the route that is up is named, and the queue is left.
-- A request without a body, or with a path or a model that no route knows, is spread over all pools in the same way: its
-  purpose is the engine's to say.
+- An answer comes within WITHIN of the whole request, or within `hold` where the data plane waits for it: where the
+  request would wait for an engine for longer, it leaves the queue, and the best endpoint of that moment is named. Where
+  there is none below its cap, or the request is not read within WITHIN, it is the least loaded endpoint of the route
+  that is up.
+- Where the parsing alone takes longer (bodies above 150 KB are parsed in a thread, in turn), the body is read for its
+  model only: no request goes to a pool of another model.
+- A request without a body, or with a model that no route knows, goes to the least loaded endpoint of all pools: the
+  engine answers or refuses it.
+- Only endpoints that know the model by the same name are named together: the body is written once.
 - Endpoints come and go while a request waits: a decision is answered from the runtime in force when it was made.
 - Names of headers come in two generations; a caller's own control headers steer nothing.
 """
@@ -12,47 +17,56 @@ The same steps as `Proxy.serve`, up to the decision. Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from time import monotonic
 
 from gateway.admission.auth import ANYONE
+from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.paths import canonical
 from gateway.config.field_types import authority
+from gateway.config.models import PickSection
 from gateway.decider import Decider
 from gateway.observe.record import Stage
 from gateway.observe.timeline import RequestTimeline
+from gateway.picker.inferred_answers import InferredAnswers
+from gateway.picker.named_model import named_model
 from gateway.proxy import OPERATIONS
 from gateway.refusals import reject_unplaced
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.fleet.fleet import Fleet
-from policies.routes.route import Route
-from policies.types import NEVER, Candidate, Health, Load
+from policies.queue.queued_request import QueuedRequest
+from policies.types import NEVER, Candidate, Decision, Health, Load, Placement
 
-WITHIN = 0.25  # s
-TTFT_HEADER = "x-slo-ttft-ms"
+WITHIN = 0.2  # s; `message_timeout` of deploy/envoy is 0.25 s
+ASK_AFTER = 0.05  # s in the queue, before the data plane is asked for more time: most wait for less
+MARGIN = 0.25  # s that the data plane waits beyond `hold`
+FAIRNESS = "x-gateway-inference-fairness-id"
 # Current names of the control headers, and the names before.
 RENAMED = {
-    "x-llm-d-slo-ttft-ms": TTFT_HEADER,
-    "x-llm-d-inference-fairness-id": "x-gateway-inference-fairness-id",
+    "x-llm-d-slo-ttft-ms": "x-slo-ttft-ms",
+    "x-llm-d-inference-fairness-id": FAIRNESS,
     "x-llm-d-inference-objective": "x-gateway-inference-objective",
 }
-FAIRNESS = "x-gateway-inference-fairness-id"
 DESTINATION = "x-gateway-destination-endpoint"
 CONTROL = (*RENAMED, *RENAMED.values(), DESTINATION, f"{DESTINATION}-subset")
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request as the proxy in front has it. `subset`: addresses among which to pick; empty: all."""
+    """A request as the proxy in front has it. `subset`: addresses among which to pick; empty: all. `more_time`: asks
+    the proxy to wait for so many seconds."""
 
     headers: Mapping[str, str]
     body: bytes
     arrival: float
+    more_time: Callable[[float], None]
     subset: frozenset[str] = frozenset()
 
     @property
@@ -60,18 +74,29 @@ class Asked:
         return self.headers.get(":path", "").partition("?")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request, the route of its model, and its place in the queue."""
+
+    request: InferenceRequest
+    named: RoutedName
+    queued: QueuedRequest
+
+
 @dataclass(slots=True)
 class Pick:
-    """`addresses`: where the request goes, best first. `routed`: None where only loads were compared."""
+    """`addresses`: where the request goes, best first. `model`: by which the servers know the model; empty: as the
+    request does. `routed`: None where only loads were compared."""
 
     addresses: Sequence[str]
+    model: str = ""
     routed: RoutedRequest | None = None
     candidates: Mapping[str, Candidate] = field(default_factory=dict)  # by address
 
 
 class UncountedPicks:
-    """Endpoints named by load alone. The fleet does not count such a request, and its engine tells of it at the next
-    poll: until then it counts here."""
+    """Counts requests that were named an endpoint by load alone. The fleet does not count such a request; its engine's
+    metrics include it from the next poll on."""
 
     def __init__(self) -> None:
         self._named: dict[str, tuple[int, float, int]] = {}  # by endpoint: turn, time of the last poll, requests since
@@ -100,13 +125,15 @@ class UncountedPicks:
 
 
 class Picker:
-    """Decides with the fleet of a gateway. `fallbacks`: addresses named after the first, at most."""
+    """Decides with the fleet of a gateway."""
 
-    def __init__(self, runtime: RuntimeHolder, decider: Decider, queue: RequestQueue, fallbacks: int) -> None:
+    def __init__(self, runtime: RuntimeHolder, decider: Decider, queue: RequestQueue, settings: PickSection) -> None:
         self._runtime = runtime
         self._decider = decider
+        self.inferred = InferredAnswers(decider.fleet)
         self._queue = queue
-        self._fallbacks = fallbacks
+        self._fallbacks = settings.fallbacks
+        self._hold = settings.hold
         self._spread = UncountedPicks()
         self._addresses: tuple[Runtime, Mapping[str, str]] | None = None  # of the runtime in force
 
@@ -116,15 +143,19 @@ class Picker:
 
     async def pick(self, asked: Asked, timeline: RequestTimeline) -> Pick:
         """Raises ApiError for a request that no endpoint shall get."""
-        request = found = None
-        try:
-            async with asyncio.timeout(WITHIN):
+        request = waiting = decision = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WITHIN) as limit:
                 if (request := await self._parsed(asked, timeline)) is not None:
-                    found = await self._decided(request, timeline)
-        except TimeoutError:
-            found = None
-        if found is None:
-            return self._least_loaded(asked, request)
+                    waiting = await self._estimated(request, timeline)
+                if waiting is not None:
+                    with self._asking_for_time(asked, limit):
+                        decision = await self._queue.decide(waiting.queued, monotonic())
+        if waiting is not None and decision is None:
+            decision = self._decided_at_once(waiting)
+        if waiting is None or decision is None:
+            return self._least_loaded(asked, named_model(asked.body) if request is None else request.model)
+        found = self._routed(waiting, decision, timeline)
         addresses = self._addresses_of(self._runtime.current)
         by_address: dict[str, Candidate] = {}
         for each in found.decision.ranked:  # ranks of a server, and keys, share an address
@@ -133,7 +164,41 @@ class Picker:
         if not allowed:
             self._queue.on_dispatched(found.request)
             raise unavailable()
-        return Pick(allowed[: 1 + self._fallbacks], found, by_address)
+        ids = {address: by_address[address].endpoint.id for address in allowed}
+        chosen, model = self._alike(ids, waiting.named, found.request.model)
+        return Pick(chosen, model, found, by_address)
+
+    def _alike(self, ids: Mapping[str, str], named: RoutedName | None, wanted: str) -> tuple[Sequence[str], str]:
+        """The first addresses, as many as may be named, of those at which the model has the same name as at the first;
+        and this name, empty where it is `wanted`. `ids`: endpoints by address, best first."""
+        if named is None:
+            return [*ids][: 1 + self._fallbacks], ""
+        model = self._model_at(named, next(iter(ids.values())))
+        alike = (address for address, id in ids.items() if self._model_at(named, id) == model)
+        return [*islice(alike, 1 + self._fallbacks)], model if model != wanted else ""
+
+    def _model_at(self, named: RoutedName, id: str) -> str:
+        """By which an endpoint knows the model."""
+        own = self._runtime.current.upstreams[id].model
+        return named.model or named.route.adapters.get(self.fleet.pool_of(id), own)
+
+    @contextmanager
+    def _asking_for_time(self, asked: Asked, limit: asyncio.Timeout) -> Iterator[None]:
+        """Moves `limit` to the end of the hold, once it is known that the request waits."""
+        loop = asyncio.get_running_loop()
+        if self._hold <= WITHIN:
+            yield
+            return
+
+        def more() -> None:
+            asked.more_time(self._hold + MARGIN)
+            limit.reschedule(loop.time() + self._hold)
+
+        later = loop.call_later(ASK_AFTER, more)
+        try:
+            yield
+        finally:
+            later.cancel()
 
     def on_sent(self, pick: Pick) -> None:
         """The fleet knows of the request: the next one may be decided."""
@@ -141,7 +206,7 @@ class Picker:
             self._queue.on_dispatched(pick.routed.request)
 
     async def _parsed(self, asked: Asked, timeline: RequestTimeline) -> InferenceRequest | None:
-        """None: there is nothing to decide by."""
+        """The request, as far as the gateway can read it; None: it has no known path, or no valid body."""
         operation = OPERATIONS.get(canonical(asked.path)[0])
         if operation is None or not asked.body:
             return None
@@ -157,53 +222,74 @@ class Picker:
         request.caller = headers.get(FAIRNESS, "")
         return request
 
-    async def _decided(self, request: InferenceRequest, timeline: RequestTimeline) -> RoutedRequest | None:
-        """None: no route knows the model, or a reload has replaced the route. Raises ApiError."""
-        if (route := self._route_of(request)) is None:
+    async def _estimated(self, request: InferenceRequest, timeline: RequestTimeline) -> Waiting | None:
+        """The request, as it enters the queue; None: no route knows the model."""
+        if (named := self._named(request.model)) is None:
             return None
+        route = named.route
         timeline.routed(request, route)
         estimate = await self._decider.estimate(request, route, ANYONE)
         timeline.estimated(request, route, estimate)
-        decision = await self._queue.decide(self._queue.queued(request, route, estimate, ANYONE), monotonic())
-        if decision is None:
+        return Waiting(request, named, self._queue.queued(request, route, estimate, ANYONE))
+
+    def _decided_at_once(self, waiting: Waiting) -> Decision | None:
+        """The best endpoint now for a request that the queue would hold for longer; None: there is none, it is at its
+        cap, or a reload has replaced the route."""
+        queued = waiting.queued
+        named = self._named(waiting.request.model)
+        if named is None or named.route is not queued.route:
             return None
+        decision = self._decider.decide(
+            waiting.request, queued.route, queued.estimate, ANYONE, sequence=queued.sequence
+        )
+        if not decision.ranked or decision.ranked[0].load.full:
+            return None
+        return replace(decision, outcome=Placement.PLACE)
+
+    def _routed(self, waiting: Waiting, decision: Decision, timeline: RequestTimeline) -> RoutedRequest:
+        """Raises ApiError where the decision is a refusal."""
         timeline.decided(decision)
         timeline.end_stage(Stage.DECIDE)
         reject_unplaced(decision)
         runtime = self._runtime.current
-        return RoutedRequest(
-            request=request,
-            route=route,
-            estimate=estimate,
+        routed = RoutedRequest(
+            request=waiting.request,
+            route=waiting.queued.route,
+            estimate=waiting.queued.estimate,
             decision=decision,
             timeline=timeline,
             upstreams=runtime.upstreams,
             first_token_limit=runtime.config.defaults.first_token,
+            model=waiting.named.model,
             native=runtime.operations,
         )
+        routed.assembled = False  # the body goes to the engine as it is
+        return routed
 
-    def _route_of(self, request: InferenceRequest) -> Route | None:
+    def _named(self, model: str) -> RoutedName | None:
         try:
-            return self._runtime.current.routes.match(request.model, ANYONE).route
+            return self._runtime.current.routes.match(model, ANYONE)
         except ApiError:
             return None
 
-    def _least_loaded(self, asked: Asked, request: InferenceRequest | None) -> Pick:
+    def _least_loaded(self, asked: Asked, model: str) -> Pick:
         """Raises ApiError (503) where nothing is up."""
         addresses = self._addresses_of(self._runtime.current)
-        route = None if request is None else self._route_of(request)
+        named = self._named(model)
         up = {
             id: load
             for id, load in self.fleet.snapshot(monotonic()).loads.items()
             if load.health is not Health.DOWN
             and id in addresses
             and is_in(asked.subset, addresses[id])
-            and (route is None or self.fleet.pool_of(id) in route.pools)
+            and (named is None or self.fleet.pool_of(id) in named.route.pools)
         }
         if not up:
             raise unavailable()
-        found = [*dict.fromkeys(addresses[id] for id in self._spread.take(up))]
-        return Pick(found[: 1 + self._fallbacks])
+        ids = dict[str, str]()
+        for id in self._spread.take(up):
+            ids.setdefault(addresses[id], id)
+        return Pick(*self._alike(ids, named, model))
 
     def _addresses_of(self, runtime: Runtime) -> Mapping[str, str]:
         """`host:port` by endpoint."""

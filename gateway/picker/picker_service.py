@@ -1,26 +1,33 @@
-"""The services of the picker's port: external processing for Envoy, and health."""
+"""The gRPC services of the endpoint picker: external processing (ext_proc) and access log for Envoy, health checks, and
+KEDA's external scaler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
 
-from backends.ext_proc.messages import decode
-from backends.ext_proc.protobuf import number
-from gateway.api.inference_request import request_id_of
+from backends.ext_proc.messages import EnvoyMessage, decode
+from backends.ext_proc.protobuf import number, sized
+from gateway.api.request_ids import request_id_of
 from gateway.downstream.intake import Intake
-from gateway.observe.timeline import Recorder
+from gateway.observe.recorder import Recorder
+from gateway.picker.envoy_log import STREAM_LOGS, EnvoyLogs
 from gateway.picker.envoy_request import EnvoyRequest
-from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError
+from gateway.picker.external_scaler import SERVICE as SCALER
+from gateway.picker.external_scaler import ExternalScaler
+from gateway.picker.grpc_server import INVALID_ARGUMENT, UNIMPLEMENTED, Call, GrpcError, MessageTooLongError
 from gateway.picker.picker import Picker
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 HEALTH = "/grpc.health.v1.Health/Check"
+HEAD = 1 << 18  # bytes of a message beside a body: headers, attributes, metadata
 SERVING, NOT_SERVING = 1, 2  # grpc.health.v1.HealthCheckResponse.status
+_ALIVE = sized(1, b"liveness")  # HealthCheckRequest.service, as endpoint pickers have it: a process that answers
 
 
 class PickerService:
-    """Serves calls of any service name that health checks ask for. `max_body`: bytes, as of now."""
+    """Serves external processing, the access log, KEDA, and health checks: of `liveness`, and of any other name as
+    readiness. `max_body`: bytes, read for each request."""
 
     def __init__(
         self,
@@ -29,35 +36,60 @@ class PickerService:
         max_body: Callable[[], int],
         is_ready: Callable[[], bool],
         intake: Intake,
+        scaler: ExternalScaler,
     ) -> None:
         self._picker = picker
         self._recorder = recorder
         self._max_body = max_body
         self._is_ready = is_ready
         self._intake = intake
+        self._scaler = scaler
+        self._logs = EnvoyLogs()
 
     async def serve(self, call: Call) -> None:
         """Raises GrpcError."""
         if call.path == HEALTH:
-            async for _ in call:
-                call.send(number(1, SERVING if self._is_ready() else NOT_SERVING))
+            async for data in call:
+                is_serving = data == _ALIVE or self._is_ready()
+                call.send(number(1, SERVING if is_serving else NOT_SERVING))
         elif call.path == PROCESS:
             await self._process(call)
+        elif call.path == STREAM_LOGS:
+            await self._logs.serve(call)
+        elif call.path.startswith(SCALER):
+            await self._scaler.serve(call)
         else:
             raise GrpcError(UNIMPLEMENTED, "the service is not known")
 
     async def _process(self, call: Call) -> None:
         with self._recorder.timeline(monotonic()) as timeline:
-            request = EnvoyRequest(self._picker, timeline, self._max_body(), self._intake)
+            request = EnvoyRequest(
+                self._picker, timeline, self._max_body(), self._intake, self._logs.of(call), call.send
+            )
+            call.max_message = self._max_body() + HEAD
             try:
                 async for data in call:
-                    try:
-                        message = decode(data)
-                    except ValueError as error:
-                        raise GrpcError(INVALID_ARGUMENT, str(error)) from None
+                    message = decoded(data)
                     if not timeline.record.request_id:
                         timeline.identified(request_id_of(message.headers), "pick", None)
                     for reply in await request.on(message):
                         call.send(reply)
+                    if request.has_seen_enough:
+                        break
+                    del data, message  # the next one may come in a minute
+                if request.is_to_be_logged:
+                    call.end()
+                    await request.until_logged()
+            except MessageTooLongError:
+                for reply in request.too_long():
+                    call.send(reply)
             finally:
                 request.close()
+
+
+def decoded(data: bytes) -> EnvoyMessage:
+    """Raises GrpcError."""
+    try:
+        return decode(data)
+    except ValueError as error:
+        raise GrpcError(INVALID_ARGUMENT, str(error)) from None

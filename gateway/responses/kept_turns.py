@@ -9,9 +9,9 @@ gateway keeps the items that led to the response, and sends them all to the back
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable
 from dataclasses import dataclass
+
+from gateway.fair_cache import FairCache
 
 MAX_BYTES = 64_000_000  # of all turns kept in a process
 
@@ -25,34 +25,8 @@ class KeptTurn:
     call_ids: frozenset[str]
 
 
-class KeptTurns:
+class KeptTurns(FairCache[KeptTurn]):
     """The latest turn of each socket, by caller and socket."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._turns: defaultdict[str, dict[Hashable, KeptTurn]] = defaultdict(dict)  # oldest first
-        self._bytes: defaultdict[str, int] = defaultdict(int)
-        self.size = 0  # bytes
-
-    def get(self, caller: str, socket: Hashable) -> KeptTurn | None:
-        return self._turns[caller].get(socket) if caller in self._turns else None
-
-    def keep(self, caller: str, socket: Hashable, turn: KeptTurn) -> None:
-        self.drop(caller, socket)
-        self._turns[caller][socket] = turn
-        self._count(caller, len(turn.items))
-        while self.size > self._max_bytes:
-            largest = max(self._bytes, key=self._bytes.__getitem__)
-            self.drop(largest, next(iter(self._turns[largest])))
-
-    def drop(self, caller: str, socket: Hashable) -> None:
-        turn = self._turns[caller].pop(socket, None)
-        if turn is not None:
-            self._count(caller, -len(turn.items))
-        if not self._turns[caller]:
-            del self._turns[caller]
-            self._bytes.pop(caller, None)
-
-    def _count(self, caller: str, size: int) -> None:
-        self._bytes[caller] += size
-        self.size += size
+        super().__init__(max_bytes, lambda turn: len(turn.items))

@@ -22,7 +22,7 @@ from backends.http.connection import WriteCoalescer
 from backends.interface import Operation
 from backends.translation.registry import RESPONSES_TO_CHAT
 from gateway.api.api_error import ApiError, retry_later
-from gateway.api.inference_request import new_request_id
+from gateway.api.request_ids import new_request_id
 from gateway.downstream.http_request import HttpRequest, too_large
 from gateway.downstream.intake import SMALL_BODY
 from gateway.downstream.response_writer import ResponseWriter
@@ -164,7 +164,7 @@ class ResponsesSocket:
             return
         last = await self._served(turn) if turn.generates else self._prepared(turn)
         if (found := turn.kept(last)) is not None:
-            self._turns.keep(self._caller, self, found)
+            self._turns.put(self._caller, self, found)
         elif kept is not None and kept.response_id == turn.previous:
             self._turns.drop(self._caller, self)
 

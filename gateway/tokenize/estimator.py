@@ -64,7 +64,7 @@ class Estimator:
         for config, alike in self._settings(text).items():
             position = self._reader.recognise(config, text)
             self._reader.read(position, text)
-            estimates |= {pool: self._for_pool(pool, position, text.prompt.messages) for pool in alike}
+            estimates |= {pool: self._for_pool(pool, position, text) for pool in alike}
         text.prompt.decoded = {}  # a request outlives the estimate, and holds the text in the body
         return PromptEstimate(estimates, output_tokens)
 
@@ -88,15 +88,17 @@ class Estimator:
             names.setdefault(config, []).append(pool)
         return names
 
-    def _for_pool(self, pool: str, position: Position, messages: int) -> PoolEstimate:
+    def _for_pool(self, pool: str, position: Position, text: PromptText) -> PoolEstimate:
         end = position.end
-        tokens = self._scale(pool).correct(end.text, messages)
+        tokens = self._scale(pool).correct(end.text, text.prompt.messages)
+        blocks = position.blocks(tokens)
         return PoolEstimate(
             tokens,
-            position.blocks(tokens),
+            blocks,
             round(end.text),
-            messages,
+            text.prompt.messages,
             position.config.adapter,
             margin=ceil(end.margin * tokens / end.tokens) if end.margin else 0,
             counted_text=partial(self._reader.counted_text, position.digest),
+            outline=partial(self._reader.outline, position, text, tokens, blocks),
         )

@@ -15,7 +15,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from gateway.tokenize.break_marks import read_mark
 from gateway.tokenize.generational_cache import GenerationalCache
 from gateway.tokenize.media import TILES, MediaFamily
 from gateway.tokenize.prefix_blocks import BLOCK_BYTES, BLOCK_TOKENS, IDS, ROLE, BlockChain, extend, start
@@ -23,10 +25,22 @@ from gateway.tokenize.prompt import Piece, Prompt
 from gateway.tokenize.text_tokens import TextModels, TextShape
 from gateway.tokenize.tokenizers import ID_BYTES, Encoder
 from policies.latency.token_counts import PER_MESSAGE
+from policies.prefix_doctor.prompt_outline import (
+    EMPTY,
+    ROLES,
+    SYSTEM,
+    TOOLS,
+    USER,
+    Composition,
+    PartOutline,
+    PartRole,
+    PromptOutline,
+)
 from policies.types import PartEnds, PrefixBlocks
 
 SHORT = 256  # bytes: a count takes 10 us, an estimate 5
-PREFIX_OVERHEAD = 510  # bytes of a cache entry besides hashes, tail and ends (tracemalloc)
+TEMPLATE_END = 96  # bytes at the end of a system message by which it is known again
+PREFIX_OVERHEAD = 760  # bytes of a cache entry besides hashes, tail and ends (tracemalloc)
 END_BYTES = 140  # of the end of a piece (tracemalloc)
 COUNT_BYTES = 170  # of a cache entry (tracemalloc)
 
@@ -52,15 +66,20 @@ class PromptText:
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapter by pool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prefix:
-    """A prompt up to the end of a part."""
+    """A prompt up to the end of a part. Shared by requests: nothing is assigned to after construction."""
 
     chain: BlockChain
     tokens: float = 0.0  # so far
     text: float = 0.0  # so far, without template tokens
     margin: float = 0.0  # of both; 0: counted
     ends: Sequence[tuple[int, float]] = ()  # bytes and tokens so far, at the end of each piece of the last part
+    role: PartRole = USER  # of the last part
+    part: int = 0  # digest of the last part's text
+    composition: Composition = EMPTY  # so far
+    opening: int = 0  # digest of the first message of the user
+    template: int = 0  # of the end of the last system message before it
 
 
 @dataclass(slots=True)
@@ -133,6 +152,19 @@ class PromptReader:
         end = self._prefixes.get(digest)
         return 0 if end is None or end.margin else round(end.text)
 
+    def outline(self, position: Position, text: PromptText, tokens: int, blocks: PrefixBlocks) -> PromptOutline:
+        """The outline of a prompt that was read; by an exact count, where there is one by now. `tokens`: of the prompt
+        as the engine counts, by the estimate."""
+        if position.end.margin and (counted := self.counted_text(position.digest)):
+            tokens = round(tokens * counted / position.end.text)
+            position = self.recognise(position.config, text)
+            blocks = position.blocks(tokens)
+        parts = [PartOutline(each.part, each.role, each.tokens, each.chain.size) for each in position.parts]
+        digests, end = array("q", [each.part for each in position.parts]), position.end
+        known = end.composition, end.opening, end.template
+        read = partial(read_mark, text.prompt)
+        return PromptOutline(parts, digests, *known, blocks.hashes, blocks.tokens, tokens, read)
+
     def _rest(self, position: Position, text: PromptText) -> Iterator[tuple[int, list[Piece]]]:
         """Digests and pieces of the parts from a position on."""
         prompt, family = text.prompt, position.config.media or TILES
@@ -143,7 +175,7 @@ class PromptReader:
     def _append(self, position: Position, part: int, pieces: Sequence[Piece], text: PromptText) -> None:
         digest, end = hash((position.digest, part)), position.end
         tokens, counted, margin, written = end.tokens, end.text, end.margin, list[bytes]()
-        size, ends = end.chain.size, list[tuple[int, float]]()
+        size, ends, media = end.chain.size, list[tuple[int, float]](), 0.0
         for piece in pieces:
             if piece.role is not None:
                 tokens += position.config.template
@@ -152,12 +184,17 @@ class PromptReader:
             raw = piece.span.encode() if isinstance(piece.span, str) else IDS + piece.span
             found, doubt = self._size(position.config.tokenizer, piece.span, raw, text)
             tokens, counted, margin = tokens + found, counted + found, margin + doubt
+            if isinstance(piece.span, bytes) and text.prompt.messages:
+                media += found
             written.append(raw)
             size += len(raw)
             ends.append((size, tokens))
-        known = self._prefixes.get(digest)
-        chain = extend(end.chain, b"".join(written)) if known is None else known.chain
-        prefix = Prefix(chain, tokens, counted, margin, ends)
+        known, whole = self._prefixes.get(digest), b"".join(written)
+        chain = extend(end.chain, whole) if known is None else known.chain
+        role, named = _role(pieces[0].role, text.prompt), hash(whole)
+        opening, template = _names(end, role, named, whole)
+        composition = end.composition.with_part(role, tokens - end.tokens - media, media)
+        prefix = Prefix(chain, tokens, counted, margin, ends, role, named, composition, opening, template)
         self._prefixes.put(digest, prefix)
         position.add(digest, prefix)
 
@@ -176,6 +213,21 @@ class PromptReader:
         found = self._encoders(tokenizer).count(text)
         self._counts.put(hash((tokenizer, cache_group, text)), found)
         return found
+
+
+def _role(name: str | None, prompt: Prompt) -> PartRole:
+    """Of a part whose first piece has this role. Definitions have none, and neither has a prompt without messages."""
+    if name is None:
+        return TOOLS if prompt.messages else USER
+    return ROLES.get(name, USER)
+
+
+def _names(before: Prefix, role: PartRole, digest: int, text: bytes) -> tuple[int, int]:
+    """`opening` and `template` with one more part."""
+    if before.opening:
+        return before.opening, before.template
+    template = hash(text[-TEMPLATE_END:]) if role is SYSTEM and len(text) > TEMPLATE_END else before.template
+    return digest if role is USER else 0, template
 
 
 def _prefix_bytes(prefix: Prefix) -> int:

@@ -1,12 +1,12 @@
-"""The wire side of one attempt: buffers the server's reply until it is worth committing to, then hands it on.
+"""The wire side of one attempt: has the server's reply held until it is worth committing to, then hands it on.
 
     CONNECTING --sent--> SENT --head--> HELD --join--> COMMITTED
          |                 |              |                |
          +-----------------+------over----+----------------+--> OVER
 
 Rules:
-- Before the commit the reply is buffered; the first visible output makes the attempt a candidate to win. A whole answer
-  is buffered to its end and judged: a 200 may hold an error, a page of HTML or half an answer.
+- Before the commit the reply is held and judged (`backends.stream.held_reply`); the first visible output makes the
+  attempt a candidate to win.
 - After the commit every read goes to the answer in the same call.
 - What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
 - An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
@@ -24,22 +24,21 @@ from time import monotonic
 
 from backends import rate_limit_headers
 from backends.failures import (
-    EMPTY,
     NOT_EVENTS,
     NOT_JSON,
     NOT_SERVED,
     TOO_LARGE,
     TRUNCATED,
-    UNKNOWN_MODEL,
     TransportError,
-    of_body,
     of_callers_key,
+    of_unknown_model,
 )
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
-from backends.stream.decompression import IDENTITY, Decompressor, decompressor
+from backends.stream.decompression import IDENTITY, Decompressor
+from backends.stream.held_reply import HeldReply, reply_decompressor
 from backends.stream.redaction import mask_secret
-from backends.stream.taps import BodyTap
+from backends.stream.taps import BodyTap, output_tokens
 from gateway.upstream.answer import Answer
 from gateway.upstream.attempt_figures import AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
@@ -48,16 +47,6 @@ from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.bucket import RateLimit
 from policies.types import Attempt, AttemptKind, AttemptOutcome
-
-MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
-ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
-MAX_WHOLE = 1 << 20  # bytes held of a whole answer; a longer answer is passed on before its end
-MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
-MAX_ERROR = 64 * 1024  # bytes of an error reply to read
-ENDLESS = 1 << 40  # bytes of a stream, which is not held
-MAX_EXPANDED = 4 << 20  # bytes after decompression of one read of a stream, which are passed on in one call
-BYTES_PER_TOKEN = 4.0  # of text, where the server reports no usage
-LONGEST_TOKENS = 1.5  # times as long in the mean: an event with more text carries several tokens
 
 
 class WireState(Enum):
@@ -91,6 +80,8 @@ class WireAttempt:
     """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
     whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap."""
 
+    held: HeldReply  # from the head of the reply on
+
     def __init__(
         self,
         attempt: Attempt,
@@ -118,8 +109,6 @@ class WireAttempt:
         self.status = 0
         self.is_success = False
         self.headers: Mapping[str, str] = {}
-        self.buffered: list[bytes] = []
-        self.buffered_bytes = 0
         self.whole: bytes | None = None  # a complete answer, as the caller gets it
         self.outcome: AttemptOutcome | None = None
         self.failure: Failure | None = None  # the end of the attempt
@@ -130,7 +119,6 @@ class WireAttempt:
         self._exchange: Exchange | None = None
         self._answer: Answer | None = None  # receiver of every read after the commit
         self._decompressor: Decompressor | None = None
-        self._max_held = MAX_HELD + ECHOES * len(self.call.body)
 
     # -- sending ------------------------------------------------------------------------
 
@@ -167,6 +155,7 @@ class WireAttempt:
     def on_head(self, status: int, headers: Mapping[str, str]) -> WireEvent:
         self.status, self.headers = status, headers
         self.is_success, self.state = 200 <= status < 300, WireState.HELD
+        self.times.head = monotonic()
         backend = self.upstream.backend
         if not (backend.local or backend.keyed_by_callers):  # a caller's limits are not the endpoint's
             self._report_rate_limits()
@@ -177,15 +166,14 @@ class WireAttempt:
             self.stream = self.assembled = self.request.stream = False  # the server has sent a whole answer
         self.tap = self.upstream.backend.tap(self.request)
         self.tap.strict = self._strict
+        self.held = HeldReply(
+            self.tap, content_type, self.is_success, self.stream, len(self.call.body), to_the_end=self._held_whole
+        )
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
-        self._decompressor = self._decompressor_of(headers["content-encoding"])
+        coding = headers["content-encoding"]
+        self._decompressor = reply_decompressor(coding, is_success=self.is_success, stream=self.stream)
         return None if self._decompressor is not None else self.fail(NOT_EVENTS if self.stream else NOT_JSON)
-
-    def _decompressor_of(self, coding: str) -> Decompressor | None:
-        if not self.is_success:
-            return decompressor(coding, MAX_ERROR, cut=True)
-        return decompressor(coding, ENDLESS, MAX_EXPANDED) if self.stream else decompressor(coding, MAX_REWRITTEN)
 
     def _report_rate_limits(self) -> None:
         if reports := rate_limit_headers.read(self.headers):
@@ -205,7 +193,9 @@ class WireAttempt:
         if self._answer is None:
             return self._hold(data, now)
         if self.tap.feed(data):
-            times.last_token = now
+            if (gap := now - times.quiet_since) > times.gap_floor:
+                times.note_gap(gap)
+            times.last_token = times.quiet_since = now
             if times.answer_in is None:
                 self._note_kind(now)
         if self.tap.spoiled:
@@ -216,11 +206,11 @@ class WireAttempt:
     def on_end(self) -> WireEvent:
         self._exchange = None
         if not self.is_success:
-            return self.fail(self.upstream.backend.failure(self.status, self.headers, b"".join(self.buffered)))
+            return self.fail(self.upstream.backend.failure(self.status, self.headers, self.held.take()))
         self.tap.close()
         if self.state is WireState.COMMITTED:
             return self._complete()
-        if (failure := self._judge()) is not None:
+        if (failure := self.held.judge(self.upstream.backend.secret.decode())) is not None:
             return self.fail(failure)
         self._first_token(monotonic())
         if not self.stream:
@@ -238,33 +228,15 @@ class WireAttempt:
         return self._break_off(failure)
 
     def _hold(self, data: bytes, now: float) -> WireEvent:
-        if self.is_success or self.buffered_bytes < MAX_ERROR:
-            self.buffered.append(data)
-            self.buffered_bytes += len(data)
-        if not self.is_success:
-            return None
-        content, failure = self.tap.feed(data), self.tap.failure
-        if not self.stream:
-            return self._hold_whole(now)
-        if failure is not None and not content:
-            return self.fail(failure)
-        if self.tap.spoiled:  # an error after a token in the same read: the answer has begun, and ended
-            self.buffered.pop()
-            return self._first_token(now)
-        if content:
-            return self._first_token(now)
-        if self.buffered_bytes > self._max_held:
-            is_stream = "event-stream" in self.headers.get("content-type", "").lower()
-            return self._first_token(now) if is_stream else self.fail(NOT_EVENTS)
-        return None
-
-    def _hold_whole(self, now: float) -> WireEvent:
-        if self.buffered_bytes > MAX_REWRITTEN:
-            return self.fail(TOO_LARGE)
-        return self._first_token(now) if self.buffered_bytes > MAX_WHOLE and not self._held_whole else None
+        if self.times.first_byte is None:
+            self.times.first_byte = now
+        found = self.held.feed(data)
+        if isinstance(found, Failure):
+            return self.fail(found)
+        return self._first_token(now) if found else None
 
     def _first_token(self, now: float) -> Milestone:
-        self.times.first_in = self.times.last_token = now
+        self.times.first_in = self.times.last_token = self.times.quiet_since = now
         self._note_kind(now)
         return Milestone.FIRST_TOKEN
 
@@ -275,21 +247,7 @@ class WireAttempt:
         if self.tap.answer_begun:
             self.times.answer_in = now
 
-    def _judge(self) -> Failure | None:
-        """None: the reply is a complete answer, be it without visible output."""
-        if not self.stream:
-            return self.tap.failure
-        if self.tap.ended:
-            return None
-        return self.tap.failure or of_body(b"".join(self.buffered), self.upstream.backend.secret.decode()) or EMPTY
-
     # -- the answer ---------------------------------------------------------------------
-
-    def take_buffered(self) -> bytes:
-        """Return the buffered body bytes, once."""
-        data = b"".join(self.buffered)
-        self.buffered = []
-        return data
 
     def join(self, answer: Answer) -> WireEvent:
         """Every further read goes to `answer`, which has got the buffered bytes."""
@@ -301,15 +259,14 @@ class WireAttempt:
     def _complete(self) -> WireEvent:
         """The reply is over; the tap knows if complete."""
         if self.answered or not self.stream:
-            self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self.tap.failure)
+            self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self._told_failure())
             return Milestone.ENDED
         return self._break_off(self.tap.failure or TRUNCATED)
 
     def _end_spoiled(self) -> WireEvent:
         """An error event or junk ends the stream, although vLLM sends [DONE] after an error."""
         assert self._answer is not None
-        answer = self._answer
-        failure = None if self.tap.failure is None else self._whose_key(self.tap.failure)
+        answer, failure = self._answer, self._told_failure()
         self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, failure)
         written = answer.body(self.tap.rest) if self.tap.rest else None
         written = answer.replace_held(self.tap.sound) or written
@@ -327,7 +284,7 @@ class WireAttempt:
             self._exchange.pause()
 
     def resume(self) -> None:
-        self.times.last_byte = monotonic()  # nothing was read
+        self.times.last_byte = self.times.quiet_since = monotonic()  # nothing was read
         if self._exchange is not None:
             self._exchange.resume()
 
@@ -339,17 +296,16 @@ class WireAttempt:
         if self.request.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
             failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
         elif failure.kind is FailureKind.MISCONFIGURED:
-            failure = self._whose_model(failure)
+            failure = of_unknown_model(failure, callers=self.request.model_is_callers)
         self.stop(BLAME[failure.kind.value].outcome, failure)
         return failure
 
+    def _told_failure(self) -> Failure | None:
+        """The error that the stream told, if any."""
+        return None if self.tap.failure is None else self._whose_key(self.tap.failure)
+
     def _whose_key(self, failure: Failure) -> Failure:
         return of_callers_key(failure) if self.upstream.backend.keyed_by_callers else failure
-
-    def _whose_model(self, failure: Failure) -> Failure:
-        if not self.request.model_is_callers:
-            return replace(UNKNOWN_MODEL, cause=failure.cause)
-        return replace(failure, kind=FailureKind.CLIENT, status=min(failure.status, 404), code="model_not_found")
 
     def leave_read(self) -> None:
         """End the attempt after the last event of its answer. The end of the reply is still read, as the connection is
@@ -371,7 +327,7 @@ class WireAttempt:
         self.state, self.times.ended = WireState.OVER, monotonic()
         self._exchange = self._answer = None
         self.connecting = None
-        self.outcome, self.failure = outcome, None if failure is None else self._whose_key(failure)
+        self.outcome, self.failure = outcome, failure
         output = self.output_tokens
         self.report, self.consumption = self._reported(output), self._consumed(output)
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
@@ -419,12 +375,8 @@ class WireAttempt:
 
     @property
     def output_tokens(self) -> int:
-        """As reported by the engine; without a report, one for each event, or by length of the text where an event has
-        more text than a token."""
-        if self.tap.usage.completion is not None:
-            return self.tap.usage.completion
-        by_text = round(self.tap.text_bytes / BYTES_PER_TOKEN)
-        return by_text if by_text > LONGEST_TOKENS * self.tap.tokens else self.tap.tokens
+        """Of the answer so far."""
+        return output_tokens(self.tap)
 
     def _consumed(self, output: int) -> Consumption:
         usage = self.tap.usage
@@ -433,7 +385,7 @@ class WireAttempt:
             return Consumption()
         prompt = self.fleet.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
-        return Consumption(prompt, output, cost)
+        return Consumption(prompt + output, cost)
 
     def cost_usd(self) -> float:
         """As of now, or of the end."""

@@ -23,6 +23,8 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
         connected=times.connected,
         sent=times.sent or times.opened,
         first_in=first_in,
+        head=times.head,
+        first_byte=times.first_byte,
     )
 
 
@@ -46,6 +48,7 @@ def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, res
         wire.tap.times,
         output_tokens=output,
         tpot=tpot,
+        gaps=wire.times.gaps(wire.report.output_tokens),
         blocks=routed.estimate.pools[wire.attempt.candidate.endpoint.pool].blocks,
         reasoning_in=wire.times.reasoning_in,
         answer_in=wire.times.first_in if continues else wire.times.answer_in,
@@ -64,9 +67,10 @@ def _record(routed: RoutedRequest, wire: WireAttempt) -> AttemptRecord:
         ended=wire.times.ended - arrival,
         ending=wire.outcome or AttemptOutcome.CANCELLED,
         upstream_id=wire.request.request_id,
-        tokens=consumed.prompt + consumed.output,
+        tokens=consumed.tokens,
         cost_usd=consumed.cost_usd,
         junk=wire.tap.junk,
         status=wire.status,
         cause="" if failure is None else failure.said,
+        engine_kv_tokens=wire.fleet.engine_kv_tokens(attempt.candidate.endpoint.id),
     )

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from backends.interface import Failure
 from gateway.upstream.attempt import WireAttempt, WireEvent
 
 
+@dataclass(slots=True, eq=False)
 class AttemptSink:
     """`tell` gets the events of the attempt; `lose` the loss of the connection, which the attempt has not heard of."""
 
-    __slots__ = ("attempt", "lose", "tell")
-
-    def __init__(
-        self,
-        attempt: WireAttempt,
-        tell: Callable[[WireAttempt, WireEvent], None],
-        lose: Callable[[WireAttempt, Failure], None],
-    ) -> None:
-        self.attempt = attempt
-        self.tell = tell
-        self.lose = lose
+    attempt: WireAttempt
+    tell: Callable[[WireAttempt, WireEvent], None]
+    lose: Callable[[WireAttempt, Failure], None]
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         if (event := self.attempt.on_head(status, headers)) is not None:

@@ -321,7 +321,7 @@ class Race:
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
         """Build the answer, or let the attempt continue it; the first bytes for the caller."""
-        rescue, first = self.rescue, wire.take_buffered()
+        rescue, first = self.rescue, wire.held.take()
         if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
             assert rescue.continuation is not None
             assert isinstance(self._answer, StreamedAnswer)
@@ -337,7 +337,7 @@ class Race:
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
-        reply = whole_reply(wire.rewriting, wire.take_buffered())
+        reply = whole_reply(wire.rewriting, wire.held.take())
         if isinstance(reply, Failure):
             self._on_failed(wire, wire.fail(reply))
             return
@@ -374,7 +374,7 @@ class Race:
         if wire is self.winner:
             self.winner = self._answer = None
         if failure is NOT_ASSEMBLED:
-            self.routed.ask_whole()
+            self.routed.assembled = False
             self._machine.limit_by(self.routed.limits)  # of an answer without tokens to be seen
         self.advance(self._facts.failed(wire, failure))
 

@@ -10,7 +10,8 @@ from backends.interface import Backend, BackendRequest, Operation
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
-from gateway.api.inference_request import InferenceRequest, new_request_id
+from gateway.api.inference_request import InferenceRequest
+from gateway.api.request_ids import new_request_id
 from gateway.api.state_answer import StateAnswer
 from gateway.api.threads import ThreadAnswer
 from gateway.observe.timeline import RequestTimeline
@@ -59,10 +60,6 @@ class RoutedRequest:
     def __post_init__(self) -> None:
         self.assembled = self._may_assemble()
 
-    def ask_whole(self) -> None:
-        """Ask for the whole answer from now on, after a stream that cannot be put together."""
-        self.assembled = False
-
     def _may_assemble(self) -> bool:
         """True if every pool of the decision can stream this answer without loss, and the route judges no whole
         answers."""
@@ -100,7 +97,7 @@ class RoutedRequest:
             stream=seen,
             hedge=route.hedge != "off",
             first_token_limit=self.first_token_limit if seen else WHOLE_ANSWER,
-            limit_at=self.limit_at,
+            limit_at=self.timeline.record.arrival + route.total_limit,
             idle=self.idle,
             rescue=self.may_rescue,
             by_pace=not request.tools,
@@ -108,11 +105,6 @@ class RoutedRequest:
             other_filter=route.fallback.content_filter,
             longest_output=route.output_cap(request.max_tokens) or self.estimate.output_tokens,
         )
-
-    @property
-    def limit_at(self) -> float:
-        """End of the time for the whole answer."""
-        return self.timeline.record.arrival + self.route.total_limit
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:
         """Model name to send to an endpoint."""

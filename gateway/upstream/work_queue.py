@@ -26,25 +26,23 @@ class WorkQueue:
         self._working = False
 
     def do(self, work: Callable[..., None], *given: Any) -> None:
-        if self._working or self._waiting or self._spent >= TURN:
-            self._waiting.append(partial(work, *given))
-        else:
-            self._timed(partial(work, *given))
+        self._waiting.append(partial(work, *given))
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next_turn)
+        self._work()
 
-    def _timed(self, work: Callable[[], None]) -> None:
-        began, self._working = monotonic(), True
-        try:
-            work()
-        finally:
-            self._working = False
-            self._spent += monotonic() - began
+    def _work(self) -> None:
+        while self._waiting and self._spent < TURN and not self._working:
+            began, self._working = monotonic(), True
+            try:
+                self._waiting.popleft()()
+            finally:
+                self._working = False
+                self._spent += monotonic() - began
 
     def _next_turn(self) -> None:
         self._spent, self._scheduled = 0.0, bool(self._waiting)
         if self._scheduled:
             asyncio.get_running_loop().call_soon(self._next_turn)
-        while self._waiting and self._spent < TURN:
-            self._timed(self._waiting.popleft())
+        self._work()

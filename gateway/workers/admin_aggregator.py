@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -24,24 +24,24 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Exemplar, Metric
-from prometheus_client.registry import Collector
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import json_response
 from gateway.admin.admin_server import AdminServer
-from gateway.admin.admin_views import RequestQuery, merge_endpoints
+from gateway.admin.admin_views import merge_endpoints
+from gateway.admin.request_query import RequestQuery
 from gateway.api.api_error import ApiError
 from gateway.config.models import Config
-from gateway.observe.metrics.merged_metrics import add_retired, keep_maxima, merge_metrics
+from gateway.observe.metrics.merged_metrics import MergedMetrics, decode_counts
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
-from gateway.observe.metrics.series import counter, gauge
-from gateway.process import BACKLOG, HANDLER_GRACE
+from gateway.observe.slow_counts import merge_windows
+from gateway.observe.windows.history_keeper import HistoryKeeper
+from gateway.process import serve_app
 from gateway.reload import ConfigSource, Reloader
 from gateway.strict_json import encode
 from gateway.workers.shared_state import SharedState
 from gateway.workers.worker import APPLY, COUNTS, Order, follow_orders
-from policies.diagnosis.slow_counts import merge_windows
+from policies.prefix_doctor.prefix_ledger import merge_advice
 
 log = logging.getLogger("firsttoken")
 
@@ -70,11 +70,11 @@ async def serve_aggregator(
 
     handlers = {Order.SUPERVISOR_GONE: supervisor_gone, Order.DRAIN: ended.set}
     follow_orders(channel, {**handlers, Order.HANGUP: partial(aggregator.reloader.reload_soon, "SIGHUP")})
-    app = AdminServer(aggregator).app()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=HANDLER_GRACE, auto_decompress=False)
-    await runner.setup()
-    await web.SockSite(runner, admin, backlog=BACKLOG).start()
+    runner = await serve_app(AdminServer(aggregator).app(), admin, auto_decompress=False)
+    await aggregator.finish_reload()
     aggregator.reloader.start()
+    await aggregator.collect_counters()  # an aggregator that was started again begins with the counts so far
+    aggregator.history.start()
     collecting = asyncio.create_task(aggregator.collect_forever())
     await ended.wait()
     collecting.cancel()
@@ -82,7 +82,7 @@ async def serve_aggregator(
     await aggregator.close()
 
 
-class AdminAggregator(Collector):
+class AdminAggregator:
     """Implements `gateway.admin.admin_server.AdminData`. `paths`: the workers' private sockets, in one directory."""
 
     def __init__(self, config: Config, source: ConfigSource, paths: Sequence[Path], shared: SharedState) -> None:
@@ -92,14 +92,11 @@ class AdminAggregator(Collector):
             for number, path in enumerate(paths, 1)
         }
         self._shared = shared
-        self._starts: dict[int, int] = {}  # of the process that answered last, by worker number
-        self._last: dict[int | None, list[Metric]] = {}  # and the counters of that process
-        self._answered = 0  # workers, in the last collection
-        self._exposed = False  # since the last collection
-        self._retired: list[Metric] = shared.retired.get() or []
+        self.merged = MergedMetrics(shared.retired.get() or [], shared.retired.put)
         self.registry = CollectorRegistry()
-        self.registry.register(self)
+        self.registry.register(self.merged)
         self.registry.register(self.reloader.counts)
+        self.history = HistoryKeeper(self._route_stats, config.state.dir)
 
     # -- AdminData --------------------------------------------------------------------------
 
@@ -109,7 +106,7 @@ class AdminAggregator(Collector):
 
     async def metrics(self) -> CollectorRegistry:
         await self.collect_counters()
-        self._exposed = True
+        self.merged.on_exposed()
         return self.registry
 
     async def requests(self, query: RequestQuery) -> bytes:
@@ -118,27 +115,45 @@ class AdminAggregator(Collector):
 
     async def route_stats(self) -> bytes:
         await self.collect_counters()
-        return encode(route_stats(counts_of(self.collect()), self.config.all_routes, time()))
+        return encode(self._route_stats())
+
+    def _route_stats(self) -> Mapping[str, Any]:
+        return route_stats(counts_of(self.merged.collect()), self.config.all_routes, time())
+
+    async def windows(self, window: str) -> bytes:
+        return self.history.view(window)
 
     async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
         found = (await self._get_all("/causes?" + urlencode({"route": route, "minutes": minutes}))).values()
         return {name: merge_windows([each[name] for each in found]) for name in ("now", "before")}
 
+    async def advice(self) -> Mapping[str, Any]:
+        return merge_advice([*(await self._get_all("/advise")).values()])
+
+    async def prefixes(self) -> Sequence[Mapping[str, Any]]:
+        """Of the worker that keeps prompts for warm-ups."""
+        return next((found for found in (await self._get_all("/prefixes")).values() if found), [])
+
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         return merge_endpoints(await self._get_all("/fleet"))
+
+    async def scale(self) -> Mapping[str, Any]:
+        """Of the leader: the others name no pool."""
+        found = (await self._get_all("/scale")).values()
+        return {"pools": {name: pool for each in found for name, pool in each["pools"].items()}}
 
     async def explain(self, operation: Operation, headers: Mapping[str, str], body: bytes) -> web.Response:
         """Asks the first worker that answers: workers see the load of all."""
         forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
         for worker in self._sessions:
-            reply = await self._ask(worker, "POST", f"/explain?path={operation.value}", body, headers=forwarded)
+            reply = await self._ask(worker, "POST", f"/explain?path={operation.value}", data=body, headers=forwarded)
             if reply is not None:
                 return json_response(*reply)
         raise no_worker()
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         """Sends the beacon to all workers; only the worker with the request knows its id."""
-        replies = await self._ask_all("POST", "/ttft", beacon)
+        replies = await self._ask_all("POST", "/ttft", data=beacon)
         if not replies:
             raise no_worker()
         status, body = min(replies.values(), key=lambda reply: (reply[0] == UNKNOWN, reply[0]))
@@ -152,19 +167,18 @@ class AdminAggregator(Collector):
     async def _apply_config(self, config: Config) -> None:
         """Returns when every worker has applied the configuration, or will start with it."""
         self._shared.config.put(config)
-        replies = await self._ask_all("POST", APPLY, timeout=APPLY_TIMEOUT)
+        await self._have_applied()
+
+    async def finish_reload(self) -> None:
+        """Have the last reload applied, if there was one: the aggregator before may have died between its two steps."""
+        if self._shared.config.get() is not None:
+            await self._have_applied()
+
+    async def _have_applied(self) -> None:
+        replies = await self._ask_all("POST", APPLY, seconds=APPLY_TIMEOUT)
         for worker in self._sessions:
             if replies.get(worker, (0, b""))[0] != ACCEPTED:
                 log.error("worker %d has not applied the configuration", worker)
-
-    def collect(self) -> Iterable[Metric]:
-        """As of the last collection."""
-        yield gauge("firsttoken_workers", [((), self._answered)])
-        starts = counter("firsttoken_worker_starts_total")
-        for number, count in sorted(self._starts.items()):
-            starts.of[(str(number),)].value = count
-        yield from starts.collect()
-        yield from merge_metrics({None: self._retired, **self._last})
 
     async def collect_forever(self) -> None:
         while True:
@@ -172,16 +186,7 @@ class AdminAggregator(Collector):
             await asyncio.sleep(COLLECT_INTERVAL)
 
     async def collect_counters(self) -> None:
-        found = await self._get_all(COUNTS, decode_counts)
-        for number, (starts, metrics) in found.items():
-            if self._starts.get(number, starts) != starts:
-                self._retired = add_retired(self._retired, self._last[number])
-                self._shared.retired.put(self._retired)
-            before = [] if self._exposed else self._last.get(number, [])
-            self._starts[number] = starts
-            self._last[number] = keep_maxima(before, metrics)
-        self._answered = len(found)
-        self._exposed = False
+        self.merged.update(await self._get_all(COUNTS, decode_counts))
 
     # -- requests to workers ----------------------------------------------------------------
 
@@ -190,23 +195,15 @@ class AdminAggregator(Collector):
         replies = await self._ask_all("GET", path)
         return {number: decode(body) for number, (status, body) in replies.items() if status == 200}
 
-    async def _ask_all(
-        self, method: str, path: str, body: bytes | None = None, timeout: float = WORKER_TIMEOUT
-    ) -> Mapping[int, Reply]:
-        replies = await asyncio.gather(*(self._ask(each, method, path, body, timeout) for each in self._sessions))
+    async def _ask_all(self, method: str, path: str, **options: Any) -> Mapping[int, Reply]:
+        replies = await asyncio.gather(*(self._ask(each, method, path, **options) for each in self._sessions))
         return {number: reply for number, reply in zip(self._sessions, replies, strict=True) if reply is not None}
 
     async def _ask(
-        self,
-        worker: int,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        timeout: float = WORKER_TIMEOUT,
-        headers: Mapping[str, str] | None = None,
+        self, worker: int, method: str, path: str, *, seconds: float = WORKER_TIMEOUT, **options: Any
     ) -> Reply | None:
-        """None from a worker that is gone, or late."""
-        options: dict[str, Any] = {"data": body, "headers": headers, "timeout": ClientTimeout(timeout)}
+        """None from a worker that is gone, or takes more than `seconds`. `options`: of aiohttp's `request`."""
+        options["timeout"] = ClientTimeout(seconds)
         try:
             async with self._sessions[worker].request(method, f"http://worker{path}", **options) as reply:
                 return reply.status, await reply.read()
@@ -215,6 +212,7 @@ class AdminAggregator(Collector):
             return None
 
     async def close(self) -> None:
+        await self.history.close()
         await self.reloader.close()
         for session in self._sessions.values():
             await session.close()
@@ -222,13 +220,3 @@ class AdminAggregator(Collector):
 
 def no_worker() -> ApiError:
     return ApiError(503, "No worker serves now.", type="server_error", code="unavailable")
-
-
-def decode_counts(encoded: bytes) -> tuple[int, list[Metric]]:
-    starts, fields = msgspec.msgpack.decode(encoded)
-    metrics = []
-    for name, documentation, type, samples in fields:
-        metrics.append(metric := Metric(name, documentation, type))
-        for sample_name, labels, value, _, exemplar, *_ in samples:
-            metric.add_sample(sample_name, labels, value, exemplar=exemplar and Exemplar(*exemplar))
-    return starts, metrics

@@ -30,14 +30,14 @@ from gateway.admission.local_quotas import SharedQuotaMemory
 from gateway.cluster.gossip import new_group
 from gateway.config.field_types import ListenAddress
 from gateway.config.models import Config
-from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, tune_gc, url_of
+from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, run_loop, tune_gc, url_of
 from gateway.reload import ConfigSource
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
 from gateway.worker_context import WorkerContext
 from gateway.workers.admin_aggregator import serve_aggregator
 from gateway.workers.shared_state import SharedState
-from gateway.workers.worker import Order, WorkerSlot, exit_reason, run_loop, serve_worker
+from gateway.workers.worker import Order, WorkerSlot, exit_reason, serve_worker
 from gateway.workers.worker_peers import WorkerPeers
 
 log = logging.getLogger("firsttoken")

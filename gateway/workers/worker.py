@@ -15,21 +15,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
-from typing import Any
 
-import msgspec
 from aiohttp import web
-from prometheus_client.core import Metric
 
 from gateway.app import Gateway
 from gateway.config.models import Config
-from gateway.observe.logs import to_stderr, unhandled
-from gateway.process import loop_factory, tune_gc
+from gateway.observe.logs import to_stderr
+from gateway.observe.metrics.merged_metrics import encode_counts
+from gateway.process import tune_gc
 from gateway.worker_context import WorkerContext
 from gateway.workers.shared_state import SharedState
 
@@ -154,14 +152,6 @@ def follow_orders(channel: socket.socket, handlers: Mapping[Order, Callable[[], 
     loop.add_reader(channel, read)
 
 
-def run_loop(work: Coroutine[Any, Any, None]) -> int:
-    """Returns the exit code."""
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.get_loop().set_exception_handler(unhandled)
-        runner.run(work)
-    return 0
-
-
 async def serve_worker(
     config: Config, context: WorkerContext, starts: int, shared: SharedState, channel: socket.socket
 ) -> None:
@@ -195,9 +185,3 @@ async def serve_worker(
         await ended.wait()
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
-
-
-def encode_counts(starts: int, metrics: Iterable[Metric]) -> bytes:
-    """Body of the answer to COUNTS. `starts` tells a process, which counts from 0, from its predecessor."""
-    fields = [(metric.name, metric.documentation, metric.type, metric.samples) for metric in metrics]
-    return msgspec.msgpack.encode((starts, fields))

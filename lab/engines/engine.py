@@ -6,10 +6,12 @@ Rules, as in vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py):
 - A waiting request is admitted when the whole prompt fits into free blocks (`scheduler_reserve_full_isl`) and fewer
   than `max_num_seqs` run. Cached blocks of the prefix are hits, but never the whole prompt: the last token is always
   computed. Blocks in an earlier request's planned chunks are hits already, within the same step too.
+- A waiting request whose LoRA adapter finds no place is left out, and those behind it go on.
 - When decoding needs a block and none is free, the request admitted last is preempted: all blocks are taken, and the
   request goes to the head of the queue, to be recomputed with the generated tokens. (vLLM also admits nothing in such
   a step. Here too: the preempted request is first in the queue, and never fits at once.)
 - The blocks of an answer enter the prefix cache at the end of the request.
+- Blocks in the CPU's memory are loaded one request after the other, over one link, while other requests compute.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from math import exp, inf
 from random import Random
 
@@ -49,6 +52,7 @@ class LiveRequest:
     computed: int = 0  # tokens in the KV cache
     generated: int = 0
     joined: int = 0
+    loaded_at: float = 0.0  # end of the load of cached blocks
     committed: int = 0  # leading blocks of `chain` in the prefix cache
     cached: int | None = None  # tokens hit at the first admission
     queue_time: float = 0.0
@@ -122,7 +126,7 @@ class Engine:
         self.adapters = adapters or LoraAdapters()
         self.alive = True
         self.slowness = 1.0  # factor on the duration of a step
-        self.cache = PrefixCache(profile.num_blocks)
+        self.cache = PrefixCache(profile.num_blocks, profile.host_tokens // profile.block_size)
         self._noise = Random(seed)
         self._reset()
 
@@ -136,7 +140,8 @@ class Engine:
         self._prefilling: list[LiveRequest] = []
         self._decoding = DecodeBatch(self.profile.block_size)
         self._ending: list[LiveRequest] = []
-        self._stuck = False  # the head of the queue was not admitted, and no block has been freed since
+        self._stuck = False  # nobody in the queue can be admitted before a block is freed, or another request arrives
+        self._link_free_at = 0.0  # no block is loaded from then on
 
     @property
     def running(self) -> int:
@@ -176,9 +181,10 @@ class Engine:
 
     def wakes_at(self, now: float) -> float | None:
         """The next time, not before `now`, at which a step finds work; None: not before the next `submit`."""
-        if self.running or self._waiting:
+        if self._decoding or self._ending or (self._waiting and not self._stuck):
             return now
-        return max(now, self._arriving[0].ready_at) if self._arriving else None
+        times = [live.loaded_at for live in self._prefilling] + [live.ready_at for live in islice(self._arriving, 1)]
+        return max(now, min(times)) if times else None
 
     def submit(self, request: EngineRequest, now: float) -> None:
         """Accept a request; the scheduler sees it `profile.overhead` later. Raises Refused, or ValueError."""
@@ -240,6 +246,7 @@ class Engine:
             live = self._arriving.popleft()
             live.state = RequestState.WAITING
             self._waiting.append(live)
+            self._stuck = False
         static = len(self._decoding) > 0 and not self._prefilling and (self._stuck or not self._waiting)
         coasted = self._coast(now, until) if static and until is not None else None
         return coasted or self._plan(now)
@@ -300,32 +307,42 @@ class Engine:
         """The prefill chunks of this step, (request, tokens); `computed` includes them on return."""
         chunks: list[tuple[LiveRequest, int]] = []
         for live in self._prefilling:
-            if budget > 0:
+            if budget > 0 and live.loaded_at <= now:
                 chunks.append(self._compute(live, budget))
                 budget -= chunks[-1][1]
-        self._stuck = False
+        running = self.running_adapters if self.adapters.names else frozenset()
+        skipped: list[LiveRequest] = []
         while budget > 0 and self._waiting:
-            if not self._admit(self._waiting[0], now):
-                self._stuck = True
+            live = self._waiting[0]
+            if (adapter := live.request.adapter) and not self.adapters.admits(adapter, running):
+                skipped.append(self._waiting.popleft())
+            elif self._admit(live, running, now):
+                self._waiting.popleft()
+                running |= {adapter} if adapter else set()
+                if live.loaded_at <= now:
+                    chunks.append(self._compute(live, budget))
+                    budget -= chunks[-1][1]
+            else:
                 break
-            chunks.append(self._compute(self._waiting.popleft(), budget))
-            budget -= chunks[-1][1]
+        self._waiting.extendleft(reversed(skipped))
+        self._stuck = budget > 0 and bool(self._waiting)
         return chunks
 
-    def _admit(self, live: LiveRequest, now: float) -> bool:
+    def _admit(self, live: LiveRequest, running: frozenset[str], now: float) -> bool:
+        """`running`: adapters of the running requests."""
         size = self.profile.block_size
         if self.running >= self.profile.max_num_seqs:
-            return False
-        adapter, running = live.request.adapter, self.running_adapters if live.request.adapter else ()
-        if adapter and not self.adapters.admits(adapter, running):
             return False
         hit = self.cache.match(live.chain, (live.target - 1) // size)
         if not self.cache.acquire(live.chain, hit, -(-live.target // size)):
             return False
-        if adapter:
-            self.adapters.use(adapter, running)
+        if live.request.adapter:
+            self.adapters.use(live.request.adapter, running)
+        if loaded := self.cache.loadable(live.chain, hit, (live.target - 1) // size):
+            live.loaded_at = max(self._link_free_at, now) + loaded * size * self.profile.load_us * 1e-6
+            self._link_free_at = live.loaded_at
         live.committed = hit
-        live.computed = hit * size
+        live.computed = (hit + loaded) * size
         if live.cached is None:
             live.cached = live.computed
             live.queue_time = now - live.ready_at
@@ -377,7 +394,8 @@ class Engine:
         """Put full blocks into the prefix cache."""
         full = min(live.computed // self.profile.block_size, len(live.chain))
         if full > live.committed:
-            self.cache.commit(live.chain[live.committed : full])
+            parent = live.chain[live.committed - 1] if live.committed else None
+            self.cache.commit(live.chain[live.committed : full], parent, live.request.id)
             live.committed = full
 
     def _release(self, live: LiveRequest) -> None:

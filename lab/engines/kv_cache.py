@@ -5,6 +5,8 @@ Rules, as in vLLM's block pool (vllm/v1/core/block_pool.py, kv_cache_manager.py)
 - A cached block without a user is *idle*: still a hit, and free to be allocated.
 - Blocks without content are allocated first, then idle blocks, least recently used first.
 - A request frees blocks tail first, so the end of a prefix is evicted before the start.
+- With `host` blocks in the CPU's memory, a block that is evicted stays there, least recently used first out. An engine
+  loads it from there; the copy stays. (vLLM copies each block when it is computed: as many hits.)
 - Two requests with the same computed block share the block afterwards. (vLLM keeps both copies until a copy is freed;
   the difference is a few blocks for the time of a request.)
 Invariant: capacity = spare + idle + used + private.
@@ -14,14 +16,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 
-class PrefixCache:
-    """`capacity` blocks, shared by the running requests of an engine."""
+@dataclass(frozen=True, slots=True)
+class CacheChange:
+    """A KV event: `blocks` are stored in a medium, or removed from it. `session`: request that computed them."""
 
-    def __init__(self, capacity: int) -> None:
+    medium: str  # gpu or cpu
+    stored: bool
+    blocks: Sequence[Hashable]
+    parent: Hashable | None = None
+    session: str = ""
+
+
+class PrefixCache:
+    """`capacity` blocks, shared by the running requests of an engine. `changes`: KV events; None: nobody listens."""
+
+    def __init__(self, capacity: int, host: int = 0) -> None:
         self.capacity = capacity
+        self.changes: list[CacheChange] | None = None
+        self._host_capacity = host
+        self._host: OrderedDict[Hashable, None] = OrderedDict()
         self._spare = capacity
         self._idle: OrderedDict[Hashable, None] = OrderedDict()
         self._used: dict[Hashable, int] = {}  # reference counts
@@ -53,6 +70,16 @@ class PrefixCache:
             hit += 1
         return hit
 
+    def loadable(self, chain: Sequence[Hashable], hit: int, limit: int) -> int:
+        """Number of blocks after the first `hit`, up to `limit`, which can be loaded."""
+        host, found = self._host, 0
+        for block in islice(chain, hit, limit) if host else ():
+            if block not in host:
+                break
+            host.move_to_end(block)
+            found += 1
+        return found
+
     def acquire(self, chain: Sequence[Hashable], hit: int, total: int) -> bool:
         """Hold the first `hit` blocks of `chain` and allocate `total - hit` private blocks; all or nothing."""
         used, idle = self._used, self._idle
@@ -72,10 +99,25 @@ class PrefixCache:
         spared = min(count, self._spare)
         self._spare -= spared
         for _ in range(count - spared):
-            self._idle.popitem(last=False)
+            self._evict(self._idle.popitem(last=False)[0])
 
-    def commit(self, blocks: Sequence[Hashable]) -> None:
-        """Name full private blocks of a request, for hits of other requests."""
+    def _evict(self, block: Hashable) -> None:
+        if self._host_capacity:
+            self._host[block] = None
+            self._host.move_to_end(block)
+            self._note("cpu", True, block)
+            if len(self._host) > self._host_capacity:
+                self._note("cpu", False, self._host.popitem(last=False)[0])
+        self._note("gpu", False, block)
+
+    def _note(self, medium: str, stored: bool, block: Hashable) -> None:
+        if self.changes is not None:
+            self.changes.append(CacheChange(medium, stored, (block,)))
+
+    def commit(self, blocks: Sequence[Hashable], parent: Hashable | None = None, request: Hashable = "") -> None:
+        """Name full private blocks of a request, which follow `parent`, for hits of other requests."""
+        if self.changes is not None:
+            self.changes.append(CacheChange("gpu", True, blocks, parent, str(request)))
         used, idle = self._used, self._idle
         for block in blocks:
             if block in used or block in idle:  # the second copy becomes spare
@@ -95,8 +137,15 @@ class PrefixCache:
                 idle[block] = None
         self._spare += private
 
+    def drop_idle(self) -> None:
+        """Forget the blocks that no request holds."""
+        self._spare += len(self._idle)
+        self._idle.clear()
+        self._host.clear()
+
     def clear(self) -> None:
         """Empty the cache: the engine restarted."""
+        self._host.clear()
         self._idle.clear()
         self._used.clear()
         self._spare = self.capacity

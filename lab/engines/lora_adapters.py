@@ -3,7 +3,7 @@
 Rules, as in vLLM (vllm/lora/model_manager.py, vllm/v1/core/sched/scheduler.py):
 - An engine holds `slots` adapters; the least recently used one makes room for another.
 - A step takes longer by `load` seconds for each adapter that is loaded in it, for all of its requests.
-- A request is not admitted while the running requests use all slots for other adapters.
+- A request waits while the running requests use all slots for other adapters; requests behind it may go first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class LoraAdapters:
     def admits(self, adapter: str, running: Collection[str]) -> bool:
         """`running`: adapters of the running requests."""
         return adapter in running or len(running) < self.slots
+
+    def holds(self, adapter: str) -> bool:
+        return adapter in self._held
 
     def use(self, adapter: str, running: Collection[str]) -> None:
         """A request for the adapter is admitted."""

@@ -7,13 +7,17 @@ so an engine may run ahead of the next `submit` by this time, and the outcome is
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Any
 
 from backends.server_profiles import ApiProfile
+from lab.engines.answer_times import AnswerTimes
 from lab.engines.engine import Engine
 from lab.engines.engine_events import EngineFirstToken, EngineRequest, Event, Finished, Refused, RequestId, StepResult
 
@@ -24,6 +28,7 @@ class VirtualEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.steps = 0
+        self._times = AnswerTimes()
         self._clock = 0.0  # end of the last finished step
         self._under_way: StepResult | None = None
         self._aborted: set[RequestId] = set()  # during the step under way, still in its events
@@ -39,11 +44,17 @@ class VirtualEngine:
 
     def submit(self, request: EngineRequest, now: float) -> None:
         self.engine.submit(request, now)
+        self._times.on_submitted(request.id, now)
+
+    def totals(self) -> Mapping[str, Any]:
+        """Sums and counts of the engine's histograms."""
+        return self._times.totals(self.engine.progress(), self.busy_until)
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a request, without further events."""
         if self._under_way is not None:
             self._aborted.add(request_id)
+        self._times.on_aborted(request_id, dict(self.engine.progress()).get(request_id, 1), self.busy_until)
         return self.engine.abort(request_id)
 
     def slow(self, factor: float) -> None:
@@ -52,11 +63,16 @@ class VirtualEngine:
     def kill(self) -> tuple[RequestId, ...]:
         """Stop, also in the middle of a step. Returns the requests lost."""
         self._under_way = None
+        self._times = AnswerTimes()
         return self.engine.kill()
 
     def restart(self, now: float) -> None:
         self._clock = max(self._clock, now)
         self.engine.restart()
+
+    def forget(self) -> None:
+        """Drop cached blocks that no request holds."""
+        self.engine.cache.drop_idle()
 
     def run_until(self, until: float) -> list[Event]:
         """All events up to `until`, in order of time."""
@@ -77,6 +93,11 @@ class VirtualEngine:
         self.steps += step.steps
         events: tuple[Event, ...] = (*step.first, *step.finished)
         seen = [event for event in events if event.id not in self._aborted]
+        for event in seen:
+            if isinstance(event, Finished):
+                self._times.on_finished(event.id, event.at, event.output_tokens)
+            else:
+                self._times.on_first_token(event.id, event.at)
         self._aborted.clear()
         return seen
 
@@ -97,17 +118,26 @@ class ApiTiming:
         return self.first_at + self.gap * (self.tokens - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedApi(ApiProfile):
+    """An API of an access log. `answers`: time of each request in s, its TTFT in s and its TPOT, in order of time."""
+
+    answers: tuple[tuple[float, float, float], ...] = ()
+
+
 class HostedApi:
     """An external API as seen by its callers, with the methods of `VirtualEngine`; seeded.
 
     Queue and batch are not visible: the time to the first token is log-normal around a median that grows with the
-    prompt, further tokens come steadily, and more than `requests_per_minute` in any 60 s are refused.
+    prompt, further tokens come steadily, and more than `requests_per_minute` in any 60 s are refused. A `RecordedApi`
+    takes the times of its answers from those that were recorded, each once, the nearest in time first.
     """
 
     def __init__(self, profile: ApiProfile, seed: int = 0) -> None:
         self.profile = profile
         self.alive = True
         self._random = Random(seed)
+        self._recorded = [*profile.answers] if isinstance(profile, RecordedApi) else []
         self._slowness = 1.0
         self._accepted: deque[float] = deque()  # times of the requests in the window
         self._running: set[RequestId] = set()
@@ -167,6 +197,9 @@ class HostedApi:
         """Serve again, with the same rate limit window."""
         self.alive = True
 
+    def forget(self) -> None:
+        """An API shows no cache."""
+
     def run_until(self, until: float) -> list[Event]:
         """All events up to `until`, in order of time."""
         events: list[Event] = []
@@ -180,10 +213,20 @@ class HostedApi:
 
     def _timing(self, request: EngineRequest, now: float) -> ApiTiming:
         profile, noise = self.profile, self._random.lognormvariate
-        median = profile.ttft + profile.ttft_per_token * request.prompt_tokens
-        first_at = now + median * self._slowness * noise(0.0, profile.ttft_sigma)
-        gap = profile.tpot * self._slowness * noise(0.0, profile.tpot_sigma)
-        return ApiTiming(first_at, gap, request.output_tokens)
+        if self._recorded:
+            ttft, tpot = self._take_nearest(now)
+        else:
+            median = profile.ttft + profile.ttft_per_token * request.prompt_tokens
+            ttft, tpot = median * noise(0.0, profile.ttft_sigma), profile.tpot * noise(0.0, profile.tpot_sigma)
+        return ApiTiming(now + ttft * self._slowness, tpot * self._slowness, request.output_tokens)
+
+    def _take_nearest(self, now: float) -> tuple[float, float]:
+        """TTFT and TPOT."""
+        behind = bisect_left(self._recorded, (now, 0.0, 0.0))
+        near = self._recorded[max(behind - 1, 0) : behind + 1]
+        nearest = min(near, key=lambda answer: abs(answer[0] - now))
+        self._recorded.remove(nearest)
+        return nearest[1], nearest[2]
 
     def _push(self, event: Event) -> None:
         heappush(self._events, (event.at, next(self._sequence), event))

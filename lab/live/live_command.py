@@ -23,7 +23,7 @@ from gateway.process import loop_factory, raise_file_limit
 from lab.live.attainment import attainments
 from lab.live.live_player import POOL, LiveAnswer, LivePlayer, ReplayAborted, live_server
 from lab.live.live_report import announcement, draw, report
-from lab.live.trace_prompts import TracePrompts, block_tokens
+from lab.live.trace_prompts import TracePrompts
 from lab.traffic.traces import Arrival, TraceError, at_load
 from lab.traffic.traffic import Traffic, TrafficSource
 from policies.routes.route import Ttft, seconds
@@ -40,6 +40,8 @@ VIRTUAL = {  # options of a replay in virtual time, by default
     "workers": None,
     "replicas": None,
     "news": "2ms",
+    "what_if": [],
+    "html": None,
     "worst": 0,
     "fault": [],
 }
@@ -74,7 +76,7 @@ def _played(
 
     async def play() -> None:
         async with live_server(config, args.timeout or 300.0) as server:
-            prompts = TracePrompts(block_tokens(arrivals))
+            prompts = TracePrompts(arrivals[0].block)
             await LivePlayer(server, prompts, answers, args.model or "").play(arrivals)
 
     raise_file_limit()

@@ -15,7 +15,7 @@ from lab.live.live_player import LiveAnswer
 LATE = 0.05  # s after its time, from which a request is called late
 LENGTHS = ("prompt_tokens", "output_tokens")
 MAX_POINTS = 400  # of a line
-MAX_FAILURES = 8  # different ones that are shown
+MAX_FAILURES = 8  # shown, each once
 
 
 def announcement(url: str, prompts: int, outputs: int, requests: int, seconds: float) -> str:

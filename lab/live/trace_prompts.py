@@ -3,32 +3,21 @@
 Rules:
 - A block of a trace becomes as many random words as it has tokens, the same for the same hash: prompts share what the
   recorded prompts shared, and a cache can find it. What follows the last full block is unique.
-- All blocks of a trace have the same length, or equal hashes would not begin at the same place. An access log has a
-  hash per so many bytes: their tokens are estimated from the lengths of its prompts.
+- All blocks of a trace have the same length, or equal hashes would not begin at the same place.
 - Text differs from run to run, so that no cache holds it from the run before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 from secrets import randbits
-from statistics import median
 from typing import Any
 
 from gateway.cli.live.random_text import random_text
 from lab.traffic.traces import BLOCK, Arrival
 
 BLOCKS = 8_192  # texts of blocks that are kept, of 2.5 kB
-
-
-def block_tokens(arrivals: Sequence[Arrival]) -> int:
-    """Tokens per hash of a trace."""
-    if all(len(arrival.hashes) * BLOCK <= arrival.prompt_tokens for arrival in arrivals):
-        return BLOCK
-    spans = [arrival.prompt_tokens / (len(arrival.hashes) + 0.5) for arrival in arrivals if arrival.hashes]
-    return max(min(round(median(spans)), BLOCK), 1)
 
 
 class TracePrompts:

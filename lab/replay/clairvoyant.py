@@ -6,7 +6,7 @@ beyond the knowledge and means of any gateway:
   steps (5 %) is unknown.
 - Caches are perfect: a prefix computed by one engine of a pool is cached on all of them. With `reference_lru`, each
   engine has what it computed itself and has not evicted, and the reference knows exactly what that is.
-- Output lengths are known, and so is the exact slack of each answer before a missed TPOT.
+- Output lengths are known, and so is the exact slack of each answer before a missed TPOT or total.
 - Arrivals of the next seconds are known (`clairvoyant_plan.EngineGroup`).
 - Dead engines are known at once, no request hangs, and requests lost before the first token start again.
 
@@ -16,6 +16,8 @@ Rules:
 - If not all can be in time, the request that needs the most engine time is postponed (Moore and Hodgson 1968): to the
   route's next tier and, after the last tier, until engines are idle.
 - If demand exceeds capacity, the requests with the highest cost in engine time are not started.
+- A request goes to an engine with a place for its LoRA adapter, and where it is held rather than where it is loaded
+  first. Which adapters an engine should hold is not planned.
 - No prefill starts that makes an answer miss an otherwise kept TPOT.
 - Late requests, and requests without a deadline, go to idle engines that no other request will need soon.
 
@@ -44,6 +46,7 @@ TICK = 0.015  # s between two decisions while requests with a deadline wait
 IDLE_TICK = 0.25  # s, while only requests that are late or have no deadline wait
 # Multiples of an API's median TTFT: nine of ten requests meet the former, one of forty the latter.
 SAFE, LUCKY = 1.6, 0.5
+SLOWER = 1.1  # times an API's median TPOT: five of six answers keep to it
 
 Placed = tuple[Hashable, Decision]
 
@@ -102,7 +105,7 @@ class Clairvoyant:
         """`key`: the engine's name of the request."""
         if (sent := self._sent.pop(number, None)) is not None:
             (request, engine), tokens = sent, self._arrivals[number - 1].output_tokens
-            due = now + request.tpot * max(tokens - 1, 1)
+            due = min(now + request.tpot * max(tokens - 1, 1), request.due)
             engine.answers[key] = ExactAnswer(tokens, request.arrival.prompt_tokens, due)
             engine.stale = True
             self._answers[number] = engine, key
@@ -172,10 +175,10 @@ class Clairvoyant:
             # Without a deadline, a request can wait for the preferred tier.
             tiers = request.tiers if request.deadline < FOREVER else request.tiers[:1]
             accepted = any(request.route.tiers[tier].pool == group.pool.name for tier in tiers)
-            hit = group.hit(request, engine)
-            if not accepted or hit < group.best_hit(request):
+            hit, adapter = group.hit(request, engine), group.adapter(request)
+            if not accepted or hit < group.best_hit(request) or not engine.has_place(adapter):
                 continue
-            if engine.first_token(request.arrival, hit, request.tpot, now) is not None:
+            if engine.first_token(request.arrival, hit, request.tpot, now, engine.loading(adapter)) is not None:
                 return request
         return None
 
@@ -184,7 +187,8 @@ class Clairvoyant:
     def _send(self, request: PlannedRequest, engine: ExactEngine, now: float) -> Placed:
         group = self._groups[engine.endpoint.pool]
         hit = group.hit(request, engine)
-        engine.clear_at = engine.free_at(now) + engine.prefill(request.arrival.prompt_tokens, hit)[0]
+        seconds = engine.prefill(request.arrival.prompt_tokens, hit)[0] + engine.loading(group.adapter(request))
+        engine.clear_at = engine.free_at(now) + seconds
         self._sent[request.number] = request, engine
         return request.number, _decision(request, engine.endpoint, hit, engine.clear_at - now, now)
 
@@ -194,7 +198,8 @@ class Clairvoyant:
             server = self._servers[endpoint.id]
             if isinstance(server, HostedApi) and server.alive and server.remaining(now) > 0:
                 median = server.profile.ttft + server.profile.ttft_per_token * request.arrival.prompt_tokens
-                if now + factor * median <= request.deadline:
+                decode_s = server.profile.tpot * SLOWER * (request.arrival.output_tokens - 1)
+                if now + factor * median <= min(request.deadline, request.due - decode_s):
                     return request.number, _decision(request, endpoint, 0, median, now)
         return None
 

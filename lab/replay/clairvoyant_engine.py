@@ -33,8 +33,8 @@ class SharedCache(PrefixCache):
                 self._idle[block] = None
         return super().match(chain, limit)
 
-    def commit(self, blocks: Sequence[Hashable]) -> None:
-        super().commit(blocks)
+    def commit(self, blocks: Sequence[Hashable], parent: Hashable | None = None, request: Hashable = "") -> None:
+        super().commit(blocks, parent, request)
         self._known.update(blocks)
 
 
@@ -72,12 +72,15 @@ class ExactEngine:
         self.stale = True
         self.clear_at = 0.0  # all prompts sent are computed by then
         self.context = 0  # tokens that the answers attend to
+        self._running_adapters = frozenset[str]()
         self._decoding: list[ExactAnswer] = []  # fewest tokens left first
         self._slacks: list[float] = []  # of the answers within their TPOT, ascending
         self._finished_by: list[float] = []  # latest finish of the answers up to the same index of `_slacks`
 
     def refresh(self) -> None:
         """Computes each answer's end without further prefills, and the stall tolerated until then."""
+        if self.engine.adapters.names:
+            self._running_adapters = self.engine.running_adapters
         if not self.stale:
             return
         self.stale = False
@@ -101,6 +104,17 @@ class ExactEngine:
         """
         blocks = arrival.hashes[: (arrival.prompt_tokens - 1) // self.profile.block_size]
         return bisect_left(blocks, True, key=lambda block: block not in self.cache)
+
+    # ---------------------------------------------------------------- LoRA adapters
+
+    def has_place(self, adapter: str) -> bool:
+        """A request for the adapter would not wait for answers of other adapters."""
+        return not adapter or self.engine.adapters.admits(adapter, self._running_adapters)
+
+    def loading(self, adapter: str) -> float:
+        """Seconds to load the adapter before the prefill."""
+        adapters = self.engine.adapters
+        return adapters.load if adapter and not adapters.holds(adapter) else 0.0
 
     # ---------------------------------------------------------------- moments
 
@@ -150,19 +164,33 @@ class ExactEngine:
         fixed = self.profile.fixed_ms(sequences, sequences)
         return (fixed + self.profile.context_us * 1e-3 * context) * 1e-3 * self.engine.slowness
 
-    def first_token(self, arrival: Arrival, hit: int, tpot: float, now: float) -> float | None:
-        """Time of the first token if the request were sent now.
+    def decode_seconds(self, arrival: Arrival) -> float:
+        """Seconds from the first token to the last, beside the current decodes."""
+        context = self.context + arrival.prompt_tokens + arrival.output_tokens / 2
+        return (arrival.output_tokens - 1) * self.decode_step(len(self.answers) + 1, context)
+
+    def first_token(
+        self,
+        arrival: Arrival,
+        hit: int,
+        tpot: float,
+        now: float,
+        loading: float = 0.0,
+        whole_by: float = FOREVER,
+    ) -> float | None:
+        """Time of the first token if the request were sent now. `loading`: s to load its LoRA adapter. `whole_by`:
+        deadline of its last token.
 
         None if the request would wait inside the engine or preempt another, or would make any answer, the own
-        included, miss a TPOT.
+        included, miss a TPOT or a deadline.
         """
         size = self.profile.block_size
         blocks = (arrival.prompt_tokens + arrival.output_tokens) // size + 1
         if blocks - self.cache.in_use(arrival.hashes[: hit // size]) > self.cache.free:
             return None
         seconds, steps = self.prefill(arrival.prompt_tokens, hit)
-        first, left = self.free_at(now) + seconds, arrival.output_tokens - 1
-        due = FOREVER if tpot == FOREVER else first + tpot * left
+        first, left = self.free_at(now) + seconds + loading, arrival.output_tokens - 1
+        due = whole_by if tpot == FOREVER else min(first + tpot * left, whole_by)
         own = ExactAnswer(
             arrival.output_tokens, arrival.prompt_tokens, due, left + steps, arrival.prompt_tokens - steps
         )

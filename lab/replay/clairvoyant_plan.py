@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from lab.engines.virtual_engine import VirtualEngine
 from lab.replay.clairvoyant_engine import ExactEngine
 from lab.replay.sim_fleet import SimFleet
-from lab.traffic.traces import BLOCK, Arrival
+from lab.traffic.traces import Arrival
 from policies.routes.route import Route
 from policies.types import FOREVER, Pool
 
@@ -44,6 +44,11 @@ class PlannedRequest:
     def pool(self) -> str | None:
         """Pool of the current tier."""
         return self.route.tiers[self.tiers[self.at]].pool if self.at < len(self.tiers) else None
+
+    @property
+    def due(self) -> float:
+        """Of the last token; FOREVER without a total budget."""
+        return FOREVER if self.route.total is None else self.arrival.at + self.route.total.budget
 
     @property
     def tpot(self) -> float:
@@ -106,8 +111,10 @@ class EngineGroup:
         self.known = set[Hashable]() if perfect_caches else None
         found = ((endpoint, servers.servers[endpoint.id]) for endpoint in pool.endpoints)
         self.engines = [ExactEngine(e, server, self.known) for e, server in found if isinstance(server, VirtualEngine)]
-        first_tier = [route for route in routes.values() if route.ttft and route.tiers[0].pool == pool.name]
+        promised = [route for route in routes.values() if route.ttft or route.total]
+        first_tier = [route for route in promised if route.tiers[0].pool == pool.name]
         self._routes = {route.name: route for route in first_tier}
+        self._adapters = {name: route.adapters.get(pool.name, "") for name, route in routes.items()}
         self._horizon = HORIZON + max((route.ttft.budget for route in first_tier if route.ttft), default=0.0)
         self._tpot = min((route.tpot.budget for route in first_tier if route.tpot), default=FOREVER)
         self._costs = list(self._future_costs(arrivals))
@@ -123,7 +130,7 @@ class EngineGroup:
                 continue
             new = next((i for i, block in enumerate(arrival.hashes) if block not in known), len(arrival.hashes))
             known.update(arrival.hashes)
-            hit = min(new * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+            hit = min(new * arrival.block, (arrival.prompt_tokens - 1) // arrival.block * arrival.block)
             if engine.prefill(arrival.prompt_tokens, hit)[0] < route.ttft_budget(None, arrival.prompt_tokens - hit):
                 yield arrival.at, engine.cost(arrival, hit)
 
@@ -147,14 +154,18 @@ class EngineGroup:
 
     def hit(self, request: PlannedRequest, engine: ExactEngine) -> int:
         """Tokens of the prompt that the engine has cached."""
+        block = request.arrival.block
         if self.known is None:
-            return engine.cached(request.arrival) * BLOCK
+            return engine.cached(request.arrival) * block
         hashes, blocks = request.arrival.hashes, request.hits.get(self.pool.name, 0)
-        most = min(len(hashes), (request.arrival.prompt_tokens - 1) // BLOCK)
+        most = min(len(hashes), (request.arrival.prompt_tokens - 1) // block)
         while blocks < most and hashes[blocks] in self.known:
             blocks += 1
         request.hits[self.pool.name] = blocks
-        return blocks * BLOCK
+        return blocks * block
+
+    def adapter(self, request: PlannedRequest) -> str:
+        return self._adapters[request.route.name]
 
     def best_hit(self, request: PlannedRequest) -> int:
         """Most tokens of the prompt that any engine has cached."""
@@ -178,7 +189,7 @@ class EngineGroup:
             best = min((option for option in options if option is not None), key=lambda o: o.preference, default=None)
             if best is not None:
                 best.queue.add(request, best.seconds, best.immediate)
-            else:
+            elif now > request.deadline or any(queue.engine.has_place(self.adapter(request)) for queue in queues):
                 late.append(self._postpone(request, queues))
         send = [(queue.first, queue.engine) for queue in queues if queue.first is not None]
         for request in (*late, *(request for request, _ in send)):
@@ -192,16 +203,20 @@ class EngineGroup:
     def _option(self, request: PlannedRequest, queue: _EngineQueue, now: float) -> _Option | None:
         """In time on this engine: now, where it slows the answers least, or else as soon as possible."""
         engine, idle = queue.engine, queue.ready and not queue.planned
-        hit = self.hit(request, engine)
-        seconds = engine.prefill(request.arrival.prompt_tokens, hit)[0]
+        hit, adapter = self.hit(request, engine), self.adapter(request)
+        if not engine.has_place(adapter):
+            return None
+        loading = engine.loading(adapter)
+        seconds = engine.prefill(request.arrival.prompt_tokens, hit)[0] + loading
         if idle:
-            first = engine.first_token(request.arrival, hit, request.tpot, now)
+            first = engine.first_token(request.arrival, hit, request.tpot, now, loading, request.due)
             if first is not None and first <= request.deadline:
                 step = engine.decode_step(len(engine.answers) + 1, engine.context + request.arrival.prompt_tokens)
-                price = seconds + step if self.known is None else step - IMMEDIATE
-                return _Option(price, queue, first - queue.free_at, True)
+                price = first + loading if loading else step - IMMEDIATE
+                return _Option(seconds + step if self.known is None else price, queue, first - queue.free_at, True)
         start = max(queue.free_at, engine.tolerates_from(seconds))
-        if start + seconds > request.deadline or (idle and start <= queue.free_at):
+        whole = start + seconds + engine.decode_seconds(request.arrival)
+        if start + seconds > request.deadline or whole > request.due or (idle and start <= queue.free_at):
             return None
         price = seconds + WAIT * (start - now) if self.known is None else start + seconds
         return _Option(price, queue, start + seconds - queue.free_at, False)

@@ -14,7 +14,7 @@ time that a request or a cancellation takes to reach an engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,11 +24,11 @@ from time import process_time
 from typing import Any, TypeVar
 
 from gateway.admin.admin_views import explain
-from lab.replay.results import CalibrationResult, RegrettedDecision, ResultRow, Results
+from lab.replay.results import CalibrationResult, QuoteResult, RegrettedDecision, ResultRow, Results
 from lab.replay.session_results import SessionRow, session_row
 from lab.replay.sim_fleet import Clock, Node, Scenario, ScheduledFault, SimFleet
 from lab.replay.sim_gateway import ATTEMPTS, SimGateway
-from lab.traffic.traces import Arrival
+from lab.traffic.traces import BLOCK, Arrival
 from lab.traffic.traffic import Traffic
 from policies.fleet.peers import PeerLink
 from policies.types import FOREVER
@@ -37,25 +37,33 @@ PROGRESS = 0.2  # s between two counts of generated tokens
 SCRAPE = 0.5  # s between two scrapes of an engine
 WORKER_DELAY = 0.0005  # s of a message between workers of one machine
 Row = TypeVar("Row", ResultRow, SessionRow)
+POINTS = 200  # of a plot
 DRAIN = 300.0  # s after the last arrival at which the replay ends
 
 
 class Player:
-    """One replay. `play` may be called once. `keep`: number of decisions kept in the results, the most regretted."""
+    """One replay. `play` may be called once. `keep`: number of decisions kept in the results, the most regretted.
+    `gateway`: makes each gateway process."""
 
-    def __init__(self, scenario: Scenario, arrivals: Sequence[Arrival], seed: int = 0, keep: int = 0) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        arrivals: Sequence[Arrival],
+        seed: int = 0,
+        keep: int = 0,
+        gateway: Callable[..., SimGateway] = SimGateway,
+    ) -> None:
         self.scenario = scenario
         self.arrivals = arrivals
         self.clock = Clock()
         adapters = {endpoint.id: pool.adapters for pool in scenario.pools for endpoint in pool.endpoints}
         hung = 0.0 if scenario.clairvoyant else scenario.hung
-        self.servers = SimFleet(scenario.profiles, seed, hung, adapters, scenario.tokens_per_event)
+        self.servers = SimFleet(scenario.profiles, seed, hung, adapters, scenario.tokens_per_event, scenario.block)
         last = max(arrivals[-1].at, 1e-9) if arrivals else 1.0
         self.results = Results(scenario.scored_routes, scenario.seconds or last, keep)
         links, random = self._peer_links(), Random(seed)
         self.gateways = [
-            SimGateway(scenario, self.clock, self.servers, self.results, arrivals, self._on_ended, link)
-            for link in links
+            gateway(scenario, self.clock, self.servers, self.results, arrivals, self._on_ended, link) for link in links
         ]
         self._gateway_of = [self.gateways[random.randrange(len(links))] for _ in range(len(arrivals) + 1)]  # by number
         self._local = {endpoint.id for pool in scenario.pools if pool.local for endpoint in pool.endpoints}
@@ -128,8 +136,9 @@ class Player:
         """Answered, refused or lost: the session goes on after the think time of the next turn."""
         if (follower := self._followers.get(number)) is None:
             return
-        at = self.clock.now + self.arrivals[follower - 1].think
-        if at < self.results.seconds:
+        turn = self.arrivals[follower - 1]
+        at = self.clock.now + turn.think
+        if turn.logged or at < self.results.seconds:
             self._thinking += 1
             self.clock.at(at, self._follow, follower)
 
@@ -191,11 +200,13 @@ class ReplayResult:
     seed: int
     rows: tuple[ResultRow, ...]
     calibration: tuple[CalibrationResult, ...]
+    quotes: tuple[QuoteResult, ...]
     seconds: float  # of offered traffic
     played: float  # virtual seconds until the last answer
     took: float  # CPU seconds, reading the trace included
     sessions: SessionRow | None = None  # None: the trace holds no sessions
     worst: tuple[dict[str, Any], ...] = ()
+    first_tokens: tuple[tuple[float, float], ...] = ()  # TTFT in s, and the share of requests with one by then
 
 
 def run(tasks: Sequence[ReplayTask], traffic: Traffic) -> Iterator[ReplayResult]:
@@ -210,8 +221,9 @@ def run(tasks: Sequence[ReplayTask], traffic: Traffic) -> Iterator[ReplayResult]
 
 def _run(traffic: Traffic, task: ReplayTask) -> ReplayResult:
     began = process_time()
-    arrivals = traffic.arrivals(task.scenario.routes, task.load, task.seed)
-    scenario = replace(task.scenario, seconds=traffic.window)
+    offered = replace(traffic, repaired=task.scenario.repaired)
+    arrivals = offered.arrivals(task.scenario.routes, task.load, task.seed)
+    scenario = replace(task.scenario, seconds=traffic.window, block=arrivals[0].block if arrivals else BLOCK)
     results = play(scenario, arrivals, task.seed, task.keep)
     return ReplayResult(
         name=task.name,
@@ -219,10 +231,12 @@ def _run(traffic: Traffic, task: ReplayTask) -> ReplayResult:
         seed=task.seed,
         rows=tuple(results.rows()),
         calibration=tuple(results.calibration()),
+        quotes=tuple(results.quoted()),
         seconds=results.seconds,
         played=max((result.ended_at or result.arrived for result in results.requests), default=0.0),
         took=process_time() - began,
         sessions=session_row(results, arrivals, scenario),
+        first_tokens=tuple(results.first_tokens(POINTS)),
         worst=tuple(_described(rank, decision) for rank, decision in enumerate(results.worst(), 1)),
     )
 
@@ -246,7 +260,13 @@ def _described(rank: int, regretted: RegrettedDecision) -> dict[str, Any]:
 
 def mean_rows(results: Iterable[ReplayResult]) -> list[ResultRow]:
     """Row by row, over the seeds."""
-    return [_mean_row(rows) for rows in zip(*(result.rows for result in results), strict=True)]
+    by_seed = list(zip(*(result.rows for result in results), strict=True))
+    return [replace(_mean_row(rows), interval=_widest(row.interval for row in rows)) for rows in by_seed]
+
+
+def _widest(intervals: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    lows, highs = zip(*intervals, strict=True)
+    return min(lows), max(highs)
 
 
 def mean_sessions(results: Iterable[ReplayResult]) -> SessionRow | None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
+from lab.replay.from_log import ReplayedLogs, fit_lines, with_fits
 from lab.replay.player import ReplayResult, ReplayTask, run
+from lab.replay.replay_html import write_html
 from lab.replay.replay_report import OTHER, as_json, report, worst_decisions
 from lab.replay.sim_fleet import (
     BASELINES,
@@ -25,6 +27,7 @@ from lab.replay.sim_fleet import (
     assumed_profiles,
     scenario_from,
 )
+from lab.replay.what_if import changed
 from lab.traffic.traces import TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
 from policies.routes.route import seconds
@@ -48,16 +51,22 @@ def replay(args: argparse.Namespace) -> int:
         raise _error("--seeds 0: must be at least 1")
     sources = tuple(map(TrafficSource.parse, args.traces))
     traffic = Traffic(sources, args.limit, args.seconds, args.sessions, args.closed)
-    policies = {OURS: _scenario(args.files, args)}
+    logs = _logs(traffic)
+    policies = {OURS: _scenario(args.files, args, logs)}
     if args.files_b:
-        policies[OTHER] = _scenario(args.files_b, args)
+        policies[OTHER] = _scenario(args.files_b, args, logs)
+    policies |= {f"with {text}": _changed(policies[OURS], text, logs) for text in args.what_if}
     tasks = list(_tasks(args, policies))
     _check_traffic(traffic, policies, tasks[0])
     results = list(_with_progress(run(tasks, traffic), len(tasks)))
+    happened = logs.attainments(policies[OURS].routes)
+    told = report(results, {name: policy.routes for name, policy in policies.items()})
+    if args.html is not None:
+        write_html(args.html, results, happened, fit_lines(logs.fits), told)
     if args.json:
         print(json.dumps(as_json(results), indent=2))
         return 0
-    print(report(results, policies[OURS].routes, policies[OTHER].routes if OTHER in policies else {}))
+    print("\n".join([*(each.line() for each in happened), told]))
     if args.worst:
         print("\n" + (worst_decisions(results) or "no decision with regret"))
     return 0
@@ -93,7 +102,24 @@ def _with_progress(results: Iterable[ReplayResult], total: int) -> Iterator[Repl
 # ---------------------------------------------------------------- arguments
 
 
-def _scenario(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
+def _logs(traffic: Traffic) -> ReplayedLogs:
+    try:
+        return ReplayedLogs(traffic)
+    except TraceError as error:
+        raise _error(str(error)) from None
+
+
+def _changed(scenario: Scenario, text: str, logs: ReplayedLogs) -> Scenario:
+    try:
+        found = changed(scenario, text)
+        if found.repaired is not None:
+            logs.check_breaks(found.repaired, scenario.routes)
+        return found
+    except ValueError as error:
+        raise _error(f"--what-if {text}: {error}") from None
+
+
+def _scenario(files: Sequence[Path], args: argparse.Namespace, logs: ReplayedLogs) -> Scenario:
     config = load(files, os.environ)
     if args.workers is not None:
         config = config.with_workers(args.workers)
@@ -104,10 +130,20 @@ def _scenario(files: Sequence[Path], args: argparse.Namespace) -> Scenario:
         scenario = replace(scenario, workers=1, replicas=args.replicas, peer_delay=_peer_delay(args.news))
     if not scenario.routes:
         raise _error("the configuration has no routes to replay on")
-    for pool, profile in assumed_profiles(config).items():
-        print(f"firsttoken: pool {pool} has no `profile`: assuming {profile}", file=sys.stderr)
+    scenario = _with_profiles(scenario, assumed_profiles(config), logs)
     faults = tuple(_fault(text, scenario) for text in args.fault)
     return replace(scenario, faults=faults, score_per_1k=_score_per_1k(args.score_per_1k))
+
+
+def _with_profiles(scenario: Scenario, assumed: Mapping[str, str], logs: ReplayedLogs) -> Scenario:
+    """Servers without a configured profile are fitted to the log, else assumed: either is reported."""
+    fits = logs.fit(scenario, assumed)
+    for line in fit_lines(fits):
+        print(f"firsttoken: {line}", file=sys.stderr)
+    for pool in scenario.pools:
+        if pool.name in assumed and not any(endpoint.id in fits for endpoint in pool.endpoints):
+            print(f"firsttoken: pool {pool.name} has no `profile`: assuming {assumed[pool.name]}", file=sys.stderr)
+    return with_fits(scenario, fits)
 
 
 def _score_per_1k(text: str | None) -> float | None:

@@ -16,8 +16,12 @@ from lab.replay.sim_fleet import OURS, REFERENCE
 from policies.routes.route import Route
 
 OTHER = "config b"  # label of --config-b
-LABELS = {OURS: "this config"}
 Column = tuple[str, Callable[[ResultRow], str]]
+
+
+def label(name: str) -> str:
+    """Of a policy, as shown."""
+    return "this config" if name == OURS else name
 
 
 def _percent(share: float) -> str:
@@ -50,6 +54,7 @@ MEASURED: tuple[Column, ...] = (
 COMPARED: tuple[Column, ...] = (
     ("good/s", lambda row: f"{row.goodput:.2f}"),
     ("met", lambda row: _percent(row.attainment)),
+    ("95%", lambda row: f"{row.interval[0] * 100:.0f}-{row.interval[1] * 100:.0f}%"),
     *MEASURED,
 )
 PER_ROUTE: tuple[Column, ...] = (
@@ -68,8 +73,9 @@ PER_SESSION: tuple[tuple[str, Callable[[SessionRow], str]], ...] = (
 )
 LEGEND = """\
 good: requests with TTFT and TPOT within budget / offered; of ref: good relative to the reference; met: TTFT alone;
-p50, p90, p99: TTFT; TPOT: p90; hit: share of prompt tokens cached; tiers: shares of the answered requests;
-failed: shed/lost before the first token/broken after it; regret: mean excess of TTFT over the best alternative"""
+95%: its interval, of all seeds; p50, p90, p99: TTFT; TPOT: p90; hit: share of prompt tokens cached; tiers: shares of
+the answered requests; failed: shed/lost before the first token/broken after it; regret: mean excess of TTFT over the
+best alternative"""
 
 
 SESSIONS_LEGEND = """
@@ -77,15 +83,15 @@ by session: turns offered, mean; good, answered: sessions with all offered turns
 of the answered sessions, answers and thoughts, relative to an idle fleet"""
 
 
-def report(results: Sequence[ReplayResult], routes: Mapping[str, Route], others: Mapping[str, Route]) -> str:
-    """One block per load: the comparison, then each route. `others`: the routes of --config-b."""
+def report(results: Sequence[ReplayResult], routes: Mapping[str, Mapping[str, Route]]) -> str:
+    """One block per load: the comparison, then each route. `routes`: by policy, of those shown by route."""
     blocks = []
     for load in sorted({result.load for result in results}):
         by_name: dict[str, list[ReplayResult]] = {}
         for result in results:
             if result.load == load:
                 by_name.setdefault(result.name, []).append(result)
-        blocks.append("\n".join(_block(load, by_name, {OURS: routes, OTHER: others})))
+        blocks.append("\n".join(_block(load, by_name, routes)))
     legend = LEGEND + (SESSIONS_LEGEND if any(result.sessions for result in results) else "")
     return "\n\n".join([*blocks, legend])
 
@@ -100,13 +106,14 @@ def _block(
     if sessions:
         yield ""
         yield from _table([("by session", *(name for name, _ in PER_SESSION)), *_per_session(sessions)])
-    for name in (OURS, OTHER):
+    for name in routes:
         if name in rows:
-            heading = (LABELS.get(name, name), "requests", "good", "met", "total", *(name for name, _ in PER_ROUTE))
+            heading = (label(name), "requests", "good", "met", "total", *(name for name, _ in PER_ROUTE))
             yield ""
             yield from _table([heading, *(_route(row, routes[name][row.name]) for row in rows[name][:-1])])
             yield from (_throughput(row) for row in rows[name][:-1] if not has_budget(routes[name][row.name]))
             yield from ("", *_calibration(by_name[name][0]))
+            yield from ("", *_quotes(by_name[name][0]))
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -130,12 +137,12 @@ def _comparison(rows: Mapping[str, Sequence[ResultRow]]) -> Iterable[tuple[str, 
     for name, found in rows.items():
         row = found[-1]
         of_reference = row.good / best if best else float("nan")
-        yield (LABELS.get(name, name), _percent(row.good), _percent(of_reference), *(text(row) for _, text in COMPARED))
+        yield (label(name), _percent(row.good), _percent(of_reference), *(text(row) for _, text in COMPARED))
 
 
 def _per_session(rows: Mapping[str, SessionRow]) -> Iterable[tuple[str, ...]]:
     for name, row in rows.items():
-        yield (LABELS.get(name, name), *(text(row) for _, text in PER_SESSION))
+        yield (label(name), *(text(row) for _, text in PER_SESSION))
 
 
 def _route(row: ResultRow, route: Route) -> tuple[str, ...]:
@@ -154,6 +161,14 @@ def _calibration(result: ReplayResult) -> list[str]:
     return aligned([("predictions", "answers", "within p90", "median error"), *rows])
 
 
+def _quotes(result: ReplayResult) -> list[str]:
+    rows = [
+        (each.held_as, str(each.quotes), _percent(each.under_p50), _percent(each.under_p90), str(each.without_p90))
+        for each in result.quotes
+    ]
+    return aligned([("quotes", "scored", "within p50", "within p90", "no p90"), *rows])
+
+
 def worst_decisions(results: Sequence[ReplayResult]) -> str:
     """The decisions with the most regret, each with the table of `firsttoken explain`."""
     return "\n\n".join(_decision(result, found) for result in results for found in result.worst)
@@ -161,7 +176,7 @@ def worst_decisions(results: Sequence[ReplayResult]) -> str:
 
 def _decision(result: ReplayResult, found: Mapping[str, Any]) -> str:
     return (
-        f"{LABELS.get(result.name, result.name)}, load {result.load:g}: regret of {found['regret_ms']:.0f} ms\n"
+        f"{label(result.name)}, load {result.load:g}: regret of {found['regret_ms']:.0f} ms\n"
         f"request {found['request']} on route {found['route']}, arrived at {found['arrived_s']:.1f} s, sent to "
         f"{found['endpoint']}, {found['cached_tokens']} tokens cached\nfirst token {found['upstream_ms']:.0f} ms after "
         f"sending, {found['ttft_ms']:.0f} ms after arrival\n{decision_table(dict(found))}"

@@ -9,12 +9,14 @@ A RequestResult takes about 0.4 KB, as much as an Arrival; decisions are kept on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappush, heappushpop
 
+from lab.intervals import wilson
 from lab.traffic.traces import Arrival, SeenBlocks
+from policies.queue.queued_request import Quote
 from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 
@@ -28,6 +30,15 @@ class ReplayOutcome(Enum):
     SHED = "shed"  # refused, or queued for too long
     LOST = "lost"  # every attempt failed before the first token
     BROKEN = "broken"  # failed after the first token
+    LEFT = "left"  # the caller, before the first token
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredQuote:
+    """A quote, and the TTFT after it, s; FOREVER: the request was refused or lost."""
+
+    quote: Quote
+    ttft: float
 
 
 @dataclass(slots=True)
@@ -41,6 +52,7 @@ class RequestResult:
     output_tokens: int
     tenant: str = ""
     session: int = 0  # 0: none
+    stream: bool = True
     refusals: list[float] = field(default_factory=list)  # s waited before each 503
     returned_at: float | None = None  # last time that the refused caller came back
     end: ReplayOutcome = ReplayOutcome.UNFINISHED
@@ -57,8 +69,11 @@ class RequestResult:
     cached: int = 0  # tokens, as found by the engine
     p50: float = 0.0  # predicted, s after `sent_at`
     p90: float = 0.0
+    total_p50: float = 0.0  # predicted whole answer, s after `sent_at`; 0: not weighed, or unknown
+    total_p90: float = 0.0
     alternative: float | None = None  # lowest predicted p50 among the other candidates, s
     cost: float = 0.0  # USD
+    quotes: list[ScoredQuote] = field(default_factory=list)  # one for each time that the caller came
     new_tokens: int = 0  # of the prompt, that no earlier prompt began with; where a TTFT budget grows with these
 
     @property
@@ -88,6 +103,13 @@ class RequestResult:
         return self.took if self.end is ReplayOutcome.COMPLETED else None
 
     @property
+    def is_under_total_p90(self) -> bool | None:
+        """The whole answer took less than predicted, nearly always; None: it was not predicted, or has not ended."""
+        if not self.total_p90 or self.ended_at is None or self.sent_at is None:
+            return None
+        return self.ended_at - self.sent_at <= self.total_p90
+
+    @property
     def upstream(self) -> float | None:
         """Seconds from sending the winning attempt to the first token."""
         return None if self.first_at is None or self.sent_at is None else self.first_at - self.sent_at
@@ -106,6 +128,7 @@ class ResultRow:
     name: str
     offered: int
     attainment: float  # TTFT met / offered
+    interval: tuple[float, float]  # of 95%, of the attainment
     good: float  # TTFT and TPOT met / offered
     goodput: float  # good requests per second
     total: float  # total budget met / offered to routes with such a budget
@@ -130,6 +153,8 @@ class ResultRow:
     refused: int  # 503s; a caller that comes back may get several
     returned: int  # requests that came back after a 503
     returned_good: float  # share of these that then met the TTFT budget, counted from their return
+    total_coverage: float  # share of whole answers under the predicted p90
+    answer: tuple[float, float, float]  # arrival to last byte: mean, p50, p90, s
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +165,18 @@ class CalibrationResult:
     samples: int
     coverage: float
     error: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteResult:
+    """Accuracy of the quotes of one class. `under_p50`, `under_p90`: share that held, of the quotes with that
+    percentile; `without_p90`: quotes that gave none."""
+
+    held_as: str
+    quotes: int
+    under_p50: float
+    under_p90: float
+    without_p90: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +229,17 @@ class Results:
         return self._seen.new_tokens(arrival)
 
     def met_ttft(self, result: RequestResult) -> bool:
+        """An answer without streaming arrives whole: it is judged by its total time."""
         route = self.routes[result.route]
+        if not result.stream:
+            return result.first_at is not None
         return result.ttft is not None and result.ttft <= route.ttft_budget(None, result.new_tokens)
+
+    def is_judged(self, result: RequestResult) -> bool:
+        """By the TTFT budget: streams, what was not answered, and callers that left after it."""
+        if result.end is ReplayOutcome.LEFT:
+            return result.took > self.routes[result.route].ttft_budget(None, result.new_tokens)
+        return result.stream or result.first_at is None
 
     def made_it(self, result: RequestResult) -> bool:
         """A returned request met the TTFT budget, counted from the return."""
@@ -203,8 +249,9 @@ class Results:
         return result.first_at - result.returned_at <= budget
 
     def met_total(self, result: RequestResult) -> bool:
-        budget = self.routes[result.route].total
-        return result.total is not None and (budget is None or result.total <= budget.budget)
+        route = self.routes[result.route]
+        budget = route.total.budget if route.total else route.by
+        return result.total is not None and (budget is None or result.total <= budget)
 
     def is_good(self, result: RequestResult) -> bool:
         if not self.met_ttft(result) or result.end in (ReplayOutcome.LOST, ReplayOutcome.BROKEN):
@@ -228,6 +275,13 @@ class Results:
         """Requests with a budget that arrived in [start, end)."""
         return self.row("between", [result for result in self._budgeted() if start <= result.arrived < end])
 
+    def first_tokens(self, points: int) -> Iterator[tuple[float, float]]:
+        """TTFT, and the share of the requests with a budget that had their first token by then."""
+        requests = self._budgeted()
+        ttfts = sorted(result.ttft for result in requests if result.ttft is not None)
+        step = max(len(ttfts) // points, 1)
+        return ((ttft, (i + 1) / len(requests)) for i, ttft in enumerate(ttfts) if i % step == 0 or i + 1 == len(ttfts))
+
     def calibration(self) -> list[CalibrationResult]:
         by_pool: dict[str, list[RequestResult]] = {}
         for result in self.requests:
@@ -238,6 +292,14 @@ class Results:
             for pool, found in sorted(by_pool.items())
         ]
 
+    def quoted(self) -> list[QuoteResult]:
+        """By class, and of all quotes."""
+        scored = [each for result in self.requests for each in result.quotes]
+        by_class: dict[str, list[ScoredQuote]] = {}
+        for each in scored:
+            by_class.setdefault(each.quote.held_as or "not held", []).append(each)
+        return [_quote_result(name, found) for name, found in (*sorted(by_class.items()), ("all", scored))]
+
     def _budgeted(self) -> list[RequestResult]:
         """All requests where no route has a budget."""
         return [result for result in self.requests if has_budget(self.routes[result.route])] or self.requests
@@ -246,17 +308,21 @@ class Results:
         answered = [result for result in requests if result.first_at is not None]
         completed = [result for result in requests if result.end is ReplayOutcome.COMPLETED]
         good = [result for result in requests if self.is_good(result)]
-        timed = [result for result in requests if self.routes[result.route].total is not None]
+        timed = [each for each in requests if self.routes[each.route].total or self.routes[each.route].by]
         predicted = [result for result in answered if result.p50]
         ttfts = [result.ttft for result in answered if result.ttft is not None]
+        judged = list(filter(self.is_judged, requests))
+        met = sum(map(self.met_ttft, judged))
         waits = [wait for result in requests for wait in result.refusals]
         returned = [result for result in requests if result.returned_at is not None]
         tpots = [result.tpot for result in completed if result.tpot is not None]
+        totals = [result.took for result in completed]
         ended = {end: sum(result.end is end for result in requests) for end in ReplayOutcome}
         return ResultRow(
             name=name,
             offered=len(requests),
-            attainment=_share(requests, self.met_ttft),
+            attainment=met / len(judged) if judged else NAN,
+            interval=wilson(met, len(judged)),
             good=_share(requests, self.is_good),
             goodput=len(good) / self.seconds,
             total=_share(timed, self.met_total),
@@ -281,12 +347,14 @@ class Results:
             refused=len(waits),
             returned=len(returned),
             returned_good=_share(returned, self.made_it),
+            total_coverage=_mean([each.is_under_total_p90 for each in completed if each.total_p90]),
+            answer=(_mean(totals), quantile(totals, 0.5), quantile(totals, 0.9)),
         )
 
 
 def has_budget(route: Route) -> bool:
-    """True with a TTFT or TPOT budget; other routes are judged by throughput."""
-    return route.ttft is not None or route.tpot is not None
+    """True with a budget; other routes are judged by throughput."""
+    return route.ttft is not None or route.tpot is not None or route.total is not None
 
 
 def quantile(values: Iterable[float], q: float) -> float:
@@ -295,12 +363,26 @@ def quantile(values: Iterable[float], q: float) -> float:
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else NAN
 
 
+def _quote_result(name: str, found: Sequence[ScoredQuote]) -> QuoteResult:
+    p50s = [(each.ttft, p50) for each in found if (p50 := each.quote.p50) is not None]
+    p90s = [(each.ttft, p90) for each in found if (p90 := each.quote.p90) is not None]
+    return QuoteResult(name, len(found), _held(p50s), _held(p90s), len(found) - len(p90s))
+
+
+def _held(promises: Sequence[tuple[float, float]]) -> float:
+    return sum(ttft <= promise for ttft, promise in promises) / len(promises) if promises else NAN
+
+
 def _coverage(requests: Sequence[RequestResult]) -> float:
     return _share(requests, lambda result: result.upstream is not None and result.upstream <= result.p90)
 
 
 def _error(requests: Sequence[RequestResult]) -> float:
     return quantile((abs((result.upstream or 0.0) / result.p50 - 1) for result in requests), 0.5)
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    return sum(filter(None, values)) / len(values) if values else NAN
 
 
 def _share(requests: Sequence[RequestResult], holds: Callable[[RequestResult], bool]) -> float:

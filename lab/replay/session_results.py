@@ -62,7 +62,9 @@ def idle_seconds(turns: Iterable[Arrival], scenario: Scenario) -> float:
     fleets: dict[str, SimFleet] = {}
     now = 0.0
     for number, turn in enumerate(turns):
-        fleet = fleets.setdefault(turn.route, SimFleet({ALONE: _first_choice(scenario, turn.route)}))
+        fleet = fleets.setdefault(
+            turn.route, SimFleet({ALONE: _first_choice(scenario, turn.route)}, block=scenario.block)
+        )
         fleet.submit(ALONE, EngineRequest(number, turn.prompt_tokens, turn.output_tokens, turn.hashes), now)
         now = max(event.at for event in fleet.run_until(now + LONGEST))
     return now

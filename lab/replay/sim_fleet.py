@@ -23,8 +23,10 @@ from backends.server_profiles import PROFILES, ApiProfile, Profile
 from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates
 from gateway.config.models import Config
 from gateway.config.pool_section import PoolSection
+from gateway.records.log_entries import ChosenBreaks
 from lab.engines.engine import Engine
 from lab.engines.engine_events import EngineRequest, Event, RequestId
+from lab.engines.kv_cache import CacheChange
 from lab.engines.lora_adapters import LoraAdapters
 from lab.engines.virtual_engine import HostedApi, VirtualEngine
 from lab.scorers.research_scorers import REPLAY_SCORERS
@@ -64,7 +66,8 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledFault:
-    """At `at` seconds: `slow` (steps take `factor` times as long; 1 restores), `kill` or `restart` of an endpoint."""
+    """At `at` seconds: `slow` (steps take `factor` times as long; 1 restores), `kill` or `restart` of an endpoint;
+    `cold`: its cache is that of a new engine, and its requests go on."""
 
     at: float
     endpoint: str
@@ -74,7 +77,7 @@ class ScheduledFault:
 
 class SimFleet:
     """`profiles` by endpoint id. `hung`: share of requests that are never answered; `adapters`: LoRA adapters by
-    endpoint id; `tokens_per_event`: of the streams of engines."""
+    endpoint id; `tokens_per_event`: of the streams of engines; `block`: tokens per hash of a prompt."""
 
     def __init__(
         self,
@@ -83,11 +86,12 @@ class SimFleet:
         hung: float = 0.0,
         adapters: Mapping[str, AdapterFacts | None] | None = None,
         tokens_per_event: int = 1,
+        block: int = BLOCK,
     ) -> None:
         held = adapters or {}
         self._tokens_per_event = tokens_per_event
         self.servers = {
-            endpoint: _server(profile, seed * 1000 + i, held.get(endpoint))
+            endpoint: _server(profile, seed * 1000 + i, held.get(endpoint), block)
             for i, (endpoint, profile) in enumerate(profiles.items())
         }
         self._random = Random(seed)
@@ -126,7 +130,7 @@ class SimFleet:
                 del self._hanging[key]
             return (*server.kill(), *hanging)
         else:
-            server.restart(now)
+            server.forget() if fault.kind == "cold" else server.restart(now)
             self._started_at[fault.endpoint] = now
         return ()
 
@@ -138,13 +142,26 @@ class SimFleet:
             return tokens
         return [(key, events_of(count, self._tokens_per_event)) for key, count in tokens]
 
+    def listen(self, endpoint: str) -> None:
+        """The engine publishes KV events from now on."""
+        if isinstance(server := self.servers[endpoint], VirtualEngine):
+            server.engine.cache.changes = []
+
+    def cache_changes(self, endpoint: str) -> Sequence[CacheChange]:
+        """KV events since the last call."""
+        server = self.servers[endpoint]
+        if not isinstance(server, VirtualEngine) or not (changes := server.engine.cache.changes):
+            return ()
+        server.engine.cache.changes = []
+        return changes
+
     def load_of(self, endpoint: str) -> EngineLoad | None:
         """Metrics that a scrape would return; None for an API or a dead engine."""
         server = self.servers[endpoint]
         if not isinstance(server, VirtualEngine) or not server.alive:
             return None
         engine = server.engine
-        return EngineLoad(
+        load = EngineLoad(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
@@ -155,6 +172,7 @@ class SimFleet:
             prefix_hits=float(engine.prefix_hits),
             adapters=tuple(sorted(engine.running_adapters)) if engine.adapters.names else (),
         )
+        return replace(load, **server.totals())
 
 
 def events_of(tokens: int, per_event: int) -> int:
@@ -162,12 +180,12 @@ def events_of(tokens: int, per_event: int) -> int:
     return 1 + (tokens - 1) // per_event
 
 
-def _server(profile: Profile, seed: int, adapters: AdapterFacts | None) -> VirtualEngine | HostedApi:
+def _server(profile: Profile, seed: int, adapters: AdapterFacts | None, block: int) -> VirtualEngine | HostedApi:
     if isinstance(profile, ApiProfile):
         return HostedApi(profile, seed)
     longest = max(profile.max_model_len, profile.kv_tokens)
     held = None if adapters is None else LoraAdapters(set(adapters.names), adapters.slots, adapters.load_s)
-    return VirtualEngine(Engine(replace(profile, block_size=BLOCK, max_model_len=longest), seed, held))
+    return VirtualEngine(Engine(replace(profile, block_size=block, max_model_len=longest), seed, held))
 
 
 # ---------------------------------------------------------------- messages between replicas
@@ -253,6 +271,9 @@ class Scenario:
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; 1 where absent
     score_per_1k: float | None = None  # s per 1,000 new tokens in scored TTFT budgets; None: as the routes say
     returns: int = 0  # times that a refused caller comes back when Retry-After says; SDKs of OpenAI and Anthropic: 2
+    block: int = BLOCK  # tokens per hash of a prompt
+    kv_events: tuple[str, ...] = ()  # media of KV events that the one gateway process hears: gpu, cpu
+    repaired: ChosenBreaks | None = None  # breaks of prefixes that access logs are played without
     seconds: float = 0.0  # of offered traffic: no session takes a turn later; 0: until the last arrival
 
     @property

@@ -14,10 +14,11 @@ from zlib import crc32
 
 from lab.engines.engine_events import EngineFirstToken, EngineRequest, Event, Finished, Refused
 from lab.replay.clairvoyant import Clairvoyant
-from lab.replay.results import ReplayOutcome, RequestResult, Results
+from lab.replay.results import ReplayOutcome, RequestResult, Results, ScoredQuote
 from lab.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
+from lab.replay.sim_kv_events import SimKvEvents
 from lab.scorers.research_scorers import REPLAY_SCORERS
-from lab.traffic.traces import BLOCK, Arrival
+from lab.traffic.traces import Arrival
 from policies.attempts import attempt_events as steps
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
@@ -25,7 +26,7 @@ from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import QueuedRequest
+from policies.queue.queued_request import QueuedRequest, Quote
 from policies.routes.route import Route
 from policies.routing.candidates import uncached_tokens
 from policies.routing.tiers import LONGEST_WAIT
@@ -41,6 +42,7 @@ from policies.types import (
     PoolEstimate,
     PrefixBlocks,
     PromptEstimate,
+    Quantiles,
     RequestView,
 )
 
@@ -68,6 +70,7 @@ class ActiveRequest:
     open: dict[int, OpenAttempt] = field(default_factory=dict)  # by attempt number
     won: int = 0
     wake_at: float = FOREVER
+    quoted: Quote | None = None  # as it entered the queue the last time, until it is scored
 
     def key(self, attempt: int) -> int:
         return self.number * ATTEMPTS + attempt
@@ -123,6 +126,7 @@ class SimGateway:
         self.results = results
         self.fleet = Fleet(scenario.pools)
         self.fleet.peers = peers
+        self._kv_events = SimKvEvents(scenario, servers, self.fleet)
         self.clairvoyant = Clairvoyant(servers, scenario, arrivals) if scenario.clairvoyant else None
         self.queue = self.clairvoyant or QueueScheduler(REPLAY_SCORERS)
         self.active: dict[int, ActiveRequest] = {}
@@ -139,9 +143,12 @@ class SimGateway:
         result = RequestResult(number, route.name, now, arrival.prompt_tokens, arrival.output_tokens, arrival.tenant)
         result.new_tokens = self.results.new_tokens(arrival)
         result.session = arrival.session
+        result.stream = arrival.stream
         self.results.requests.append(result)
         estimate = self._estimate(arrival, route, result)
         request = self.active[number] = ActiveRequest(number, arrival, route, estimate, result, now)
+        if arrival.leaves is not None:
+            self.clock.at(now + arrival.leaves, self._leave, number)
         self._enter(request)
 
     def _enter(self, request: ActiveRequest) -> None:
@@ -149,12 +156,13 @@ class SimGateway:
             self.on_decision(request, decision)
             return
         self._enqueue(request)
-        limit = self.scenario.queue_limit
-        if request.decision is None and request.route.ttft and limit < FOREVER:
+        limit = self.scenario.queue_limit if request.route.ttft else request.route.by or FOREVER
+        if request.decision is None and limit < FOREVER:
             self.clock.at(request.entered_at + limit, self._on_queue_timeout, request.number, request.entered_at)
 
     def _estimate(self, arrival: Arrival, route: Route, result: RequestResult) -> PromptEstimate:
-        estimate = estimate_of(arrival, route, self.fleet.answer_lengths.expected_output(route.name))
+        expected = self.fleet.answer_lengths.expected_output(route.name, route.output_cap(arrival.max_tokens))
+        estimate = estimate_of(arrival, route, expected)
         if not route.budget_grows:
             return estimate
         if self.clairvoyant is not None:
@@ -163,12 +171,26 @@ class SimGateway:
         return replace(estimate, uncached_tokens=uncached_tokens(view, route, estimate, fleet, self.fleet.hit))
 
     def _enqueue(self, request: ActiveRequest) -> None:
-        view = RequestView(request.entered_at, stream=True)
-        tenant = request.arrival.tenant
+        arrival, tenant = request.arrival, request.arrival.tenant
+        view = RequestView(request.entered_at, stream=arrival.stream, max_tokens=arrival.max_tokens)
         weight = self.scenario.weights.get(tenant, 1.0)
-        queued = QueuedRequest(request.number, view, request.estimate, request.route, request.number, tenant, weight)
+        route, tokens = request.route, self._answer_tokens(request)
+        queued = QueuedRequest(
+            *(request.number, view, request.estimate, route, request.number),
+            tenant=tenant,
+            weight=weight,
+            answer_tokens=tokens,
+            decode_s=self.fleet.decode_seconds(route, tokens),
+        )
         self.queue.enter(queued)
         self.dispatch_queued()
+        request.quoted = queued.quoted
+
+    def _answer_tokens(self, request: ActiveRequest) -> Quantiles:
+        arrival, route = request.arrival, request.route
+        if not route.weighs_completion:
+            return ()
+        return self.fleet.answer_lengths.quantiles(route.name, route.output_cap(arrival.max_tokens), *_kind(arrival))
 
     def dispatch_queued(self) -> None:
         if self.queue.held:
@@ -183,6 +205,17 @@ class SimGateway:
         if request.entered_at == entered_at:
             self.queue.leave(number, self.clock.now)
             self._shed(request, LONGEST_WAIT)
+
+    def _leave(self, number: int) -> None:
+        """The caller leaves, unless the first token is there."""
+        request = self.active.get(number)
+        if request is None or request.won:
+            return
+        if request.decision is None:
+            self.queue.leave(number, self.clock.now)
+        for attempt in list(request.open):
+            self._cancel(request, attempt, AttemptOutcome.CANCELLED)
+        self._close(request, ReplayOutcome.LEFT)
 
     def on_decision(self, request: ActiveRequest, decision: Decision) -> None:
         if decision.outcome is not Placement.PLACE:
@@ -208,6 +241,7 @@ class SimGateway:
         now, result = self.clock.now, request.result
         self.queue.on_dispatched(request.number)
         result.refusals.append(now - request.entered_at)
+        self._score_quote(request, FOREVER)
         if retry_after and len(result.refusals) <= self.scenario.returns:
             self.clock.at(now + retry_after, self._come_back, request)
         else:
@@ -234,6 +268,7 @@ class SimGateway:
                 case steps.Commit(number):
                     request.won = number
                 case steps.GiveUp():
+                    self._score_quote(request, FOREVER)
                     self._close(request, ReplayOutcome.LOST)
         if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
             request.wake_at = step.wake_at
@@ -252,11 +287,15 @@ class SimGateway:
         prompt, route = request.estimate.pools[endpoint.pool], request.route
         output = request.estimate.output_tokens
         pace = route.tpot_budget(None)
-        self.fleet.on_sent(key, candidate, prompt, now, True, tpot_budget=pace, output=output, route=route)
+        session = self._kv_events.session(key)
+        self.fleet.on_sent(
+            key, candidate, prompt, now, arrival.stream, tpot_budget=pace, output=output, session=session, route=route
+        )
         self.queue.on_dispatched(request.number)
         try:
             hashes, adapter = prompt.blocks.hashes, prompt.adapter
-            sent = EngineRequest(key, arrival.prompt_tokens, arrival.output_tokens, hashes, adapter=adapter)
+            sizes = arrival.prompt_tokens, arrival.output_tokens
+            sent = EngineRequest(key, *sizes, hashes, arrival.answer_hashes, adapter)
             self.servers.submit(endpoint.id, sent, now)
         except Refused as refused:
             self.clock.at(now, self._on_refused, key, refused)
@@ -296,6 +335,7 @@ class SimGateway:
         attempt = int(event.id) % ATTEMPTS
         if (request := self._waiting(int(event.id))) is None:
             return
+        self._kv_events.hear(request.open[attempt].candidate.endpoint.id)
         if isinstance(event, EngineFirstToken):
             self._on_first_token(request, attempt, event)
         else:
@@ -318,8 +358,11 @@ class SimGateway:
         else:
             result.p50 = candidate.forecast.p50
             result.p90 = candidate.forecast.p90
+            if (completion := decision.completion(candidate)) is not None:
+                result.total_p50, result.total_p90 = completion.p50, completion.p90
             others = (other.forecast.p50 for other in decision.ranked if other.endpoint != candidate.endpoint)
             result.alternative = min(others, default=None)
+        self._score_quote(request, now)
         self.results.answered(result, decision, request.estimate)
         self._step(request, steps.FirstToken(attempt))
         request.decision = None
@@ -331,7 +374,9 @@ class SimGateway:
         cached = result.cached if pool.local else None
         reported = AttemptReport(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
         self.fleet.on_ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
-        self.fleet.answer_lengths.observe_output(result.route, event.output_tokens)
+        self.fleet.answer_lengths.observe_output(
+            result.route, event.output_tokens, *_kind(arrival), under_p90=result.is_under_total_p90
+        )
         result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
         self._close(request, ReplayOutcome.COMPLETED)
 
@@ -364,6 +409,14 @@ class SimGateway:
             return self._enqueue(request)
         return self._step(request, failure)
 
+    def _score_quote(self, request: ActiveRequest, first_at: float) -> None:
+        """`first_at`: of the first token; FOREVER: there will be none."""
+        quote, request.quoted = request.quoted, None
+        if quote is not None and isinstance(self.queue, QueueScheduler):
+            scored = ScoredQuote(quote, first_at - quote.at)
+            self.queue.quotes.observe(quote, scored.ttft, self.clock.now)
+            request.result.quotes.append(scored)
+
     def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
         request.result.end = end
         request.result.ended_at = self.clock.now
@@ -376,13 +429,18 @@ class SimGateway:
 def estimate_of(arrival: Arrival, route: Route, output_tokens: int) -> PromptEstimate:
     """The gateway's estimate, given an exact token count."""
     hashes = arrival.hashes if isinstance(arrival.hashes, array) else array("Q", arrival.hashes)
-    pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, BLOCK), arrival.prompt_tokens)
+    pool = PoolEstimate(arrival.prompt_tokens, PrefixBlocks(hashes, arrival.block), arrival.prompt_tokens)
     pools = {tier.pool: pool for tier in route.tiers}
     for name, adapter in route.adapters.items():
         seed = crc32(adapter.encode()) << 32  # adapters share no block
-        own = PrefixBlocks(array("Q", [block ^ seed for block in hashes]), BLOCK)
+        own = PrefixBlocks(array("Q", [block ^ seed for block in hashes]), arrival.block)
         pools[name] = replace(pool, blocks=own, adapter=adapter)
     return PromptEstimate(pools, output_tokens)
+
+
+def _kind(arrival: Arrival) -> tuple[str, str, int]:
+    """Class of the answer within its route: effort of reasoning, tenant, and head of the prompt."""
+    return "", arrival.tenant, next(iter(arrival.hashes), 0)
 
 
 def _without_tiers(decision: Decision, seed: int) -> Decision:

@@ -11,7 +11,8 @@ Rules:
 - To add a scorer: a function here, and a name in RESEARCH_SCORERS.
 
 Sources, as of November 2026: smg 1.13.0 (PyPI: its defaults and help texts; rules in smg-project/smg f8daa88, August),
-llm-d/llm-d-router ebab687 (August), papers by their arXiv numbers.
+llm-d/llm-d-router ebab687 (August), ai-dynamo/dynamo 03037af (`docs/components/router/router-concepts.md`), papers by
+their arXiv numbers.
 """
 
 from __future__ import annotations
@@ -84,8 +85,46 @@ def cache_aware(candidates: Sequence[Candidate], sequence: int, route: Route) ->
     return chosen_first(holders if keep else able, candidates)
 
 
+DRAIN_RATE = 2_000.0  # tokens/s, where an engine reports no rate of its own, as vLLM does not over HTTP
+KV_PRESSURE = 0.15  # s: weight of the share of the KV cache in use
+FULLEST = 0.999  # share of the KV cache in use, beyond which it counts as this
+
+
+def least_load(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
+    """Least expected wait, s: pending prompt tokens at DRAIN_RATE, and a price of the KV cache in use.
+
+    smg 1.13.0, `--policy least_load` over HTTP with its defaults. The price is KV_PRESSURE times k / (1 - k), the
+    queue of a server that is busy for a share k of the time: it grows without bound as the cache fills up.
+    """
+    return [c.load.queued_tokens / DRAIN_RATE + _kv_pressure(c.load) for c in candidates]
+
+
+def _kv_pressure(load: Load) -> float:
+    used = min(load.kv_usage, FULLEST)
+    return KV_PRESSURE * used / (1 - used)
+
+
+# --------------------------------------------------------------------------- Dynamo
+
+
+def dynamo(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
+    """Prompt tokens to compute, and tokens that answers hold in the KV cache, the request included in both.
+
+    Dynamo's linear cost with its defaults: `prefill_load_scale` and `overlap_score_credit` 1, no decay of the credit,
+    temperature 0. Tokens for its blocks: all its terms have the same unit. The length of the answers so far counts,
+    which the source leaves out by default. Its queue, from 16 full batches of prefill on every engine, plays no part.
+    """
+    return [c.load.queued_tokens + c.uncached + _kv_tokens(c.load) + c.prompt_tokens for c in candidates]
+
+
+def _kv_tokens(load: Load) -> float:
+    """Tokens of answers in progress, and of prompts without a first token."""
+    return load.context + load.queued_tokens
+
+
 # --------------------------------------------------------------------------- llm-d
 
+QUEUE_WEIGHT, KV_WEIGHT, PREFIX_WEIGHT = 2.0, 2.0, 3.0
 STICKY = 0.8  # cached share of the prompt that makes an endpoint preferred
 PATIENCE = 18.0  # s of predicted TTFT: value of affinity to token_load
 STRICT, LOOSE = 0.99, 0.80  # cached shares of the two gates of predicted_chain
@@ -93,6 +132,22 @@ GATE_PATIENCE = 5.0  # s of predicted TTFT that these gates give away
 EXPLORED = 100  # requests per exploration of an endpoint that would miss a budget
 TTFT_WEIGHT, TPOT_WEIGHT = 0.8, 0.2
 STEPS = 100  # of a weight
+
+
+def weighted_chain(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
+    """Sum of three scores: the shortest queue, the emptiest KV cache, and the longest cached prefix.
+
+    llm-d's default profile (`pkg/epp/config/loader/defaults.go`): `queue-scorer`, `kv-cache-utilization-scorer` and
+    `prefix-cache-scorer`. The queue is scored between the longest and the shortest one. Requests sent since the last
+    scrape are part of it; the source scrapes every 50 ms.
+    """
+    queues = [c.load.waiting for c in candidates]
+    shortest, longest = min(queues), max(queues)
+    spread = max(longest - shortest, 1)
+    return [
+        QUEUE_WEIGHT * (queue - shortest) / spread + KV_WEIGHT * c.load.kv_usage - PREFIX_WEIGHT * cached_share(c)
+        for c, queue in zip(candidates, queues, strict=True)
+    ]
 
 
 def token_load(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
@@ -249,6 +304,9 @@ def polyserve(candidates: Sequence[Candidate], sequence: int, route: Route) -> l
 
 RESEARCH_SCORERS: Mapping[str, Scorer] = {
     "cache_aware": cache_aware,
+    "least_load": least_load,
+    "dynamo": dynamo,
+    "weighted_chain": weighted_chain,
     "lpwl": lpwl,
     "lmetric": lmetric,
     "token_load": token_load,

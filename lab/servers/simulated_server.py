@@ -12,7 +12,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from random import Random
@@ -37,28 +38,52 @@ _TTFT_BUCKETS = (*_FINE, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _TTFT = "vllm:time_to_first_token_seconds"
 
 
+@dataclass(slots=True)
+class AnswerTotals:
+    """As vLLM counts: a first token and a gap between tokens when they come, an answer at its end."""
+
+    ttft_counts: list[int] = field(default_factory=lambda: [0] * (len(_TTFT_BUCKETS) + 1))
+    ttft_sum: float = 0.0
+    gaps: int = 0
+    gap_s: float = 0.0
+    answers: int = 0
+    answer_s: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+    def add(self, answer: AnswerWriter, *, ended: bool) -> None:
+        if not answer.tokens:
+            return
+        self.ttft_counts[bisect_left(_TTFT_BUCKETS, answer.ttft)] += 1
+        self.ttft_sum += answer.ttft
+        self.gaps += answer.tokens - 1
+        self.gap_s += answer.generation
+        self.answers += ended
+        self.answer_s += (answer.ttft + answer.generation) * ended
+        self.prompt_tokens += answer.prompt_tokens
+        self.generation_tokens += answer.tokens
+
+
 class VllmMetrics:
-    """The /metrics page, with vLLM 0.32's names. Counts answers; other numbers are the engine's."""
+    """The /metrics page, with vLLM 0.32's names. Counts answers, and `live` ones so far; the rest is the engine's."""
 
     def __init__(self, model: str, started_at: float) -> None:
         self._labels = f'engine="0",model_name="{model}"'
         self._started_at = started_at  # s, wall clock
-        self._ttft_counts = [0] * (len(_TTFT_BUCKETS) + 1)
-        self._ttft_sum = 0.0
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
+        self._totals = AnswerTotals()
+        self.live: set[AnswerWriter] = set()
 
-    def observe(self, ttft: float, prompt_tokens: int, generation_tokens: int) -> None:
-        """Count an answer. `ttft` in seconds."""
-        self._ttft_counts[bisect_left(_TTFT_BUCKETS, ttft)] += 1
-        self._ttft_sum += ttft
-        self._prompt_tokens += prompt_tokens
-        self._generation_tokens += generation_tokens
+    def on_ended(self, answer: AnswerWriter) -> None:
+        self.live.discard(answer)
+        self._totals.add(answer, ended=answer.done.is_set())
 
     def page(self, engine: Engine) -> str:
-        return "\n".join(self._lines(engine)) + "\n"
+        totals = deepcopy(self._totals)
+        for answer in self.live:
+            totals.add(answer, ended=False)
+        return "\n".join(self._lines(engine, totals)) + "\n"
 
-    def _lines(self, engine: Engine) -> Iterator[str]:
+    def _lines(self, engine: Engine, totals: AnswerTotals) -> Iterator[str]:
         for name, kind, value in (
             ("num_requests_running", "gauge", engine.running),
             ("num_requests_waiting", "gauge", engine.waiting),
@@ -66,8 +91,8 @@ class VllmMetrics:
             ("prefix_cache_queries_total", "counter", engine.prefix_queries),
             ("prefix_cache_hits_total", "counter", engine.prefix_hits),
             ("num_preemptions_total", "counter", engine.preemptions),
-            ("prompt_tokens_total", "counter", self._prompt_tokens),
-            ("generation_tokens_total", "counter", self._generation_tokens),
+            ("prompt_tokens_total", "counter", totals.prompt_tokens),
+            ("generation_tokens_total", "counter", totals.generation_tokens),
         ):
             yield f"# TYPE vllm:{name} {kind}"
             yield f"vllm:{name}{{{self._labels}}} {float(value)}"
@@ -83,11 +108,19 @@ class VllmMetrics:
         yield f"process_start_time_seconds {self._started_at}"
         yield f"# TYPE {_TTFT} histogram"
         total = 0
-        for bound, answers in zip((*map(str, _TTFT_BUCKETS), "+Inf"), self._ttft_counts, strict=True):
+        for bound, answers in zip((*map(str, _TTFT_BUCKETS), "+Inf"), totals.ttft_counts, strict=True):
             total += answers
             yield f'{_TTFT}_bucket{{{self._labels},le="{bound}"}} {float(total)}'
         yield f"{_TTFT}_count{{{self._labels}}} {float(total)}"
-        yield f"{_TTFT}_sum{{{self._labels}}} {self._ttft_sum}"
+        yield f"{_TTFT}_sum{{{self._labels}}} {totals.ttft_sum}"
+        for name, number, seconds in (
+            ("inter_token_latency_seconds", totals.gaps, totals.gap_s),
+            ("e2e_request_latency_seconds", totals.answers, totals.answer_s),
+        ):
+            yield f"# TYPE vllm:{name} histogram"
+            yield f'vllm:{name}_bucket{{{self._labels},le="+Inf"}} {float(number)}'
+            yield f"vllm:{name}_count{{{self._labels}}} {float(number)}"
+            yield f"vllm:{name}_sum{{{self._labels}}} {seconds}"
 
 
 BACKLOG = 2048  # connections, as uvicorn's
@@ -209,12 +242,12 @@ class SimulatedServer:
         parsed = self._parser.parse(next(self._ids), msgspec.convert(body, kind))
         answer = AnswerWriter(parsed.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
         self._driver.submit(parsed.request, answer)
+        self._metrics.live.add(answer)
         try:
             writer = self._writer(http, parsed, chat=kind is ChatBody)
             return await (self._stream if parsed.stream else self._whole)(http, writer, answer)
         finally:
-            if answer.tokens:
-                self._metrics.observe(answer.ttft, answer.prompt_tokens, answer.tokens)
+            self._metrics.on_ended(answer)
             if not answer.done.is_set() and self.engine.alive:
                 self.aborts += 1
             self._driver.abort(parsed.request.id)

@@ -4,12 +4,15 @@ Trace formats, detected by content:
 - Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (one per 512 tokens, chained).
 - Azure CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`, without prefix information: every prompt is unique.
 - firsttoken access log (gateway.observe.record): `wall`, `route`, `prompt_tokens_reported` or `_estimated`,
-  `output_tokens`, and `prefix` (base64 of chained 64-bit hashes, one per 512 tokens).
+  `output_tokens`, and `prefix` (base64 of chained 64-bit hashes): `lab.traffic.access_log`. A directory of the
+  gateway's `records` holds the same.
 
 Rules:
 - Times start at 0 and ascend. Timestamps rounded to a tick (several arrivals share one) are spread at random within
   the tick (`spread`): a Mooncake tick holds ten requests, which no gateway received simultaneously.
 - `hashes` name the full blocks of a prompt in order: equal hash means equal prefix up to that block.
+- A turn of a logged conversation that came after the answer before is a closed loop: it comes as long after that answer
+  in a replay too.
 - A request that was shed, lost or left is offered load too: its answer gets the mean length of its route's.
 - An unreadable line is an error with its line number.
 """
@@ -18,8 +21,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby, islice
@@ -28,11 +30,15 @@ from random import Random
 from statistics import mean
 from typing import Any
 
+from gateway.records.log_entries import ChosenBreaks, LogMender
+from gateway.records.stored_records import UnreadableRecords, stored_records
+from lab.traffic.access_log import UNANSWERED, LoggedRequest, PromptChains, block_of, logged_request, turns
+
 BLOCK = 512  # tokens per hash of a trace
 AZURE = ["timestamp", "contexttokens", "generatedtokens"]
 AGENTS = "synthetic:agents"
-UNANSWERED = 0  # output tokens of a request whose answer is not known
 USUAL_LENGTH = 256  # output tokens, where nobody was answered
+Mend = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # of a line of an access log
 _UNIQUE = 1 << 40  # hashes from here on belong to prompts with an unknown prefix
 
 
@@ -42,7 +48,7 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of a trace. `hashes`: a hash per full block of `BLOCK` prompt tokens.
+    """A request of a trace. `hashes`: a hash per full block of `block` prompt tokens.
 
     `session`: number of the session, from 1; 0: none. `think`: s that the caller takes between the end of the
     session's turn before and this turn. A turn that `follows` arrives then, whatever `at` says (closed loop).
@@ -57,6 +63,12 @@ class Arrival:
     session: int = 0
     think: float = 0.0
     follows: bool = False
+    stream: bool = True
+    leaves: float | None = None  # s after arrival at which the caller leaves unless the first token is there
+    max_tokens: int | None = None  # as the caller asked
+    answer_hashes: Sequence[int] = ()  # of the blocks behind those of the prompt that a later prompt begins with
+    block: int = BLOCK  # tokens per hash
+    logged: bool = False  # a turn of an access log, which comes however late the one before ends
 
 
 class SeenBlocks:
@@ -69,25 +81,58 @@ class SeenBlocks:
         """Tokens of an arriving prompt that no earlier prompt began with."""
         known = next((i for i, block in enumerate(arrival.hashes) if block not in self._blocks), len(arrival.hashes))
         self._blocks.update(arrival.hashes)
-        return arrival.prompt_tokens - min(known * BLOCK, (arrival.prompt_tokens - 1) // BLOCK * BLOCK)
+        block = arrival.block
+        return arrival.prompt_tokens - min(known * block, (arrival.prompt_tokens - 1) // block * block)
 
 
 # ---------------------------------------------------------------- recorded
 
 
-def read_trace(path: Path, limit: int | None = None) -> list[Arrival]:
-    """Arrivals in time order, of the first `limit` requests of the file (None: all). Raises TraceError."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            arrivals = sorted(_answered(islice(_parse(path, lines), limit)), key=lambda arrival: arrival.at)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+def read_trace(path: Path, limit: int | None = None, repaired: ChosenBreaks | None = None) -> list[Arrival]:
+    """Arrivals in time order, of the first `limit` requests of the file (None: all). `repaired`: breaks of prefixes
+    that an access log is read without. Raises TraceError."""
+    parsed = _read(path, limit, repaired)
+    logged = sorted((each for each in parsed if isinstance(each, LoggedRequest)), key=lambda request: request.at)
+    arrivals = [*(each for each in parsed if isinstance(each, Arrival)), *logged_arrivals(logged)]
     if not arrivals:
         raise TraceError(f"{path}: no usable request; each line needs its prompt and output tokens")
+    arrivals.sort(key=lambda arrival: arrival.at)
     return [replace(arrival, at=arrival.at - arrivals[0].at) for arrival in arrivals]
 
 
-def _parse(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
+def read_log(path: Path, limit: int | None = None) -> list[LoggedRequest]:
+    """Requests of an access log; none of another trace. Raises TraceError."""
+    return [each for each in _read(path, limit) if isinstance(each, LoggedRequest)]
+
+
+def _read(path: Path, limit: int | None, repaired: ChosenBreaks | None = None) -> list[Arrival | LoggedRequest]:
+    mend: Mend = _as_logged if repaired is None else LogMender(repaired).mend
+    try:
+        if path.is_dir():
+            return list(islice(_stored(path, mend), limit))
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return list(islice(_parse(path, lines, mend), limit))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _as_logged(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return row
+
+
+def _stored(folder: Path, mend: Mend) -> Iterator[LoggedRequest]:
+    """Requests of a directory of records."""
+    try:
+        for number, view in enumerate(stored_records(folder), 1):
+            if (found := logged_request(mend(view), number)) is not None:
+                yield found
+    except UnreadableRecords as error:
+        raise TraceError(str(error)) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{folder}: request {view['request_id']}: {_reason(error)}") from None
+
+
+def _parse(path: Path, lines: Iterable[str], mend: Mend) -> Iterator[Arrival | LoggedRequest]:
     csv = False
     for number, line in enumerate(lines, 1):
         if number == 1 and (csv := not line.lstrip().startswith("{")):
@@ -95,11 +140,11 @@ def _parse(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
                 raise TraceError(f"{path}:1: neither JSON lines nor a header TIMESTAMP,ContextTokens,GeneratedTokens")
         elif line.strip():
             try:
-                arrival = _azure(line, number) if csv else _json(json.loads(line), number)
+                found = _azure(line, number) if csv else _json(mend(json.loads(line)), number)
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise TraceError(f"{path}:{number}: {_reason(error)}; fix or remove the line") from None
-            if arrival is not None:
-                yield arrival
+            if found is not None:
+                yield found
 
 
 def _reason(error: Exception) -> str:
@@ -117,43 +162,53 @@ def _azure(line: str, number: int) -> Arrival:
     return Arrival(at, *_lengths(prompt, output), _unique(number, int(prompt)))
 
 
-def _json(row: Mapping[str, Any], number: int) -> Arrival | None:
+def _json(row: Mapping[str, Any], number: int) -> Arrival | LoggedRequest | None:
     if "hash_ids" in row or "input_length" in row:
         prompt, output = _lengths(row["input_length"], row["output_length"])
         ids = row.get("hash_ids")
         hashes = array("Q", (int(i) for i in ids[: prompt // BLOCK])) if ids else _unique(number, prompt)
         return Arrival(float(row["timestamp"]) / 1e3, prompt, output, hashes, str(row.get("route", "")))
-    return _logged(row, number)
+    return logged_request(row, number)
 
 
-def _logged(row: Mapping[str, Any], number: int) -> Arrival | None:
-    """A line of the access log. `output_tokens` 0: the request was not answered to the end. What the caller did wrong
-    is skipped, and so is what has no prompt."""
-    if "access_log_lines_lost" in row or row.get("end") == "refused":
-        return None
-    prompt = row["prompt_tokens_reported"] or row["prompt_tokens_estimated"]
-    answered = row.get("end", "completed") == "completed"
-    if not prompt or (answered and not row["output_tokens"]):
-        return None
-    output = row["output_tokens"] if answered else UNANSWERED
-    hashes = array("Q", b64decode(row["prefix"])) if row.get("prefix") else _unique(number, int(prompt))
-    return Arrival(float(row["wall"]), max(int(prompt), 1), int(output), hashes, str(row["route"]))
-
-
-def _answered(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """Gives requests without an answer the mean length of the answers of their route, else of all."""
-    found = list(arrivals)
-    lengths: dict[str, list[int]] = {"": []}
-    for arrival in found:
-        if arrival.output_tokens != UNANSWERED:
-            lengths[""].append(arrival.output_tokens)
-            lengths.setdefault(arrival.route, []).append(arrival.output_tokens)
-    means = {route: round(mean(known)) for route, known in lengths.items() if known}
-    for i, arrival in enumerate(found):
-        if arrival.output_tokens == UNANSWERED:
-            length = means.get(arrival.route) or means.get("", USUAL_LENGTH)
-            found[i] = replace(arrival, output_tokens=length)
+def logged_arrivals(requests: Sequence[LoggedRequest]) -> list[Arrival]:
+    """Offered load of an access log, `requests` in order of time. One without an answer gets the mean length of the
+    answers of its route, else of all."""
+    block, lengths = block_of(requests), _answer_lengths(requests)
+    chains, found = PromptChains(requests, block), list[Arrival]()
+    for request, turn in zip(requests, turns(requests), strict=True):
+        output = request.output_tokens or lengths.get(request.route) or lengths.get("", USUAL_LENGTH)
+        hashes, answer = chains.chain(request)
+        found.append(
+            Arrival(
+                request.at,
+                request.prompt_tokens,
+                output,
+                hashes,
+                request.route,
+                request.tenant,
+                turn.session,
+                turn.think or 0.0,
+                turn.think is not None,
+                stream=request.stream,
+                leaves=request.left_after,
+                max_tokens=request.max_tokens,
+                answer_hashes=answer,
+                block=block,
+                logged=True,
+            )
+        )
     return found
+
+
+def _answer_lengths(requests: Iterable[LoggedRequest]) -> Mapping[str, int]:
+    """Mean, by route; "": of all."""
+    known: dict[str, list[int]] = {}
+    for request in requests:
+        if request.output_tokens != UNANSWERED:
+            for name in ("", request.route):
+                known.setdefault(name, []).append(request.output_tokens)
+    return {route: max(round(mean(tokens)), 1) for route, tokens in known.items()}
 
 
 def _lengths(prompt: Any, output: Any) -> tuple[int, int]:
@@ -174,6 +229,12 @@ def spread(arrivals: list[Arrival], seed: int) -> list[Arrival]:
     for (at, group), (later, _) in zip(ticks, [*ticks[1:], (2 * ticks[-1][0] - ticks[-2][0], [])], strict=True):
         found += [replace(arrival, at=at + random.random() * (later - at)) for arrival in group]
     return sorted(found, key=lambda arrival: arrival.at)
+
+
+def coarser(arrival: Arrival, block: int) -> Arrival:
+    """With a hash per `block` tokens, a multiple of what it has."""
+    step = block // arrival.block
+    return replace(arrival, hashes=arrival.hashes[step - 1 :: step], answer_hashes=(), block=block)
 
 
 def at_load(arrivals: Iterable[Arrival], factor: float) -> list[Arrival]:

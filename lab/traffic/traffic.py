@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from gateway.records.log_entries import ChosenBreaks
 from lab.traffic.sessions import closed_loop, is_sessions, read_sessions
-from lab.traffic.traces import AGENTS, Agents, Arrival, TraceError, agents, at_load, read_trace, spread
+from lab.traffic.traces import AGENTS, BLOCK, Agents, Arrival, TraceError, agents, at_load, coarser, read_trace, spread
 from policies.types import FOREVER
 
 RATE = 0.1  # new sessions per second of a recorded trace
@@ -50,7 +51,12 @@ class TrafficSource:
         return not self.trace.startswith("synthetic:") and is_sessions(Path(self.trace))
 
     def arrivals(
-        self, load: float, seed: int, limit: int | None, starts: SessionStarts = SessionStarts()
+        self,
+        load: float,
+        seed: int,
+        limit: int | None,
+        starts: SessionStarts = SessionStarts(),
+        repaired: ChosenBreaks | None = None,
     ) -> list[Arrival]:
         """At `load` times the trace's rate. Sessions keep the pace, and grow in number instead."""
         if self.recorded_sessions:
@@ -60,7 +66,8 @@ class TrafficSource:
             return _synthetic(load, seed, starts)[:limit]
         if self.trace.startswith("synthetic:"):
             raise TraceError(f"{self.trace}: unknown synthetic trace; known: {AGENTS}")
-        return at_load(spread(_read_cached(self.trace, limit), seed), load)
+        found = at_load(spread(_read_cached(self.trace, limit, repaired), seed), load)
+        return [replace(each, session=each.session + starts.before) if each.session else each for each in found]
 
 
 def _synthetic(load: float, seed: int, starts: SessionStarts) -> list[Arrival]:
@@ -71,15 +78,15 @@ def _synthetic(load: float, seed: int, starts: SessionStarts) -> list[Arrival]:
 
 
 @lru_cache(maxsize=8)
-def _read_cached(trace: str, limit: int | None) -> list[Arrival]:
-    return read_trace(Path(trace), limit)
+def _read_cached(trace: str, limit: int | None, repaired: ChosenBreaks | None) -> list[Arrival]:
+    return read_trace(Path(trace), limit, repaired)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """All sources of a replay. `limit`: requests of each source; `seconds`: cut-off in replay time.
 
-    `rate`, `closed`: as in SessionStarts.
+    `rate`, `closed`: as in SessionStarts. `repaired`: breaks of prefixes that access logs are played without.
     """
 
     sources: tuple[TrafficSource, ...]
@@ -87,6 +94,7 @@ class Traffic:
     seconds: float | None = None
     rate: float = RATE
     closed: bool = False
+    repaired: ChosenBreaks | None = None
 
     @property
     def cut(self) -> float:
@@ -107,13 +115,36 @@ class Traffic:
             arrival
             for i, source in enumerate(self.sources)
             for arrival in on_routes(
-                source.arrivals(load, seed, self.limit, replace(starts, before=i * SOURCE)), routes, source.route
+                source.arrivals(
+                    load,
+                    seed,
+                    self.limit,
+                    replace(starts, before=i * SOURCE),
+                    self.repaired and breaks_on(self.repaired, assigned_route(source.route, routes)),
+                ),
+                routes,
+                source.route,
             )
-            if arrival.follows or arrival.at < self.cut
+            if (arrival.follows and self.closed) or arrival.at < self.cut
         ]
+        block = max((arrival.block for arrival in chosen), default=BLOCK)
+        chosen = [arrival if arrival.block == block else coarser(arrival, block) for arrival in chosen]
         if self.closed and not any(arrival.session for arrival in chosen):
             raise TraceError("--closed: no trace holds sessions")
         return sorted(chosen, key=lambda arrival: arrival.at)
+
+
+def assigned_route(route: str | None, routes: Collection[str]) -> str | None:
+    """The route of all requests of a trace: that of the command line, or the only route; None: as the trace says."""
+    return next(iter(routes)) if route is None and len(routes) == 1 else route
+
+
+def breaks_on(chosen: ChosenBreaks, assigned: str | None) -> ChosenBreaks | None:
+    """The breaks in a log whose requests are all on route `assigned`, by the log's names of routes. None: they are on
+    their own; returned: there are none."""
+    if assigned is None:
+        return chosen
+    return replace(chosen, route="") if chosen.route == assigned else None
 
 
 def on_routes(arrivals: Iterable[Arrival], routes: Collection[str], route: str | None) -> list[Arrival]:
@@ -121,8 +152,7 @@ def on_routes(arrivals: Iterable[Arrival], routes: Collection[str], route: str |
     names = ", ".join(routes)
     if route is not None and route not in routes:
         raise TraceError(f"no route '{route}'; known: {names}")
-    if route is None and len(routes) == 1:
-        (route,) = routes
+    route = assigned_route(route, routes)
     chosen = [arrival if route is None else replace(arrival, route=route) for arrival in arrivals]
     known = [arrival for arrival in chosen if arrival.route in routes]
     if not known:

@@ -19,14 +19,8 @@ Rules:
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
   would say the same again (`Blame.again`).
-- A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
-  (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
-  wins and the other is cancelled. No more than two race at a time.
-- Without a deadline, silence is no evidence. Every attempt is abandoned `first_token_limit` (of the endpoint, where it
-  has its own) after its sending, or later where there is no other candidate and the server shows life; in any case at
-  `limit_at`, the end of the time for the whole answer.
-- An attempt whose tokens are not seen (not `stream`) is left for the next candidate after half of what remains until
-  `limit_at`, or once the endpoint has answered later requests and has had the time for the longest answer since.
+- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
+  the time for the whole answer.
 - A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - A committed stream is left when silent (`policies.attempts.committed_stream`). Where nothing of the answer was
@@ -65,17 +59,16 @@ from policies.attempts.attempt_events import (
     TimerFired,
 )
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
-from policies.attempts.budgets import HedgeBudget, RetryBudget
+from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of, look, patience, without_caller
+from policies.attempts.committed_stream import idle_of, look, obstacle_of, patience, peers_of, without_caller
 from policies.attempts.hedging import patience_until
-from policies.attempts.pending_attempt import PendingAttempt, overtake_in
-from policies.attempts.retry_rules import OWN_FAULTS, is_charged, is_lost, pools_alike, wait_before_retry
+from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook, first_token_limit
+from policies.attempts.retry_rules import is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
 CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
-MAX_RACING = 2  # attempts pending at a time
 OVERDUE = "the limit of time for the whole answer has passed"
 
 
@@ -95,10 +88,7 @@ class AttemptMachine:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
         self._limits = limits
-        self._retries, self._hedges = retries, hedges
-        self._counted = False  # among the requests of the retry budget
-        self._retrying = 0  # permissions of the retry budget, not given back yet
-        self._denied = False  # the latest retry was wanted, and not allowed
+        self._share = RequestBudgets(retries, hedges)
         self._facts = facts
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
         self._walk = CandidateWalk(self._ranked, facts)
@@ -155,9 +145,7 @@ class AttemptMachine:
 
     def _begin(self, now: float) -> None:
         self.state = AttemptState.RACING
-        self._counted = True
-        self._retries.began()
-        self._hedges.began()
+        self._share.begin()
         if not self._ranked:
             self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
         elif now >= self._limits.limit_at:
@@ -243,14 +231,14 @@ class AttemptMachine:
         """Open the next candidate; with none left, wait for a candidate at its cap or rate limit."""
         charged = is_charged(failure, failed, self._walk)
         if self._advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
-            if self._may_retry():
+            if self._share.take_retry():
                 self._open_next(self._next_kind, now, charged=True)
                 return True
             self._walk.avoid({failed.endpoint.pool})
         if self._advance(now):
             self._open_next(self._next_kind, now)
             return True
-        return bool(self._walk.closed and self._may_open) and self._wait_for_closed(now)
+        return self._wait_for_closed(now)
 
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Schedule another attempt at the endpoint of the last failure, if worthwhile."""
@@ -259,19 +247,12 @@ class AttemptMachine:
             return False
         if now + wait >= min(self._deadline, self._limits.limit_at):
             return False
-        if is_charged(failure, candidate, self._walk) and not self._may_retry():
+        if is_charged(failure, candidate, self._walk) and not self._share.take_retry():
             return False
         self._retried = True
         self._retry, self._retry_at = candidate, now + wait
         self._open_retry(now)
         return True
-
-    def _may_retry(self) -> bool:
-        """Take a permission of the retry budget, if any is left."""
-        taken = self._retries.try_take()
-        self._retrying += taken
-        self._denied = not taken
-        return taken
 
     def _go_on(self, now: float, ending: Ending, reason: str) -> None:
         """The next candidate, or the end."""
@@ -302,39 +283,28 @@ class AttemptMachine:
         assert committed is not None
         self._lost.add(committed.candidate.endpoint.id)
         self._deaths += is_lost(broken.blame)
-        peers, obstacle = self.peers(broken.unable), self._obstacle(broken)
+        peers, obstacle = self._peers(broken.unable), obstacle_of(broken, self._limits, self._peers())
         self._walk = CandidateWalk(peers, self._facts)
         self._next_kind = AttemptKind.RESCUE
-        self._limits = replace(self._limits, hedge=False, first_token_limit=self._limits.idle)
+        silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
+        self._limits = replace(self._limits, hedge=False, first_token_limit=silence)
         self._deadline = self._look_at = FOREVER
         self.state = AttemptState.RACING
-        if obstacle or not peers:
-            self._give_up(Ending.NOT_CONTINUED, obstacle or self._reason_without_peer(broken))
+        if obstacle:
+            self._give_up(Ending.NOT_CONTINUED, obstacle)
         else:
             self._go_on(now, *self._exhausted())
 
-    def _obstacle(self, broken: Broken) -> str:
-        """Reason for which no peer may continue the answer; empty: a peer may."""
-        if broken.blame.fault in OWN_FAULTS:
-            return "an error of the request"
-        return broken.obstacle if self._limits.rescue else "the route asks for no rescue"
-
-    def _reason_without_peer(self, broken: Broken) -> str:
-        return next((broken.unable[peer.endpoint.id] for peer in self.peers(())), "no peer is left")
-
-    def peers(self, unable: Collection[str]) -> Sequence[Candidate]:
-        """Candidates to continue the committed answer, of its pool first; none where no further attempt is allowed."""
+    def _peers(self, unable: Collection[str] = ()) -> Sequence[Candidate]:
+        """Candidates to continue the committed answer; none where no further attempt is allowed."""
         if self._committed is None or not self._may_open:
             return ()
-        own = self._committed.candidate.endpoint
-        avoided = self._lost.union(unable, [own.id])
-        able = (each for each in self._ranked if each.endpoint.id not in avoided)
-        return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
+        return peers_of(self._committed.candidate, self._ranked, self._lost.union(unable))
 
     @property
     def _peer(self) -> Candidate | None:
         """The first candidate able to continue the committed answer."""
-        return next(iter(self.peers(())), None) if self._limits.rescue else None
+        return next(iter(self._peers()), None) if self._limits.rescue else None
 
     def _check_stream(self, attempt: Attempt, now: float) -> None:
         """Leave the committed stream, or look again later."""
@@ -360,63 +330,23 @@ class AttemptMachine:
             if number in self.pending and pending.recheck_at <= now:
                 self._check_silence(pending, now)
 
-    def _first_check(self, own: Candidate, now: float, limit_at: float) -> float:
-        if not self._limits.stream or self._deadline == FOREVER or not self._advance(now):
-            return limit_at
-        return min(patience_until(own.forecast, self._walk.upcoming_p50, now, self._deadline), limit_at)
-
     def _check_silence(self, pending: PendingAttempt, now: float) -> None:
-        """Weigh, race or abandon a silent attempt at `recheck_at`."""
-        if now >= pending.limit_at:
-            self._check_limit(pending, now)
-        elif not self._limits.stream:
-            self._check_unseen(pending, now)
-        elif not self._advance(now):
-            pending.recheck_at = pending.limit_at
-        elif not pending.weighed:
-            pending.weigh(self._walk.upcoming, self._deadline, self._limits.hedge, now)
-            if pending.recheck_at <= now:
-                self._check_silence(pending, now)
-        elif self._may_race and self._hedges.try_take():
-            pending.recheck_at = pending.limit_at
-            self._open_next(AttemptKind.HEDGE, now, charged=True)
-        elif now >= pending.abandon_at:
-            self._abandon(pending, now)
-        else:
-            pending.recheck_at = pending.abandon_at
-
-    @property
-    def _may_race(self) -> bool:
-        return self._limits.hedge and len(self.pending) < MAX_RACING and not self._facts.is_saturated()
-
-    def _check_limit(self, pending: PendingAttempt, now: float) -> None:
-        """Abandon the attempt, unless the server shows life and nobody else could do better."""
-        heard_at, limit = self._facts.progress(pending.attempt.number).heard_at, self._limit_of(pending.attempt)
-        alone = len(self.pending) == 1 and not self._advance(now)
-        if alone and heard_at > pending.sent_at and now - heard_at < limit and now < self._limits.limit_at:
-            pending.extend(min(heard_at + limit, self._limits.limit_at))
-        else:
-            self._abandon(pending, now)
-
-    def _check_unseen(self, pending: PendingAttempt, now: float) -> None:
-        """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and
-        has had the time for this one since."""
-        idle = idle_of(self._limits, pending.attempt.candidate)
-        heard_at = self._facts.progress(pending.attempt.number).heard_at
-        if heard_at >= pending.sent_at and now - heard_at >= idle:
-            self._abandon(pending, now, f"no byte for {idle:g} s in the middle of the answer")
-        elif now < pending.overtake_at:
-            pending.recheck_in(min(idle, pending.overtake_at - now), now)
-        elif pending.overtaken and self._advance(now):
-            self._abandon(pending, now)
-        else:
-            pending.overtaken = self._facts.is_overtaken(pending.attempt.number)
-            pending.overtake_at = now + pending.overtake_in
-            pending.recheck_in(min(idle, pending.overtake_in), now)
+        """Race or abandon a silent attempt at `recheck_at`."""
+        look = SilenceLook(
+            now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._upcoming
+        )
+        match look.at(pending):
+            case SilenceFinding.RACE:
+                self._open_next(AttemptKind.HEDGE, now, charged=True)
+            case SilenceFinding.NO_TOKEN:
+                self._abandon(pending, now)
+            case SilenceFinding.NO_BYTE:
+                idle = idle_of(self._limits, pending.attempt.candidate)
+                self._abandon(pending, now, f"no byte for {idle:g} s in the middle of the answer")
 
     def _abandon(self, pending: PendingAttempt, now: float, reason: str = "", leave: bool = True) -> None:
         """Cancel a silent attempt and, with `leave`, go to the next candidate where no other attempt races."""
-        reason = reason or f"no first token within {self._limit_of(pending.attempt):g} s"
+        reason = reason or f"no first token within {first_token_limit(self._limits, pending.attempt):g} s"
         del self.pending[pending.attempt.number]
         self._lost.add(pending.attempt.candidate.endpoint.id)
         self._actions.append(Cancel(pending.attempt.number, AttemptOutcome.SILENT))
@@ -431,6 +361,9 @@ class AttemptMachine:
         """Pass over what cannot be tried. True: there is an untried candidate, and another attempt is allowed."""
         return self._walk.advance(now) and self._may_open
 
+    def _upcoming(self, now: float) -> Candidate | None:
+        return self._walk.upcoming if self._advance(now) else None
+
     def _open_next(self, kind: AttemptKind, now: float, charged: bool = False) -> None:
         self._open(self._walk.take(), kind, now, charged)
 
@@ -440,12 +373,14 @@ class AttemptMachine:
         if 1 < self._opened == self._limits.max_attempts - 1:
             self._keep_last_for_another_pool()
         attempt = Attempt(self._opened, kind, candidate)
-        limit_at = self._silence_limit(attempt, now)
-        pending = PendingAttempt(attempt, now, limit_at, self._first_check(candidate, now, limit_at))
-        if not self._limits.stream:
-            pending.overtake_in = overtake_in(candidate, self._limits.longest_output)
-            pending.overtake_at = now + pending.overtake_in
-            pending.recheck_in(min(idle_of(self._limits, candidate), pending.overtake_in), now)
+        limits = self._limits
+        limit_at = min(now + first_token_limit(limits, attempt), limits.limit_at)
+        pending = PendingAttempt(attempt, now, limit_at, recheck_at=limit_at)
+        if not limits.stream:
+            pending.await_whole(limits, has_next=limits.limit_at < FOREVER and self._advance(now))
+        elif self._deadline < FOREVER and self._advance(now):
+            doubt_at = patience_until(candidate.forecast, self._walk.upcoming_p50, now, self._deadline)
+            pending.recheck_at = min(doubt_at, limit_at)
         self.pending[attempt.number] = pending
         self._actions.append(Open(attempt, charged))
 
@@ -454,23 +389,8 @@ class AttemptMachine:
         if self._walk.leads_beyond(seen):
             self._walk.avoid(seen)
 
-    def _limit_of(self, attempt: Attempt) -> float:
-        """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
-        own = attempt.candidate.endpoint.first_token_limit
-        if own is None or attempt.kind is AttemptKind.RESCUE:
-            return self._limits.first_token_limit
-        return own if self._limits.stream else max(own, self._limits.first_token_limit)
-
-    def _silence_limit(self, attempt: Attempt, now: float) -> float:
-        """Time at which an attempt sent now is abandoned in any case."""
-        end = self._limits.limit_at
-        limit_at = min(now + self._limit_of(attempt), end)
-        if not self._limits.stream and end < FOREVER and self._advance(now):
-            return min(limit_at, now + (end - now) / 2)
-        return limit_at
-
     def _wait_for_closed(self, now: float) -> bool:
-        """Wait until a candidate at its cap or rate limit takes requests again."""
+        """Wait until a candidate at its cap or rate limit takes requests again. False: there is none to wait for."""
         if not self._walk.closed or not self._may_open:
             return False
         self._retry, self._retry_at = self._walk.closed[0], now
@@ -504,7 +424,7 @@ class AttemptMachine:
         return self._opened < self._limits.max_attempts and self._deaths < MAX_DEATHS
 
     def _exhausted(self) -> tuple[Ending, str]:
-        if self._denied:
+        if self._share.denied:
             return Ending.BUDGET, "the retry budget is spent"
         if self._deaths >= MAX_DEATHS:
             return Ending.DEATHS, f"{self._deaths} endpoints died while they worked on it"
@@ -527,9 +447,4 @@ class AttemptMachine:
         self.pending.clear()
         self._retry, self._look_at = None, FOREVER
         self.state = state
-        if self._counted:
-            self._retries.ended()
-            self._counted = False
-        while self._retrying:
-            self._retries.give_back()
-            self._retrying -= 1
+        self._share.end()

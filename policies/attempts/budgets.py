@@ -75,3 +75,38 @@ class HedgeBudget:
             return False
         self._tokens -= self._HEDGE
         return True
+
+
+class RequestBudgets:
+    """Shares of one request in the retry budget and the hedge budget, from its start to its end."""
+
+    def __init__(self, retries: RetryBudget, hedges: HedgeBudget) -> None:
+        self.denied = False  # the latest retry was wanted, and not allowed
+        self._retries, self._hedges = retries, hedges
+        self._counted = False  # among the requests of the retry budget
+        self._retrying = 0  # permissions not given back yet
+
+    def begin(self) -> None:
+        self._counted = True
+        self._retries.began()
+        self._hedges.began()
+
+    def take_retry(self) -> bool:
+        """Take a permission of the retry budget, if any is left."""
+        taken = self._retries.try_take()
+        self._retrying += taken
+        self.denied = not taken
+        return taken
+
+    def take_hedge(self) -> bool:
+        """Take a permission of the hedge budget, if any is left."""
+        return self._hedges.try_take()
+
+    def end(self) -> None:
+        """Return what is held. No effect before `begin`, nor twice."""
+        if self._counted:
+            self._retries.ended()
+            self._counted = False
+        while self._retrying:
+            self._retries.give_back()
+            self._retrying -= 1

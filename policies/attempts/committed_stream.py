@@ -1,17 +1,21 @@
-"""Decides when a committed stream is left.
+"""Decides when a committed stream is left, and who may continue a broken one.
 
 Rules:
 - A stream without a byte for `idle` is left, and so is a stream past the limit of time for the whole answer.
 - Where a peer can continue, the pace decides before: after 20 of the stream's mean gaps, twice the peer's predicted
   TTFT or 2 s, whichever is longest.
 - A caller that does not read stops the reading from the server: that is no silence.
+- A peer is an endpoint without a failure in this request. Those of the same pool come first.
 - An answer that has ended on an open connection is complete. A caller that leaves after the last event of its answer
   has a complete answer, whoever closes first.
 """
 
 from __future__ import annotations
 
-from policies.attempts.attempt_events import AttemptLimits, Cancel, Leave, Leaving, Progress
+from collections.abc import Collection, Sequence
+
+from policies.attempts.attempt_events import AttemptLimits, Broken, Cancel, Leave, Leaving, Progress
+from policies.attempts.retry_rules import OWN_FAULTS
 from policies.types import AttemptOutcome, Candidate
 
 LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; predicted TTFTs of the peer
@@ -51,3 +55,21 @@ def without_caller(number: int, progress: Progress) -> Leave | Cancel:
     if progress.relayed and not progress.paused:
         return Leave(number, Leaving.READ)
     return Cancel(number, AttemptOutcome.CANCELLED)
+
+
+def peers_of(broken: Candidate, ranked: Sequence[Candidate], avoided: Collection[str]) -> Sequence[Candidate]:
+    """Candidates to continue the answer of `broken`, without the endpoints avoided."""
+    own = broken.endpoint
+    able = (each for each in ranked if each.endpoint.id != own.id and each.endpoint.id not in avoided)
+    return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
+
+
+def obstacle_of(broken: Broken, limits: AttemptLimits, peers: Sequence[Candidate]) -> str:
+    """Reason for which no peer may continue the answer; empty: one may. `peers`: able or not."""
+    if broken.blame.fault in OWN_FAULTS:
+        return "an error of the request"
+    if not limits.rescue:
+        return "the route asks for no rescue"
+    if broken.obstacle or any(peer.endpoint.id not in broken.unable for peer in peers):
+        return broken.obstacle
+    return broken.unable[peers[0].endpoint.id] if peers else "no peer is left"

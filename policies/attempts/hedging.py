@@ -14,7 +14,8 @@ Rules:
   pass for silence, and copies would be the answer to load.
 - Three times the own p99 is silence enough at any time, if the next may make the deadline, and past the deadline in any
   case; but not less than 1 s or an eighth of the time allowed: a budget of 30 s is in no hurry. The p99 of a forecast
-  that is not trained is a guess, and no reason to wait past the deadline.
+  that is not trained is a guess; past the deadline, the silence of such an attempt has lasted long enough where it is
+  longer than the forecast by what a fresh attempt would take: the two together take twice the better one at most.
 - Where a second copy may be sent, the first need not be given up: see `hedge_at`.
 - Moments are searched on a fixed grid, so a replay finds the same ones.
 """
@@ -68,4 +69,4 @@ def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadl
             most, best = made, at
     if best < deadline:
         return max(min(best, overdue), now)
-    return max(deadline, overdue if own.trained else least)
+    return max(deadline, overdue if own.trained else min(overdue, max(least, sent + own.p50 + upcoming.p50)))

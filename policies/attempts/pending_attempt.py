@@ -1,13 +1,30 @@
-"""An attempt without a token yet, and the moments at which its silence is looked at."""
+"""An attempt without a token yet: when its silence is looked at, and what a look finds.
+
+Rules:
+- A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
+  (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
+  wins and the other is cancelled. No more than two race at a time.
+- Without a deadline, silence is no evidence. Every attempt is abandoned `first_token_limit` (of the endpoint, where it
+  has its own) after its sending, or later where there is no other candidate and the server shows life; in any case at
+  `limit_at`, the end of the time for the whole answer.
+- An attempt whose tokens are not seen (not `stream`) is left for the next candidate after half of what remains until
+  `limit_at`, or once the endpoint has answered later requests and has had the time for the longest answer since.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
+from policies.attempts.attempt_events import AttemptFacts, AttemptLimits
+from policies.attempts.budgets import RequestBudgets
+from policies.attempts.committed_stream import idle_of
 from policies.attempts.hedging import abandon_at, hedge_at
-from policies.types import FOREVER, Attempt, Candidate
+from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
+MAX_RACING = 2  # attempts pending at a time
 
 
 @dataclass(slots=True)
@@ -24,6 +41,14 @@ class PendingAttempt:
     overtake_at: float = FOREVER  # next look for later requests that the endpoint has answered
     overtaken: bool = False  # at the last look
 
+    def await_whole(self, limits: AttemptLimits, has_next: bool) -> None:
+        """Set the moments of an attempt whose tokens are not seen."""
+        if has_next:
+            self.limit_at = min(self.limit_at, self.sent_at + (limits.limit_at - self.sent_at) / 2)
+        self.overtake_in = overtake_in(self.attempt.candidate, limits.longest_output)
+        self.overtake_at = self.sent_at + self.overtake_in
+        self.recheck_in(min(idle_of(limits, self.attempt.candidate), self.overtake_in), self.sent_at)
+
     def weigh(self, upcoming: Candidate, deadline: float, hedge: bool, now: float) -> None:
         """Fix the moments to abandon the attempt for `upcoming`, and to send a hedge before."""
         self.weighed = True
@@ -36,12 +61,91 @@ class PendingAttempt:
         self.weighed = False
         self.recheck_at = min(now, self.limit_at)
 
-    def extend(self, limit_at: float) -> None:
-        """The server shows life: go on until `limit_at`."""
-        self.limit_at = self.recheck_at = limit_at
-
     def recheck_in(self, seconds: float, now: float) -> None:
         self.recheck_at = min(now + seconds, self.limit_at)
+
+
+class SilenceFinding(Enum):
+    """Finding of a look at a silent attempt."""
+
+    WAITING = "waiting"  # until `recheck_at`
+    RACE = "race"  # another attempt is opened beside, with a permission of the hedge budget
+    NO_TOKEN = "no token"  # to be abandoned, like the next
+    NO_BYTE = "no byte"  # in the middle of a whole answer
+
+
+@dataclass(slots=True)
+class SilenceLook:
+    """A look at a silent attempt. `upcoming`: the next candidate, where another attempt is allowed; asked where a rule
+    needs it, as asking passes over candidates. `racers`: attempts pending, this one included."""
+
+    now: float
+    limits: AttemptLimits
+    deadline: float
+    facts: AttemptFacts
+    share: RequestBudgets
+    racers: int
+    upcoming: Callable[[float], Candidate | None]
+
+    def at(self, pending: PendingAttempt) -> SilenceFinding:
+        if self.now >= pending.limit_at:
+            return self._at_limit(pending)
+        return self._at_stream(pending) if self.limits.stream else self._at_unseen(pending)
+
+    def _at_limit(self, pending: PendingAttempt) -> SilenceFinding:
+        """Abandon the attempt, unless the server shows life and nobody else could do better."""
+        now, end, limit = self.now, self.limits.limit_at, first_token_limit(self.limits, pending.attempt)
+        heard_at = self.facts.progress(pending.attempt.number).heard_at
+        alone = self.racers == 1 and self.upcoming(now) is None
+        if not (alone and heard_at > pending.sent_at and now - heard_at < limit and now < end):
+            return SilenceFinding.NO_TOKEN
+        pending.limit_at = pending.recheck_at = min(heard_at + limit, end)
+        return SilenceFinding.WAITING
+
+    def _at_stream(self, pending: PendingAttempt) -> SilenceFinding:
+        if (upcoming := self.upcoming(self.now)) is None:
+            pending.recheck_at = pending.limit_at
+            return SilenceFinding.WAITING
+        if not pending.weighed:
+            pending.weigh(upcoming, self.deadline, self.limits.hedge, self.now)
+            if pending.recheck_at > self.now:
+                return SilenceFinding.WAITING
+        if self._may_race and self.share.take_hedge():
+            pending.recheck_at = pending.limit_at
+            return SilenceFinding.RACE
+        if self.now >= pending.abandon_at:
+            return SilenceFinding.NO_TOKEN
+        pending.recheck_at = pending.abandon_at
+        return SilenceFinding.WAITING
+
+    @property
+    def _may_race(self) -> bool:
+        return self.limits.hedge and self.racers < MAX_RACING and not self.facts.is_saturated()
+
+    def _at_unseen(self, pending: PendingAttempt) -> SilenceFinding:
+        """Leave an endpoint that has stopped in the middle of a whole answer, or that has answered later requests and
+        has had the time for this one since."""
+        now, number, idle = self.now, pending.attempt.number, idle_of(self.limits, pending.attempt.candidate)
+        heard_at = self.facts.progress(number).heard_at
+        if heard_at >= pending.sent_at and now - heard_at >= idle:
+            return SilenceFinding.NO_BYTE
+        if now < pending.overtake_at:
+            pending.recheck_in(min(idle, pending.overtake_at - now), now)
+        elif pending.overtaken and self.upcoming(now) is not None:
+            return SilenceFinding.NO_TOKEN
+        else:
+            pending.overtaken = self.facts.is_overtaken(number)
+            pending.overtake_at = now + pending.overtake_in
+            pending.recheck_in(min(idle, pending.overtake_in), now)
+        return SilenceFinding.WAITING
+
+
+def first_token_limit(limits: AttemptLimits, attempt: Attempt) -> float:
+    """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
+    own = attempt.candidate.endpoint.first_token_limit
+    if own is None or attempt.kind is AttemptKind.RESCUE:
+        return limits.first_token_limit
+    return own if limits.stream else max(own, limits.first_token_limit)
 
 
 def overtake_in(candidate: Candidate, longest_output: int | None) -> float:

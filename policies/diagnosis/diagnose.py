@@ -32,9 +32,11 @@ LIMITS = (RejectionKind.RATE_LIMITED, RejectionKind.EXTERNAL_LIMIT)
 LOST_BY = {
     AttemptOutcome.FAILED: "failed",
     AttemptOutcome.SILENT: "gave no token",
+    AttemptOutcome.CANCELLED: "gave no token before another attempt did",
     AttemptOutcome.BROKEN: "broke in mid-stream",
     AttemptOutcome.MISCONFIGURED: "was refused for the gateway's own key, model or path",
 }
+WITHOUT_TOKEN = (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED)  # in time; the latter overtaken by a hedge
 THINKING = "thinking"  # a part of a request with a budget for the answer; all other parts are stages
 
 
@@ -109,10 +111,12 @@ def _shed(facts: RequestFacts, usual: Usual) -> CauseFound:
 
 def _lost(facts: RequestFacts, usual: Usual) -> CauseFound:
     """By the attempt that cost most time."""
+    if not facts.attempts:  # time between two placements, which no attempt has taken
+        return _unknown(facts, "failover", "no attempt was lost")
     lost = max(facts.attempts, key=lambda each: each.took)
     if lost.outcome in (AttemptOutcome.RATE_LIMITED, AttemptOutcome.QUOTA):
         return rate_limit_cause(facts)
-    if lost.outcome is AttemptOutcome.SILENT and (busy := _busy(lost, facts, usual)) is not None:
+    if lost.outcome in WITHOUT_TOKEN and (busy := _busy(lost, facts, usual)) is not None:
         return CauseFound(busy.cause, f"no token from {lost.endpoint} in {ms(lost.took)}; {busy.evidence}")
     ended = LOST_BY.get(lost.outcome, lost.outcome.value) + (f" (status {lost.status})" if lost.status else "")
     told = f"the attempt at {lost.endpoint} {ended} after {ms(lost.took)}"
@@ -128,7 +132,7 @@ def _busy(lost: LostAttempt, facts: RequestFacts, usual: Usual) -> CauseFound | 
 
 
 def _blamed(lost: LostAttempt) -> Cause:
-    """Without a byte of a reply it is the connection, unless the server was silent for as long as it may be."""
+    """The connection where no byte of a reply came, unless the attempt was abandoned as silent."""
     unreached = lost.status == 0 and lost.outcome is AttemptOutcome.FAILED
     return Cause.CONNECTION if unreached else Cause.ENDPOINT_FAILED
 
@@ -166,6 +170,7 @@ def _rate_limit(facts: RequestFacts, usual: Usual) -> CauseFound:
 
 def _thinks(facts: RequestFacts, usual: Usual) -> CauseFound:
     told = f"{ms(facts.thinking)} of reasoning before the answer; usual here: {ms(usual.thinking.p50)}"
+    told += f"; the caller asked for the effort {facts.effort}" if facts.effort else "; the caller named no effort"
     return CauseFound(Cause.MODEL_THINKS, told)
 
 
@@ -200,7 +205,7 @@ def _decode_share(facts: RequestFacts, usual: Usual) -> CauseFound | None:
 
 
 def _slow_stream(facts: RequestFacts, usual: Usual) -> CauseFound:
-    """Tokens that come slowly, too many of them, or a caller that does not read them."""
+    """Slow tokens, many tokens, or a caller that reads slowly."""
     spent = facts.stages.get("stream", 0.0)
     if facts.objective is Objective.TOTAL and facts.unread > MOST * spent:
         told = f"{ms(facts.unread)} from the last token to the last byte taken by the caller, of {ms(spent)}"

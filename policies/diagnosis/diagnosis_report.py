@@ -11,7 +11,7 @@ from policies.diagnosis.causes import CauseVerdict
 from policies.diagnosis.usual import Usual
 from policies.types import Decision
 
-MOST = 8  # candidates
+MAX_CANDIDATES = 8
 FIGURES = 5  # of each candidate: p50 and p90 in s, cached tokens, tokens queued there, USD
 
 
@@ -24,7 +24,7 @@ class Alternatives:
 
     @classmethod
     def of(cls, decision: Decision | None) -> Alternatives:
-        ranked = [] if decision is None else list(islice(decision.ranked, MOST))
+        ranked = [] if decision is None else list(islice(decision.ranked, MAX_CANDIDATES))
         figures = array("f")
         for each in ranked:
             forecast, ahead = each.forecast, each.load.queued_tokens

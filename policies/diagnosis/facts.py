@@ -92,6 +92,7 @@ class RequestFacts:
     output: int = 0
     tpot: float | None = None
     thinking: float = 0.0
+    effort: str = ""  # of reasoning, as the caller asked; empty: it named none
     unread: float = 0.0  # from the last token in to the last byte out
     lag: float = 0.0
     forecast: float | None = None  # median time upstream
@@ -105,12 +106,17 @@ class RequestFacts:
 
     @property
     def hit(self) -> int:
-        """Tokens of the prompt that were cached: reported, or else forecast."""
-        return min(self.predicted if self.cached is None else self.cached, self.prompt)
+        """Tokens of the prompt that were cached."""
+        return hit_tokens(self.prompt, self.cached, self.predicted)
 
     @property
     def computed(self) -> int:
         return self.prompt - self.hit
+
+
+def hit_tokens(prompt: int, reported: int | None, predicted: int | None) -> int:
+    """Tokens of a prompt that were cached: by the engine's report, or else as forecast."""
+    return min((predicted or 0) if reported is None else reported, prompt)
 
 
 def ms(seconds: float) -> str:

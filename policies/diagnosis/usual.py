@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from policies.diagnosis.facts import hit_tokens
+
 ENOUGH = 8  # requests, below which nothing is usual
 
 
@@ -92,8 +94,7 @@ class Usual:
 
 
 def _computed(sample: Sample) -> int:
-    hit = sample.predicted or 0 if sample.cached is None else sample.cached
-    return max(sample.prompt - hit, 0)
+    return sample.prompt - hit_tokens(sample.prompt, sample.cached, sample.predicted)
 
 
 def _spread(values: Iterable[float | None]) -> Spread:

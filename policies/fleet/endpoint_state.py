@@ -11,17 +11,21 @@ from policies.fleet.beliefs import Belief, beliefs
 from policies.fleet.caller_evidence import CallerEvidence
 from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_rates import EngineCounters, EngineRates
+from policies.fleet.kv_room import KvRoom
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
-from policies.latency.online_learning import Calibration
+from policies.latency.api_predictor import ApiPredictor
+from policies.latency.kv_loads import KvLoads
+from policies.latency.online_learning import Calibration, ErrorQuantiles
 from policies.latency.token_counts import InflightTokens, PrefillQueue
 from policies.latency.tpot import (
+    MIN_TPOT,
     DecodeInterference,
     TpotPredictor,
     reopens_in,
 )
 from policies.latency.ttft_predictor import (
     CONTEXT_WEIGHT,
-    ApiPredictor,
     EnginePredictor,
     PrefillWork,
     TtftPredictor,
@@ -86,15 +90,18 @@ class EndpointState:
         self.calibration = Calibration()
         self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor()
         self.tpot_predictor = TpotPredictor()
+        self.pace = ErrorQuantiles()  # of TPOT / `tpot_of`
         self.model = ""  # as named by the engine; empty: not yet
         self._times: dict[str, LearnedTimes] = {}  # of models served before
         self.interference = DecodeInterference()
         self.block_size = pool.block_size  # the engine's
         self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
         self.kv_tokens = pool.kv_tokens
-        self.cache = EndpointCache(self.blocks)
+        self.cache = EndpointCache(int(self.kv_tokens / self.block_tokens))
+        self.kv_loads = KvLoads()
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
-        self.engine = EngineLoad()
+        self.engine, self.rates = EngineLoad(), EngineRates()
+        self.kv_room = KvRoom()
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
@@ -115,8 +122,9 @@ class EndpointState:
 
     @property
     def blocks(self) -> int:
-        """Capacity of the engine's cache, in the estimator's blocks. An engine's report may be absurd."""
-        return min(max(int(self.kv_tokens / self.block_tokens), 1), MAX_BLOCKS)
+        """Capacity of the engine's cache and what its slower tiers hold beyond, in the estimator's blocks. An engine's
+        report may be absurd."""
+        return min(max(int((self.kv_tokens + self.cache.slower_tokens) / self.block_tokens), 1), MAX_BLOCKS)
 
     @property
     def queue(self) -> PrefillQueue:
@@ -193,6 +201,7 @@ class EndpointState:
             running=running,
             waiting=waiting,
             kv_usage=self.engine.kv_usage or 0.0,
+            kv_room=self.kv_room.tokens(now),
             scraped_at=self.scraped_at,
             limits=self._send_limits(),
             unknown_adapters=None if self.adapters is None else self.adapters.unknown,
@@ -208,6 +217,12 @@ class EndpointState:
             last_token_at=self.last_token_at,
             warming=self.warming or peers.warming > 0,
         )
+
+    def tpot_of(self, load: Load, prompt_tokens: int) -> float:
+        """Seconds per token of an answer sent there now, beside all that run and wait there."""
+        running, context = load.running + load.waiting + 1, load.context + prompt_tokens
+        alone = max(self.tpot_predictor.predict(running, context), MIN_TPOT)
+        return alone / max(1 - load.prefill_utilization, MIN_DECODE_SHARE)
 
     def _send_limits(self) -> SendLimits:
         return self.limits.send_limits(max(self.breaker.unpaid_until, self.peer_load.blocked_until))
@@ -288,6 +303,14 @@ class EndpointState:
             running=running + self.decoding_context * CONTEXT_WEIGHT,
         )
 
+    def loadable(self, prompt: PoolEstimate, hit: int, load: Load) -> tuple[int, tuple[int, ...]]:
+        """Tokens of the hit, and those to load, by tier. A load that would wait for blocks of the GPU is no hit: these
+        come when answers end, and another engine computes the prompt meanwhile."""
+        to_load = self.cache.to_load(prompt, hit)
+        if to_load and load.kv_room < prompt.tokens - hit + sum(to_load):
+            return hit - sum(to_load), ()
+        return hit, to_load
+
     def statistics(self, now: float) -> EndpointStatistics:
         load, residency = self.load(now), self.cache.residency
         ratios = self.predictor.quantiles(load.queued_tokens, now)
@@ -340,7 +363,7 @@ class EndpointState:
         unknown = EnginePredictor() if self.pool.local else ApiPredictor(), TpotPredictor(), Calibration()
         times = self._times.pop(model, unknown)
         self.predictor, self.tpot_predictor = times[:2]
-        self.calibration = times[2]
+        self.calibration, self.pace = times[2], ErrorQuantiles()
         if len(self._times) > MAX_MODELS:
             del self._times[next(iter(self._times))]
         self.teacher_samples = 0
@@ -351,10 +374,14 @@ class EndpointState:
         restarted = _restarted(self.engine, engine)
         self.engine = engine
         self.scraped_at = now
+        evicted = None if self.cache.residency is None else self.cache.residency.evicted
+        self.rates.note(EngineCounters(engine.preemptions, engine.drafted, engine.accepted, evicted), now)
         self.block_size = engine.block_size or self.block_size
         if engine.kv_blocks:
             self.kv_tokens = engine.kv_blocks * self.block_size
+        if engine.kv_blocks or self.cache.slower_tokens:
             self.cache.index.resize(self.blocks)
+        self.kv_room.on_scrape(engine, self._queue_at(now)[0], now)
         if self.adapters is not None:
             self.adapters.on_scrape(engine.adapters, engine.adapter_slots)
         # Only requests beyond ours in two scrapes in a row count: one scrape may be older than our last attempt.

@@ -19,3 +19,12 @@ class EngineLoad:
     prefix_hits: float | None = None
     adapters: tuple[str, ...] = ()  # LoRA adapters of running requests
     adapter_slots: int | None = None
+    preemptions: float | None = None  # counters
+    drafted: float | None = None
+    accepted: float | None = None
+    ttft_count: float | None = None  # histograms, since the engine's start: first tokens
+    ttft_sum: float | None = None  # s, from the arrival at the engine
+    itl_count: float | None = None  # gaps between tokens
+    itl_sum: float | None = None  # s
+    e2e_count: float | None = None  # whole answers
+    e2e_sum: float | None = None  # s, from the arrival

@@ -25,28 +25,33 @@ from policies.fleet.beliefs import Belief
 from policies.fleet.circuit_breaker import CircuitBreaker
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_rates import EngineRates
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors, without_larger_window
 from policies.fleet.saved_state import learned, restore_all
+from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint
-from policies.latency.token_counts import AnswerLengths, TokenScale
+from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
+    MEDIAN,
     NEVER,
     AttemptOutcome,
     Candidate,
+    Completion,
     Endpoint,
     FleetSnapshot,
     Forecast,
     Load,
     Pool,
     PoolEstimate,
+    Quantiles,
 )
 
 __all__ = ["AttemptReport", "Fleet"]
@@ -63,6 +68,7 @@ class Fleet:
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
         self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
+        self.on_scraped: Callable[[str, EngineLoad, float], None] = lambda *scraped: None
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
@@ -135,7 +141,9 @@ class Fleet:
             if adapter and state.adapters is not None:
                 adapter_wait = state.adapters.wait(adapter, now)
                 waited, load_s = adapter_wait.seconds, adapter_wait.engine_s
-            forecast = state.predictor.predict(load, prompt.tokens, hit, now, waited, load_s)
+            hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
+            wait = waited + state.kv_loads.seconds(to_load) if to_load else waited
+            forecast = state.predictor.predict(load, prompt.tokens, hit, now, wait, load_s)
             candidates.append(
                 Candidate(
                     endpoint=state.endpoint,
@@ -147,6 +155,7 @@ class Fleet:
                     price=price,
                     load=load,
                     blocks=prompt.blocks,
+                    to_load=to_load,
                 )
             )
         return candidates
@@ -159,6 +168,14 @@ class Fleet:
         """Probability to keep the TPOT budget at the endpoint while no prefill disturbs the answer."""
         predictor, load = self._states[candidate.endpoint.id].tpot_predictor, candidate.load
         return predictor.at_rest(load.running, load.context).keepable(budget)
+
+    def completion(self, candidate: Candidate, tokens: Quantiles, now: float) -> Completion | None:
+        """Seconds of an answer of so many tokens, sent there now; None: nothing is known of its pace there."""
+        state, load = self._states[candidate.endpoint.id], candidate.load
+        if not state.pace.is_known(now):
+            return None
+        tpot = state.tpot_of(load, candidate.prompt_tokens)
+        return Completion(candidate.forecast, tokens, state.pace.quantiles(now), tpot)
 
     def may_use_api(self, route: Route, usd: float, now: float) -> bool:
         """An attempt of this cost keeps within `limits.external` of the route."""
@@ -194,6 +211,15 @@ class Fleet:
         """Recent scrapes, by endpoint."""
         return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
 
+    def engine_kv_tokens(self, endpoint_id: str) -> int:
+        """Size of the engine's KV cache by its own report; 0: none."""
+        state = self._states.get(endpoint_id)
+        return 0 if state is None else (state.engine.kv_blocks or 0) * state.block_size
+
+    def engine_rates(self, now: float) -> Mapping[str, EngineRates]:
+        """By endpoint, where the engine was scraped recently."""
+        return {name: state.rates for name, state in self._states.items() if now - state.scraped_at <= STALE}
+
     def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
         """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""
         state = self._states[endpoint.id]
@@ -216,6 +242,19 @@ class Fleet:
         """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet."""
         state = self._pools.get(pool)
         return None if state is None else state.tpot_alone()
+
+    def decode_seconds(self, route: Route, tokens: Quantiles) -> float:
+        """Expected from the first token to the last of an answer alone on the fastest engine of a route that promises
+        `total` alone; 0: not known, or another route."""
+        if not tokens or route.ttft is not None or route.total is None:
+            return 0.0
+        known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
+        return tokens[MEDIAN] * min(known, default=0.0)
+
+    def prefill_seconds(self, endpoint: str, tokens: int, hit: int) -> float:
+        """Engine time of `tokens` behind `hit` cached ones, as learned; 0: an API, or unknown."""
+        state = self._states.get(endpoint)
+        return 0.0 if state is None else state.predictor.prefill_seconds(tokens, tokens * (hit + 0.5 * tokens))
 
     def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
         return self._states[endpoint_id].statistics(now)
@@ -254,8 +293,7 @@ class Fleet:
     ) -> None:
         """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events; `caller`: key
         or address whose request it is; empty: the gateway's own."""
-        state = self._states.get(candidate.endpoint.id)
-        if state is None:
+        if (state := self._states.get(candidate.endpoint.id)) is None:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
@@ -280,8 +318,7 @@ class Fleet:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""
         if self.on_news is not None:
             self.on_news()
-        attempt = self._attempts.get(key)
-        if attempt is None or attempt.first_at is not None:
+        if (attempt := self._attempts.get(key)) is None or attempt.first_at is not None:
             return
         attempt.on_first_token(key, now)
         ttft = now - attempt.sent_at if attempt.stream else engine_ttft
@@ -332,8 +369,7 @@ class Fleet:
             if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
                 self._learn_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
-                waited = now - attempt.sent_at - attempt.adapter_wait.seconds
-                state.predictor.observe_at_least(attempt.sample(waited), now)
+                attempt.learn_silence(now)
         pool = self._pools.get(state.pool.name)
         if pool is not None:
             pool.share_tokens_per_event(state)
@@ -381,6 +417,7 @@ class Fleet:
             return
         if state.on_scrape(engine, now):
             self._lose_cache(state)
+        self.on_scraped(endpoint_id, engine, now)
         self.on_probe_answered(endpoint_id, now)
 
     def on_probe_answered(self, endpoint_id: str, now: float) -> None:
@@ -485,6 +522,6 @@ class Fleet:
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
         pool = self._pools.get(attempt.state.pool.name)
-        if attempt.learn_ttft(ttft, now) and pool is not None and pool.learners:
+        if attempt.learn_ttft(ttft, now) and pool is not None:
             for learner in pool.teach(attempt.state, now):
                 self._touch(learner)

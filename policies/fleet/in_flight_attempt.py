@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
+from policies.latency.kv_loads import LEAST
 from policies.latency.token_counts import PrefillQueue, TokenScale
-from policies.latency.tpot import DecodingAnswer
+from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
@@ -24,6 +25,7 @@ from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstim
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
+PACED = 8  # tokens from which an answer shows a pace
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
 
@@ -53,13 +55,17 @@ class InFlightAttempt:
     prompt: PoolEstimate
     work: PrefillWork
     predicted_ttft: float  # s
+    predicted_tpot: float  # s
     sent_at: float
     stream: bool
     pending_prompt: PendingPrompt | None  # None: nothing is known of the endpoint's cache
     queue: PrefillQueue
     prefill_rate: float  # tokens/s
+    reported_queue: float  # tokens of `work.queued_tokens` which this process did not send
     answer: DecodingAnswer
+    found_room: bool = True  # in the engine's KV cache, at the sending
     adapter_wait: AdapterWait = LOADED
+    kv_load_s: float = 0.0  # to load cached tokens from slower tiers
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
     context: int = 0  # tokens of the prompts of these answers
@@ -91,12 +97,16 @@ class InFlightAttempt:
             prompt=prompt,
             work=work,
             predicted_ttft=state.predictor.point_estimate(work, now),
+            predicted_tpot=state.tpot_of(candidate.load, candidate.prompt_tokens),
             sent_at=now,
             stream=stream,
             pending_prompt=pending_prompt,
             queue=state.queue.as_of_now(),
-            prefill_rate=state.predictor.drain_rate,
+            prefill_rate=(rate := state.predictor.drain_rate),
+            reported_queue=max(work.queued_tokens - state.inflight.queue.tokens_left(now, rate), 0.0),
             answer=answer,
+            found_room=state.kv_room.on_sent(work.uncached + sum(candidate.to_load), now),
+            kv_load_s=state.kv_loads.seconds(candidate.to_load),
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
             external_use=external_use,
             caller=caller,
@@ -108,6 +118,7 @@ class InFlightAttempt:
         prefill_s = state.predictor.prefill_seconds(work.uncached, work.uncached * (hit + 0.5 * work.uncached))
         state.interference.on_prefill(prefill_s + self.adapter_wait.load_s, now)
         state.inflight.on_sent(key, work.uncached, now, hit, self.stream)
+        state.predictor.on_sent()
         state.last_used_at = now
         state.limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
@@ -118,7 +129,7 @@ class InFlightAttempt:
     def on_first_token(self, key: Hashable, now: float) -> None:
         """The answer decodes from now on."""
         state = self.state
-        state.last_token_at = self.first_at = now
+        self.first_at, state.last_token_at = now, max(now, state.last_token_at)  # a token may be known late
         self.running, self.context = state.decoding, state.decoding_context
         self.prefill_s = state.interference.prefill_s
         state.interference.on_first_token(key, self.answer, now)
@@ -167,33 +178,64 @@ class InFlightAttempt:
             more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
             pairs = work.pairs + more * queue.context_per_token
             work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
-        return TtftSample(work, predicted, ttft)
+        return TtftSample(work, predicted, ttft, self.reported_queue)
 
     def learn_ttft(self, ttft: float, now: float) -> bool:
-        """Teaches the TTFT, in seconds. False: the time taught the load of an adapter, not the endpoint's predictor."""
+        """Teaches the TTFT, in seconds. False: the endpoint's predictor learned nothing: the request waited for an
+        adapter, for cached tokens from a slower tier, or maybe for KV blocks."""
         state = self.state
         state.calibration.observe(ttft, self.candidate.forecast)
-        if self.adapter_wait.seconds:
-            if state.predictor.samples >= TRAINED_SAMPLES:
-                self.learn_adapter_load(ttft)
-                return False
-            ttft = max(ttft - self.adapter_wait.seconds, MIN_TTFT)
-        state.predictor.observe(self.sample(ttft), now)
+        if self._may_have_waited_for_blocks:
+            return False
+        if self.adapter_wait.seconds and state.predictor.samples >= TRAINED_SAMPLES:
+            self.learn_adapter_load(ttft)
+            return False
+        if self._shows_kv_load:
+            state.kv_loads.learn(self.candidate.to_load, ttft - self.predicted_ttft)
+            return False
+        state.predictor.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
         return True
+
+    def learn_silence(self, now: float) -> None:
+        """Teaches that no token has come by now."""
+        if not self._may_have_waited_for_blocks:
+            self.state.predictor.observe_at_least(self.sample(now - self.sent_at - self._waited), now)
+
+    @property
+    def _waited(self) -> float:
+        """Seconds of the TTFT in which the engine neither queued nor computed the prompt."""
+        return self.adapter_wait.seconds + self.kv_load_s
+
+    @property
+    def _shows_kv_load(self) -> bool:
+        alone = not self.work.queued_tokens and not self.adapter_wait.seconds
+        return alone and sum(self.candidate.to_load) >= LEAST and self.state.predictor.samples >= TRAINED_SAMPLES
+
+    @property
+    def _may_have_waited_for_blocks(self) -> bool:
+        """Such a time teaches nothing about prefills, and is better than none only before the predictor is trained."""
+        had_room = self.found_room and not self.state.kv_room.has_overflowed_since(self.sent_at)
+        return not had_room and self.state.predictor.samples >= TRAINED_SAMPLES
 
     def learn_adapter_load(self, ttft: float) -> None:
         """Teaches the seconds that the load of an adapter takes: the TTFT beyond the forecast without a load."""
         wait, adapters = self.adapter_wait, self.state.adapters
         if wait.load_s and adapters is not None:
-            adapters.learn(ttft - self.predicted_ttft - (wait.seconds - wait.load_s))
+            adapters.learn(ttft - self.predicted_ttft - (self._waited - wait.load_s))
 
     def learn_tpot(self, itl: float, tokens: int, now: float) -> None:
         """Teaches the inter-token latency: its spread, and without the prefills which stalled the answer."""
         state = self.state
         state.tpot_predictor.spread.observe(self.candidate.load, itl, now)
+        self.learn_pace(itl, tokens, now)
         stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
         running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
         state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
+
+    def learn_pace(self, tpot: float, tokens: int, now: float) -> None:
+        """Teaches how far off the predicted TPOT was, with everything that stalled the answer."""
+        if tokens >= PACED:
+            self.state.pace.observe(tpot / self.predicted_tpot, now)
 
     def update_breaker(
         self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport, outlier: bool
@@ -249,6 +291,9 @@ class InFlightAttempt:
             scale.observe(counted, self.prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None:
             self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
+        elif outcome is AttemptOutcome.COMPLETED and not self.stream and (tokens := report.completion_tokens or 0) > 1:
+            first = self.predicted_ttft if report.engine_ttft is None else report.engine_ttft
+            self.learn_pace(max(now - self.sent_at - first, MIN_TPOT) / (tokens - 1), tokens, now)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
             self.confirm_hit(report.cached_tokens, report.prompt_tokens)
 

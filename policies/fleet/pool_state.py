@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from policies.fleet.circuit_breaker import BreakerState
 from policies.fleet.endpoint_state import EndpointState
 from policies.latency.token_counts import TokenScale
-from policies.latency.ttft_predictor import MATURE_SAMPLES
-from policies.types import FOREVER, NEVER, Pool
+from policies.latency.ttft_predictor import FADE_AFTER, MATURE_SAMPLES
+from policies.types import FOREVER, NEVER, TRAINED_SAMPLES, Pool
 
 TEACHER_SAMPLES = 2  # times the learner's samples, needed by a teacher
 TEACH_AGAIN = 1.25  # times the samples of the last lesson, needed for another
+FADE_EVERY = 5.0  # s
 OUTLIER_REFUSALS, SIBLING_SHARE = 10, 0.2  # 4xx of these; share among the siblings' answers from which it is none
 
 
@@ -24,13 +25,31 @@ class PoolState:
     scale: TokenScale
     members: list[EndpointState]
     learners: list[EndpointState]
+    fades_at: float = NEVER
 
     def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
         """`teacher` has a new sample. Returns the siblings which learned from the sample."""
         self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
-        return [one for one in self.learners if self._learns(one, teacher, now)]
+        taught = [one for one in self.learners if self._learns(one, teacher, now)]
+        return taught if now < self.fades_at else [*taught, *self._fade(now)]
+
+    def _fade(self, now: float) -> list[EndpointState]:
+        """Members without a recent sample, and none to come, forget a slowness. Returns these."""
+        self.fades_at = now + FADE_EVERY
+        asked = {one.predictor for one in self.members if one.inflight.prefilling}
+        predictors = dict.fromkeys(one.predictor for one in self.members)
+        recent = [one for one in predictors if now - one.learned_at <= FADE_AFTER and one.samples >= TRAINED_SAMPLES]
+        if not recent:
+            return []
+        typical = sorted(recent, key=lambda one: one.typical_ttft(now))[(len(recent) - 1) // 2]
+        for old in predictors.keys() - asked:
+            if now - old.learned_at > FADE_AFTER:
+                old.fade_to(typical, now)
+        return [one for one in self.members if one.predictor.is_fading]
 
     def _learns(self, learner: EndpointState, teacher: EndpointState, now: float) -> bool:
+        if learner.predictor.is_fading:
+            return False
         if learner is not teacher and teacher.predictor.samples < TEACH_AGAIN * learner.teacher_samples:
             return False
         needed = TEACHER_SAMPLES * learner.predictor.samples

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from policies.fleet.endpoint_state import EndpointState
+from policies.latency.api_predictor import ApiPredictor
 from policies.latency.learned_state import LearnedEndpoint, kept_share
 from policies.latency.tpot import MAX_SHARE, MIN_SHARE, TpotPredictor
-from policies.latency.ttft_predictor import ApiPredictor, EnginePredictor, TtftPredictor
+from policies.latency.ttft_predictor import EnginePredictor, TtftPredictor
 
 
 def learned(state: EndpointState, now: float) -> LearnedEndpoint:

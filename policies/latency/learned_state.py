@@ -189,10 +189,11 @@ class LearnedEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class LearnedLengths:
-    """Answers of a route."""
+    """Answers of a route. `spread`: of tokens over a constant; None: saved by an earlier version."""
 
     mean: float
     answers: int
+    spread: LearnedErrors | None = None
 
     def __post_init__(self) -> None:
         _within("mean length", (self.mean,), 0.0, MAX_NUMBER)

@@ -47,6 +47,7 @@ PRIOR_WEIGHT = 6.0  # samples at which the prior counts as much as they do; at t
 HALF_LIFE = 1800.0  # s after which old samples count half
 REFRESH = 60.0  # s after which the age of samples is taken into account again
 MIN_RATIO = 1e-9
+KNOWN_SAMPLES, KNOWN_AGE = 3, 600.0  # s; older, and the quantity is to be tried again
 PRIOR: tuple[float, ...] = tuple(PRIOR_SIGMA * NormalDist().inv_cdf(q) for q in QUANTILES)
 
 OUTLIER = 4.0  # times the mean error
@@ -189,8 +190,9 @@ class ErrorQuantiles:
     wrong.
     """
 
-    def __init__(self) -> None:
-        self._prior = PRIOR
+    def __init__(self, prior: Quantiles = PRIOR) -> None:
+        """`prior`: logarithms of the ratio at QUANTILES, before any sample."""
+        self._prior = prior
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
         self._latest_at = self._mixed_at = NEVER
@@ -205,20 +207,19 @@ class ErrorQuantiles:
         self._latest_at = now
         self._mixed_at = NEVER
 
+    def is_known(self, now: float) -> bool:
+        """A few samples, not all of long ago."""
+        return len(self._recent) >= KNOWN_SAMPLES and now - self._latest_at < KNOWN_AGE
+
     def clear(self) -> None:
         """Drops the samples of an old regime."""
         self._recent.clear()
         self._sorted.clear()
         self._mixed_at = NEVER
 
-    def widen_from(self, other: ErrorQuantiles, factor: float, now: float) -> None:
+    def widen_from(self, other: ErrorQuantiles, now: float, factor: float = 1.0) -> None:
         """Takes another spread, wider by `factor`, as the prior."""
         self._prior = tuple([factor * error for error in map(log, other.quantiles(now))])
-        self._mixed_at = NEVER
-
-    def warm_start_from(self, other: ErrorQuantiles, now: float) -> None:
-        """Takes another endpoint's spread as the prior."""
-        self._prior = tuple(map(log, other.quantiles(now)))
         self._mixed_at = NEVER
 
     def learned(self, now: float) -> LearnedErrors:

@@ -1,4 +1,4 @@
-"""Token counts: in flight to an engine, of prompts by pool, and of answers by route, with the times of reasoning.
+"""Token counts of prompts: in flight to an engine, and by pool.
 
 Prompt tokens in flight, without a first token yet, are exact, and known at once. Rules:
 - An attempt is charged its uncached prompt tokens when it is sent; its first token clears the charge, any end
@@ -10,19 +10,17 @@ Prompt tokens in flight, without a first token yet, are exact, and known at once
   is left, and keeps a remainder. An attempt without streaming shows no first token: it counts as decoding once its
   prefill time is over.
 
-The counts of prompts and answers are learned from what engines report.
+The counts by pool are learned from what engines report.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import ceil
 
-from policies.latency.learned_state import LearnedLengths, LearnedRegression, kept_share
+from policies.latency.learned_state import LearnedRegression
 from policies.latency.online_learning import Regression
-from policies.routes.route import Route
 from policies.types import NEVER
 
 REMAINDER = 0.1  # of the charge: about the share by which a prefill exceeds its predicted time
@@ -34,12 +32,10 @@ SCALE_VARIANCE = 0.01
 VARIANCES = (0.02, 1.0, 100.0)  # of text (another tokenizer), messages (template), prompt (default system text)
 REPORT_NOISE = 0.03  # a report's relative error: texts of equal count here differ by this much at the engine
 MIN_SCALE = 0.05
+# The most that reports can teach, of each term: tokens per counted token of text, of a message, of a prompt. An engine
+# that reports more, by a fault or a lie, would make every prompt too long for its context window.
+MAX_SCALES = (8.0, 1024 / PER_MESSAGE, 8192 / PER_PROMPT)
 ERRORS = 2.0  # standard deviations
-
-PRIOR_LENGTH = 256  # tokens of an answer, before any
-PRIOR_ANSWERS = 8  # answers which the prior counts for
-LENGTH_WEIGHT = 1 / 64  # of the latest answer in the mean
-MAX_LENGTH = 131_072  # tokens: a longer answer is a wrong report
 
 
 @dataclass(slots=True)
@@ -73,6 +69,7 @@ class PrefillCharge:
     pairs: int
     remainder: int
     stream: bool
+    sent_at: float
 
 
 class InflightTokens:
@@ -95,7 +92,7 @@ class InflightTokens:
         if not self.prefilling:
             self.queue.started_at = now
         pairs = tokens * (2 * context + tokens) // 2
-        charge = PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream)
+        charge = PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream, now)
         self.prefilling[key] = charge
         self._add(charge, 1)
 
@@ -107,7 +104,8 @@ class InflightTokens:
                 break
             self._reduce_to_remainder(earlier)
         self._start_decoding(key)
-        self.queue.started_at = now
+        ahead = next(iter(self.prefilling.values()), None)
+        self.queue.started_at = now if ahead is None else max(now, ahead.sent_at)
 
     def expire(self, now: float, rate: float) -> None:
         """Moves attempts which are not streamed to decoding when their prefill, at `rate` tokens/s, is over."""
@@ -176,90 +174,12 @@ class TokenScale:
     def restore(self, saved: LearnedRegression, age: float) -> None:
         """Raises ValueError where other terms were saved."""
         self._regression.restore(saved, age)
+        self._bound()
 
     def observe(self, text_tokens: int, messages: int, reported: int) -> None:
         if reported > 0:
             self._regression.update((text_tokens, PER_MESSAGE * messages, PER_PROMPT), reported, CLIP)
+            self._bound()
 
-
-REASONING_SAMPLES = 64  # latest answers of a route at a pool
-REASONING_AGE = 600.0  # s; older answers are forgotten, so a pool left for its reasoning is tried again
-
-
-class ReasoningTimes:
-    """Seconds from the first token to the first token of the answer, of a route's latest answers at a pool."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=REASONING_SAMPLES)  # (time, s)
-
-    def observe(self, seconds: float, now: float) -> None:
-        self._samples.append((now, seconds))
-
-    def quantile(self, share: float, now: float) -> float:
-        """The time that `share` of the answers kept to; 0 where nothing is known."""
-        known = sorted(seconds for at, seconds in self._samples if now - at < REASONING_AGE)
-        return known[min(int(share * len(known)), len(known) - 1)] if known else 0.0
-
-
-class OutputLengths:
-    """Answer lengths of a route, learned from completed answers."""
-
-    def __init__(self) -> None:
-        self._mean = float(PRIOR_LENGTH)
-        self._answers = PRIOR_ANSWERS
-
-    def observe(self, tokens: int) -> None:
-        self._answers += 1
-        self._mean += (min(tokens, MAX_LENGTH) - self._mean) * max(1 / self._answers, LENGTH_WEIGHT)
-
-    def learned(self) -> LearnedLengths:
-        return LearnedLengths(self._mean, self._answers)
-
-    def restore(self, saved: LearnedLengths, age: float) -> None:
-        self._mean = min(saved.mean, MAX_LENGTH)
-        self._answers = max(int(saved.answers * kept_share(age)), PRIOR_ANSWERS)
-
-    def expected(self, max_tokens: int | None = None) -> int:
-        """Expected tokens of an answer which may have at most `max_tokens`."""
-        expected = round(self._mean)
-        return max(1, expected if max_tokens is None else min(expected, max_tokens))
-
-
-class AnswerLengths:
-    """Learned lengths of answers: output tokens by route, and seconds of reasoning by route and pool."""
-
-    def __init__(self) -> None:
-        self._outputs: dict[str, OutputLengths] = {}  # by route
-        self._reasoning = defaultdict[tuple[str, str], ReasoningTimes](ReasoningTimes)  # by route and pool
-
-    def expected_output(self, route: str, max_tokens: int | None = None) -> int:
-        """Expected tokens of an answer which may have at most `max_tokens`."""
-        return (self._outputs.get(route) or OutputLengths()).expected(max_tokens)
-
-    def observe_output(self, route: str, tokens: int) -> None:
-        """An answer of this route completed with `tokens` tokens."""
-        if route not in self._outputs:
-            self._outputs[route] = OutputLengths()
-        self._outputs[route].observe(tokens)
-
-    def expected_reasoning(self, route: Route, now: float) -> Mapping[str, float] | None:
-        """Seconds of reasoning before the answer, by pool, that the route's target share of answers kept to; None: the
-        route's budget is not of the answer."""
-        if not route.promises_answer:
-            return None
-        return {pool: self._reasoning[route.name, pool].quantile(route.target, now) for pool in route.pools}
-
-    def observe_reasoning(self, route: str, pool: str, seconds: float, now: float) -> None:
-        """The answer began `seconds` after the first token."""
-        self._reasoning[route, pool].observe(seconds, now)
-
-    def learned(self) -> Mapping[str, LearnedLengths]:
-        """Output tokens by route: the state that survives a restart."""
-        return {route: lengths.learned() for route, lengths in self._outputs.items()}
-
-    def restore(self, saved: Mapping[str, LearnedLengths], age: float) -> None:
-        """Brings back what was saved `age` seconds ago, of routes without an answer since the start."""
-        for route, lengths in saved.items():
-            if route not in self._outputs:
-                self._outputs[route] = OutputLengths()
-                self._outputs[route].restore(lengths, age)
+    def _bound(self) -> None:
+        self._regression.coefficients = [*map(min, self._regression.coefficients, MAX_SCALES)]

@@ -3,15 +3,20 @@
 An engine is predicted from physics:
 `TTFT = base + prompt tokens * length + (uncached + queued tokens) * token + pairs * attention + running * step`,
 with attention pairs of the uncached and queued tokens. The prompt's length counts even where cached: 10k cached tokens
-cost a vLLM on a CPU 0.1 s. An API shows no queue: recent latency by prompt length is learned.
+cost a vLLM on a CPU 0.1 s. Of an API see `api_predictor`.
 
 Rules:
 - The terms start as those of a small model on a current GPU and adapt within a few samples to engines a hundred times
   slower. A slow first sample scales all terms and their variances. Attention varies most.
 - The spread is that of recent errors (`ErrorQuantiles`), never of an assumed shape.
 - An outlier is clipped; several in a row start a new regime, which drops old confidence and old errors.
+- The queue ahead is exact where this process sent it. Prefills that a peer or a scrape reported may have ended since:
+  until the predictor is trained, a first token that came early shows that, not a faster engine.
 - An attempt cancelled without a token after t seconds took longer: a sample, if t exceeds the prediction.
 - An endpoint with few samples takes over the model of the most similar sibling, scaled by the relative speed.
+- A slow engine that is not asked teaches nothing. Without samples for FADE_AFTER, while siblings have some, the model
+  fades to that of a sibling; the next first token tells which of both is right. Until then the engine is forecast as it
+  was learned: else a crowd would follow the first request to an engine that is still slow.
 """
 
 from __future__ import annotations
@@ -25,10 +30,16 @@ from math import exp, log
 from statistics import median
 from typing import Self
 
-from policies.latency.learned_state import LearnedApi, LearnedEngine, LearnedMean, kept_share
-from policies.latency.online_learning import CHANGE_SAMPLES, ChangeDetector, ErrorQuantiles, Regression
+from policies.latency.learned_state import (
+    OTHER_COMMON,
+    OTHER_OWN,
+    LearnedEngine,
+    LearnedRegression,
+    kept_share,
+)
+from policies.latency.online_learning import ChangeDetector, ErrorQuantiles, Regression
 from policies.latency.token_counts import REMAINDER
-from policies.types import NEVER, Forecast, Load, Quantiles
+from policies.types import NEVER, TRAINED_SAMPLES, Forecast, Load, Quantiles
 
 # The reference engine: the regression learns multiples of these.
 BASE = 0.015  # s: HTTP, tokenizing, a step
@@ -41,15 +52,12 @@ MIN_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
 MIN_TTFT = 1e-4  # s
 ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common factor, (times the reference) squared
 
-API_BASE = 0.4  # s
-API_TOKEN = 1 / 20_000  # s per token
-API_HALF_LIFE = 3600.0  # s: load follows the hour of the day; a sooner change is a new regime
-API_MEMORY = 48.0  # samples which a length's mean remembers at most
-API_SHRINK = 3.0  # samples which the mean of all lengths counts for in one length
-
 QUEUED_SPREAD = 1.5  # of a queued prompt, in logarithms, until its own errors tell
 MATURE_SAMPLES = 32  # from which an endpoint's own samples outweigh its siblings'
 SPEED_SHRINK = 1.0  # samples, as weight of the prior "as fast as the sibling"
+FADE_AFTER = 20.0  # s without a first token
+FADE_S = 20.0  # time constant: ten times slower is 1.5 times slower a minute after FADE_AFTER
+SLOWER = 1.5  # times a sibling's time; what is less slow is asked under load
 
 
 @dataclass(slots=True)
@@ -75,6 +83,10 @@ class TtftSample:
     work: PrefillWork
     predicted: float  # s
     ttft: float  # s
+    reported_queue: float = 0.0  # queued tokens known by reports alone, of peers or of a scrape
+
+
+TYPICAL = PrefillWork(1000, 1000, 0.0, 500_000.0, 0.0)  # a prompt by which the speeds of endpoints are compared
 
 
 class TtftPredictor(ABC):
@@ -85,6 +97,7 @@ class TtftPredictor(ABC):
 
     def __init__(self) -> None:
         self.samples = 0
+        self.learned_at = NEVER
         self.context_per_token = 0.0  # attention pairs per token of the present queue
         self._changes = ChangeDetector()
         self._idle_errors = self._queued_errors = ErrorQuantiles()
@@ -105,6 +118,22 @@ class TtftPredictor(ABC):
     def warm_start_from(self, sibling: Self, now: float) -> None:
         """Begins with what another endpoint of the pool learned."""
 
+    def typical_ttft(self, now: float) -> float:
+        """Of a TYPICAL prompt at an idle endpoint, s."""
+        return self.point_estimate(TYPICAL, now)
+
+    @property
+    def is_fading(self) -> bool:
+        """Between the model learned and a sibling's."""
+        return False
+
+    def fade_to(self, sibling: Self, now: float) -> None:  # noqa: B027
+        """Forgets a slowness of long ago; samples of an API fade by themselves. Called from FADE_AFTER seconds without
+        samples on."""
+
+    def on_sent(self) -> None:  # noqa: B027
+        """A request is on its way, and will tell how fast the endpoint is."""
+
     def prefill_rate(self, context_per_token: float) -> float:
         """Tokens/s at which the queue drains."""
         return self.max_prefill_rate
@@ -118,7 +147,7 @@ class TtftPredictor(ABC):
         return 0.0
 
     def observe(self, sample: TtftSample, now: float) -> None:
-        self.samples += 1
+        self.samples, self.learned_at = self.samples + 1, now
         ttft = max(sample.ttft, MIN_TTFT)
         predicted = self.point_estimate(sample.work, now)
         factor = self._changes.observe(log(ttft / predicted))
@@ -128,9 +157,10 @@ class TtftPredictor(ABC):
             return
         # A prompt sent before the present regime is compared with what is predicted now.
         reference = predicted if now - sample.ttft < self._regime_since else sample.predicted
-        self._errors_of(sample.work.queued_tokens).observe(sample.ttft / reference, now)
-        if not sample.work.queued_tokens and self._queued_errors is not self._idle_errors:
-            self._queued_errors.widen_from(self._idle_errors, QUEUED_SPREAD, now)
+        queued = sample.work.queued_tokens or sample.reported_queue
+        self._errors_of(queued).observe(sample.ttft / reference, now)
+        if not queued and self._queued_errors is not self._idle_errors:
+            self._queued_errors.widen_from(self._idle_errors, now, QUEUED_SPREAD)
         self._learn(sample, ttft, now)
 
     def observe_at_least(self, sample: TtftSample, now: float) -> None:
@@ -173,6 +203,8 @@ class EnginePredictor(TtftPredictor):
         self._regression = Regression(ENGINE_VARIANCES)
         self._own_samples: deque[TtftSample] = deque()  # while a sibling may still teach
         self._queued_errors = ErrorQuantiles()
+        self._remembered: list[float] = []  # coefficients learned, while the model fades
+        self._faded: list[float] = []  # coefficients between these and a sibling's, while a request is to tell
         self._update_costs()
         self.drain_rate = self.max_prefill_rate
 
@@ -214,10 +246,9 @@ class EnginePredictor(TtftPredictor):
         own = tuple(islice(self._own_samples, 1, None))  # engines begin cold: the first sample does not show the speed
         speed = sibling._relative_time(own, now)
         self._regression.warm_start_from(sibling._regression)
-        self._regression.coefficients = [speed * value for value in self._regression.coefficients]
-        self._update_costs()
-        self._idle_errors.warm_start_from(sibling._idle_errors, now)
-        self._queued_errors.warm_start_from(sibling._queued_errors, now)
+        self._use([speed * value for value in self._regression.coefficients])
+        self._idle_errors.widen_from(sibling._idle_errors, now)
+        self._queued_errors.widen_from(sibling._queued_errors, now)
         self._clear_errors(now)
         for sample in own:
             error = sample.ttft / self.point_estimate(sample.work, now)
@@ -234,6 +265,66 @@ class EnginePredictor(TtftPredictor):
         middle = median(log(max(one.ttft, MIN_TTFT) / self.point_estimate(one.work, now)) for one in samples)
         return exp(middle * len(samples) / (len(samples) + SPEED_SHRINK))
 
+    def observe(self, sample: TtftSample, now: float) -> None:
+        if self.samples < TRAINED_SAMPLES and min(sample.reported_queue, sample.work.queued_tokens) > 0:
+            sample = replace(sample, work=self._without_ended(sample, now))
+        if self._remembered:
+            sample = replace(sample, predicted=self._recall(sample, now))
+        super().observe(sample, now)
+
+    def observe_at_least(self, sample: TtftSample, now: float) -> None:
+        if self._faded:
+            self._use(self._faded)
+            self._faded = []
+        super().observe_at_least(sample, now)
+
+    @property
+    def is_fading(self) -> bool:
+        return bool(self._remembered)
+
+    def fade_to(self, sibling: Self, now: float) -> None:
+        """Mixes the coefficients with those of a faster sibling: the expectation of a mean-reverting process (Uhlenbeck
+        and Ornstein, 1930), of which exp(-t / time constant) of a difference is left after t seconds."""
+        if not self._remembered:
+            if not self.samples or self.typical_ttft(now) < SLOWER * sibling.typical_ttft(now):
+                return
+            self._remembered = self._regression.coefficients
+            self._regression.inflate(OTHER_COMMON, OTHER_OWN)
+        kept = exp(-max(now - self.learned_at - FADE_AFTER, 0.0) / FADE_S)
+        pairs = zip(self._remembered, sibling._regression.coefficients, strict=True)
+        self._use([kept * own + (1 - kept) * other for own, other in pairs])
+        self._faded = []
+
+    def on_sent(self) -> None:
+        if self._remembered and not self._faded:
+            self._faded = self._regression.coefficients
+            self._use(self._remembered)
+
+    def _recall(self, sample: TtftSample, now: float) -> float:
+        """Takes what was remembered or the faded model, whichever is nearer to the sample. Returns the prediction."""
+        remembered, faded = self._remembered, self._faded or self._regression.coefficients
+        self._remembered, self._faded, ttft = [], [], max(sample.ttft, MIN_TTFT)
+        self._use(faded)
+        of_faded = self.point_estimate(sample.work, now)
+        self._use(remembered)
+        of_remembered = self.point_estimate(sample.work, now)
+        if abs(log(ttft / of_remembered)) < abs(log(ttft / of_faded)):
+            return of_remembered
+        self._own_samples.clear()
+        self._use(faded)
+        return of_faded
+
+    def _use(self, coefficients: list[float]) -> None:
+        self._regression.coefficients = coefficients
+        self._update_costs()
+
+    def _without_ended(self, sample: TtftSample, now: float) -> PrefillWork:
+        """The work without those reported prefills that must have ended before, for the first token came so early."""
+        work, early = sample.work, self.point_estimate(sample.work, now) - sample.ttft
+        context = (work.pairs - work.uncached * (work.prompt_tokens - 0.5 * work.uncached)) / work.queued_tokens
+        ended = min(max(early, 0.0) * self.prefill_rate(context), sample.reported_queue, work.queued_tokens)
+        return replace(work, queued_tokens=work.queued_tokens - ended, pairs=work.pairs - ended * context)
+
     def _learn(self, sample: TtftSample, ttft: float, now: float) -> None:
         if self.samples <= MATURE_SAMPLES:
             self._own_samples.append(sample)
@@ -246,12 +337,17 @@ class EnginePredictor(TtftPredictor):
     def learned(self, now: float) -> LearnedEngine:
         return LearnedEngine(
             samples=self.samples,
-            regression=self._regression.learned(),
+            regression=self._learned_regression(),
             changes=self._changes.learned(),
             idle_errors=self._idle_errors.learned(now),
             queued_errors=self._queued_errors.learned(now),
             own=[(*astuple(sample.work), sample.predicted, sample.ttft) for sample in self._own_samples],
         )
+
+    def _learned_regression(self) -> LearnedRegression:
+        """Without what has faded: a restart of the gateway is no news of the engine."""
+        found = self._regression.learned()
+        return replace(found, coefficients=list(self._remembered)) if self._remembered else found
 
     def restore(self, saved: LearnedEngine, age: float, now: float) -> None:
         """Raises ValueError where this predictor learns other terms."""
@@ -263,7 +359,7 @@ class EnginePredictor(TtftPredictor):
             TtftSample(PrefillWork(int(prompt_tokens), int(uncached), *rest), predicted, ttft)
             for prompt_tokens, uncached, *rest, predicted, ttft in saved.own
         )
-        self.samples = round(saved.samples * kept_share(age))
+        self.samples, self.learned_at = round(saved.samples * kept_share(age)), now
         self._update_costs()
         self.drain_rate = self.max_prefill_rate
 
@@ -287,95 +383,3 @@ class EnginePredictor(TtftPredictor):
         self._pair_s = pair * PAIR
         self._running_s = running * RUNNING
         self.max_prefill_rate = self.prefill_rate(0.0)
-
-
-class _DecayedMean:
-    """A mean of log ratios to the reference, in which old samples fade."""
-
-    def __init__(self) -> None:
-        self._mean = self._weight = 0.0
-        self._at = NEVER
-
-    def read(self, now: float, prior: float, prior_weight: float) -> float:
-        weight = self._weight_at(now)
-        return (weight * self._mean + prior_weight * prior) / (weight + prior_weight)
-
-    def add(self, log_ratio: float, now: float) -> None:
-        self._weight = min(self._weight_at(now), API_MEMORY) + 1
-        self._mean += (log_ratio - self._mean) / self._weight
-        self._at = now
-
-    def shift(self, log_factor: float) -> None:
-        """Moves all samples, with a total weight of CHANGE_SAMPLES at most."""
-        self._mean += log_factor
-        self._weight = min(self._weight, CHANGE_SAMPLES)
-
-    def learned(self, now: float) -> LearnedMean:
-        return LearnedMean(self._mean, self._weight, max(now - self._at, 0.0) if self._weight else 0.0)
-
-    def restore(self, saved: LearnedMean, age: float, now: float) -> None:
-        self._mean = saved.mean
-        self._weight = saved.weight
-        self._at = now - saved.age - age
-
-    def _weight_at(self, now: float) -> float:
-        return self._weight * 0.5 ** (max(now - self._at, 0.0) / API_HALF_LIFE) if self._weight else 0.0
-
-
-class ApiPredictor(TtftPredictor):
-    """An API: means by prompt length, in powers of two, each shrunk towards the mean of all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.max_prefill_rate = self.drain_rate = 1 / API_TOKEN
-        self._overall = _DecayedMean()
-        self._by_length: dict[int, _DecayedMean] = {}
-
-    def point_estimate(self, work: PrefillWork, now: float) -> float:
-        return self._estimate(work.prompt_tokens, now)
-
-    def _estimate(self, tokens: int, now: float) -> float:
-        overall = self._overall.read(now, 0.0, 1.0)
-        mean = self._by_length.get(tokens.bit_length())
-        return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
-
-    def predict(
-        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
-    ) -> Forecast:
-        estimate = load.wait + self._estimate(tokens, now)
-        return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples)
-
-    def warm_start_from(self, sibling: Self, now: float) -> None:
-        self._overall.add(sibling._overall.read(now, 0.0, 1.0), now)
-        self._idle_errors.warm_start_from(sibling._idle_errors, now)
-
-    def _learn(self, sample: TtftSample, ttft: float, now: float) -> None:
-        tokens = sample.work.prompt_tokens
-        log_ratio = log(ttft / _api_reference(tokens))
-        self._overall.add(log_ratio, now)
-        self._by_length.setdefault(tokens.bit_length(), _DecayedMean()).add(log_ratio, now)
-
-    def learned(self, now: float) -> LearnedApi:
-        return LearnedApi(
-            samples=self.samples,
-            changes=self._changes.learned(),
-            errors=self._idle_errors.learned(now),
-            overall=self._overall.learned(now),
-            by_length={bits: mean.learned(now) for bits, mean in self._by_length.items()},
-        )
-
-    def restore(self, saved: LearnedApi, age: float, now: float) -> None:
-        self._changes.restore(saved.changes)
-        self._idle_errors.restore(saved.errors, age, now)
-        self._overall.restore(saved.overall, age, now)
-        for bits, mean in saved.by_length.items():
-            self._by_length.setdefault(bits, _DecayedMean()).restore(mean, age, now)
-        self.samples = round(saved.samples * kept_share(age))
-
-    def _start_regime(self, factor: float) -> None:
-        for mean in (self._overall, *self._by_length.values()):
-            mean.shift(log(factor))
-
-
-def _api_reference(tokens: int) -> float:
-    return API_BASE + tokens * API_TOKEN

@@ -2,8 +2,8 @@
 
 Rules:
 - A block's hash covers all blocks before: equal hash, equal prefix. So the last block identifies a chain.
-- A block counts while the block and all before are held. A removed block keeps a place in the run while another block
-  of the run is held, for chains through the run and for a return.
+- A block counts while the block and all before are held, in the GPU or in a slower tier (CPU, disk, remote). A removed
+  block keeps a place in the run while another block of the run is held, for chains through the run and for a return.
 - The parent of a chain may have been stored before events were received: the root's depth is learned later.
 
 Memory per block: two hashes (in the run, and in the table of runs) and a share of both.
@@ -16,9 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from policies.types import SLOWER_TIERS
+
 NO_RUN = -1
 MIN_SLOTS = 64
 MAX_LOAD = 0.6  # share of slots in use
+GPU = 1  # bit of a held block; that of the n-th slower tier is 2 << n
+_NOT_GPU = range(2, 2 << len(SLOWER_TIERS), 2)  # bits of a block in slower tiers alone
 
 
 class BlockTable:
@@ -100,15 +104,15 @@ class BlockRun:
     base: int | None  # tokens before the root; None: not known yet
     number: int  # among the runs which hold a block; NO_RUN once none is held
     blocks: array[int] = field(default_factory=partial(array, "Q"))
-    held: bytearray = field(default_factory=bytearray)  # by block: 1, or 0 once removed
+    held: bytearray = field(default_factory=bytearray)  # by block: bits of tiers, or 0 once removed
     children: dict[int, BlockRun] = field(default_factory=dict)  # by first block
-    gaps: int = 0  # blocks not held
-    hint: int = 0  # index of the last removed block: engines free a prompt's blocks last to first
+    gaps: int = 0  # blocks not in the GPU
+    hint: int = 0  # one past the index at which the next event is expected: a prompt's blocks are freed last to first
 
     def position(self, block: int) -> int:
         if self.blocks[-1] == block:
             return len(self.blocks) - 1
-        if self.hint > 0 and self.blocks[self.hint - 1] == block:
+        if 0 < self.hint <= len(self.blocks) and self.blocks[self.hint - 1] == block:
             return self.hint - 1
         return self.blocks.index(block)
 
@@ -148,9 +152,19 @@ class Chain:
         """Leading tokens which are held."""
         tokens = self.depth
         for run in self.path():
-            if run.gaps and run.start < tokens:
-                tokens = min(tokens, run.start + run.held.find(0) * run.size)
+            if run.gaps and run.start < tokens and (gap := run.held.find(0)) >= 0:
+                tokens = min(tokens, run.start + gap * run.size)
         return tokens + (self.base or 0)
+
+    def slower_tokens(self, tokens: int) -> tuple[int, ...]:
+        """Of the leading `tokens` those that the engine has to load, by tier; empty: all are in the GPU."""
+        found = [0] * len(SLOWER_TIERS)
+        for run in self.path():
+            if run.gaps:
+                held = run.held[: max(tokens - (self.base or 0) - run.start, 0) // run.size]
+                for bits in _NOT_GPU:
+                    found[(bits & -bits).bit_length() - 2] += held.count(bits) * run.size
+        return tuple(found) if any(found) else ()
 
     def last_block(self) -> int | None:
         for run in self.path():
@@ -166,6 +180,7 @@ class Chain:
 
 class BlockTree:
     def __init__(self) -> None:
+        self.slower_tokens = 0  # held in slower tiers alone
         self._run_of = BlockTable()  # number of the run of each held block
         self._runs: dict[int, BlockRun] = {}  # by number
         self._free_numbers: list[int] = []
@@ -188,17 +203,31 @@ class BlockTree:
         assert run is not None
         return continued or Chain(run, 0), Chain(run, run.depth(at))
 
-    def remove(self, block: int) -> None:
-        number = self._run_of.pop(block)
-        if number is None:
+    def remove(self, block: int, tier: int = GPU) -> None:
+        """The block is not held in the tier any more."""
+        if (run := self._find(block)) is None:
             return
-        run = self._runs[number]
         at = run.hint = run.position(block)
-        run.held[at] = 0
-        run.gaps += 1
-        self._drop_empty(run)
+        before = run.held[at]
+        run.held[at] = left = before & ~tier
+        if before & GPU > left & GPU:
+            run.gaps += 1
+            self.slower_tokens += run.size * (left > 0)
+        elif before and not left:
+            self.slower_tokens -= run.size
+        if not left:
+            self._run_of.pop(block)
+            self._drop_empty(run)
+
+    def hold(self, block: int, tier: int) -> None:
+        """The block, if it is known, is held in the slower tier too."""
+        if (run := self._find(block)) is not None:
+            at = run.position(block)
+            run.held[at] |= tier
+            run.hint = at + 2
 
     def clear(self) -> None:
+        self.slower_tokens = 0
         for run in self._runs.values():
             run.number = NO_RUN
         for container in (self._run_of, self._runs, self._free_numbers, self._roots):
@@ -227,7 +256,10 @@ class BlockTree:
         """Holds the block after position `at` of the run; returns the position after it."""
         known = self._find(block)
         if known is not None:
-            return known, known.position(block) + 1
+            at = known.position(block)
+            if not known.held[at] & GPU:
+                self._hold(known, at)
+            return known, at + 1
         if run is not None and at < len(run.blocks):
             if run.blocks[at] == block:
                 self._hold(run, at)
@@ -257,7 +289,8 @@ class BlockTree:
         self._run_of.put(block, run.number)
 
     def _hold(self, run: BlockRun, at: int) -> None:
-        run.held[at] = 1
+        self.slower_tokens -= run.size * (run.held[at] > 0)
+        run.held[at] |= GPU
         run.gaps -= 1
         self._run_of.put(run.blocks[at], run.number)
 
@@ -265,7 +298,7 @@ class BlockTree:
         """Cuts a run in two; the lower part keeps identity and chains."""
         upper = self._new_run(run.parent, run.start, run.size, run.base)
         upper.blocks, upper.held = run.blocks[:at], run.held[:at]
-        upper.gaps = upper.held.count(0)
+        upper.gaps = sum(not held & GPU for held in upper.held) if run.gaps else 0
         siblings = self._roots if run.parent is None else run.parent.children
         if siblings.get(run.blocks[0]) is run:
             siblings[run.blocks[0]] = upper
@@ -283,7 +316,7 @@ class BlockTree:
 
     def _drop_empty(self, run: BlockRun | None) -> None:
         """Removes the run and empty ancestors without children."""
-        while run is not None and run.gaps == len(run.blocks) and not run.children:
+        while run is not None and run.gaps == len(run.blocks) and not run.children and not any(run.held):
             siblings = self._roots if run.parent is None else run.parent.children
             siblings.pop(run.blocks[0], None)
             del self._runs[run.number]

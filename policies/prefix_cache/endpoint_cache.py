@@ -235,6 +235,20 @@ class EndpointCache:
             held = run.binding.cached_tokens(depth, prompt)
         return int(min(held, prompt.tokens - 1)) // block_size * block_size
 
+    @property
+    def slower_tokens(self) -> int:
+        """Held in slower tiers alone."""
+        return 0 if self.residency is None else self.residency.tree.slower_tokens
+
+    def to_load(self, prompt: PoolEstimate, hit: int) -> tuple[int, ...]:
+        """Of the `hit` tokens those that the engine has to load, by tier; empty: none."""
+        residency = self.residency
+        if not hit or residency is None or not residency.tree.slower_tokens:
+            return ()
+        _, run = self.index.find(prompt.blocks.hashes)
+        bound = run is not None and run.stamp not in residency.pending_stamps and run.binding
+        return bound.answered.slower_tokens(hit) if bound else ()
+
     # ----------------------------------------------------------------- prompts of ours
 
     def on_sent(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:

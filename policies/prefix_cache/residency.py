@@ -9,6 +9,8 @@ compute. So a prompt of ours is bound to the engine's chain by other evidence, w
   start before the first event follows from the report.
 - Models with several kinds of attention report groups. The first group with whole prompts counts: windows and states
   keep only the last blocks.
+- Engines move blocks to slower tiers, and load them again: those blocks are held. Events of a slower tier tell where a
+  known block lies as well, and begin no chain: every block was in the GPU first.
 - Copies are not counted: a removal of a copy looks like a removal, until an answer or an event shows the other copy.
 """
 
@@ -18,8 +20,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from policies.prefix_cache.block_tree import BlockTree, Chain
-from policies.types import PoolEstimate, PrefixBlocks
+from policies.prefix_cache.block_tree import GPU, BlockTree, Chain
+from policies.types import SLOWER_TIERS, PoolEstimate, PrefixBlocks
 
 # Kinds of attention which keep only a part of a prompt (vLLM's KVCacheSpecKind).
 PARTIAL_ATTENTION = frozenset(
@@ -27,6 +29,7 @@ PARTIAL_ATTENTION = frozenset(
 )
 MAX_RECENT = 512  # stored events without a session which may still belong to a prompt of ours
 MAX_BLOCKS = 4_000_000  # of an engine: more means lost removals
+TIERS = {"gpu": GPU, **{tier: 2 << at for at, tier in enumerate(SLOWER_TIERS)}}  # bits by medium
 UNNAMED = "\0"  # adapter without a name in the event
 REUSE_WEIGHT = 1 / 16  # of the latest turn
 
@@ -102,6 +105,8 @@ class ResidencyStatistics:
     runs: int
     anchored: int  # prompts with a known chain
     unanchored: int  # prompts without a known chain
+    evicted: int  # blocks that the engine has dropped from the GPU
+    slower_tokens: int  # held, but not in the GPU
 
 
 class Residency:
@@ -109,7 +114,7 @@ class Residency:
 
     def __init__(self) -> None:
         self.pending_stamps: set[int] = set()  # the index's stamps of prompts under way
-        self.anchored = self.unanchored = 0
+        self.anchored = self.unanchored = self.evicted = 0
         self.tree = BlockTree()
         self._group: int | None = None
         self._pending: dict[Hashable, PendingChain] = {}
@@ -146,10 +151,17 @@ class Residency:
         if len(self.tree) > MAX_BLOCKS:
             self.clear()
 
-    def on_removed(self, blocks: Sequence[int], group: int = 0) -> None:
+    def on_removed(self, blocks: Sequence[int], group: int = 0, medium: str = "gpu") -> None:
+        if group == self._group:
+            self.evicted += len(blocks) * (medium == "gpu")
+            for block in blocks:
+                self.tree.remove(block, TIERS[medium])
+
+    def on_offloaded(self, blocks: Sequence[int], group: int, medium: str) -> None:
+        """Blocks are held in a slower tier."""
         if group == self._group:
             for block in blocks:
-                self.tree.remove(block)
+                self.tree.hold(block, TIERS[medium])
 
     def clear(self) -> None:
         """Assumes that no block is held."""
@@ -192,7 +204,10 @@ class Residency:
             del self._by_session[pending.session]
 
     def statistics(self) -> ResidencyStatistics:
-        return ResidencyStatistics(len(self.tree), self.tree.runs, self.anchored, self.unanchored)
+        tree = self.tree
+        return ResidencyStatistics(
+            len(tree), tree.runs, self.anchored, self.unanchored, self.evicted, tree.slower_tokens
+        )
 
     def _by_depth(self, pending: PendingChain, tokens: int) -> Chain | None:
         found: dict[int, Chain] = {}

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import islice
 
+from policies.queue.batch_work import BatchWork
 from policies.queue.late_work import LONG, LateRate, patience_left
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.types import FOREVER
@@ -22,8 +23,8 @@ CHECKED = 2  # requests behind the first of their queue that are decided at an e
 Owner = tuple[str, str, str]  # tenant, route, and the endpoint waited for: none with a prefill above LONG
 
 
-def _precedence(queued: QueuedRequest) -> tuple[bool, int]:
-    return not queued.returned, queued.sequence
+def _precedence(queued: QueuedRequest) -> tuple[bool, float, int]:
+    return not queued.returned, queued.due, queued.sequence
 
 
 def _owner(queued: QueuedRequest, endpoint: str) -> Owner:
@@ -36,6 +37,7 @@ class BestEffortQueue:
     def __init__(self) -> None:
         self._held: dict[Hashable, tuple[QueuedRequest, Owner]] = {}  # longest undecided first
         self._queues: dict[Owner, list[QueuedRequest]] = {}
+        self.batch = BatchWork()
         self._rates = defaultdict[tuple[str, bool], LateRate](LateRate)  # by route, and long or not
 
     def __len__(self) -> int:
@@ -73,8 +75,8 @@ class BestEffortQueue:
 
     def _count(self, queued: QueuedRequest, now: float) -> None:
         queued.late_since = min(queued.late_since, now)
-        if queued.deadline < FOREVER:
-            self.rate(queued).add(queued, now)
+        for rate in self._measured(queued):
+            rate.add(queued, now)
 
     def _enter_queue(self, queued: QueuedRequest, owner: Owner, now: float) -> None:
         queue = self._queues.setdefault(owner, [])
@@ -91,14 +93,14 @@ class BestEffortQueue:
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request whose prefill begins."""
-        if queued.deadline < FOREVER:
-            self.rate(queued).begin(queued, now)
+        for rate in self._measured(queued):
+            rate.begin(queued, now)
         self._leave_queue(*self._held.pop(queued.request_key))
 
     def leave(self, queued: QueuedRequest, now: float) -> None:
         """Removes a request that does not begin: refused, or its caller is gone."""
-        if queued.deadline < FOREVER:
-            self.rate(queued).leave(queued, now)
+        for rate in self._measured(queued):
+            rate.leave(queued, now)
         self._leave_queue(*self._held.pop(queued.request_key))
 
     def heads(self, now: float, is_over: Callable[[str], bool]) -> list[QueuedRequest]:
@@ -118,6 +120,13 @@ class BestEffortQueue:
         if queued.route.on_miss != "queue" or queued.deadline == FOREVER:
             return False
         return self.rate(queued).wait(queued.prefill_s, now) > patience_left(queued, now)
+
+    def _measured(self, queued: QueuedRequest) -> Iterator[LateRate | BatchWork]:
+        """The rates that a request counts in: none without a deadline of either kind."""
+        if queued.deadline < FOREVER:
+            yield self.rate(queued)
+        if queued.due < FOREVER:
+            yield self.batch
 
     def rate(self, queued: QueuedRequest) -> LateRate:
         """The waits of requests like this one."""

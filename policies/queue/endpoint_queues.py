@@ -15,7 +15,7 @@ from itertools import chain, takewhile
 
 from policies.queue.best_effort_queue import BestEffortQueue
 from policies.queue.queued_request import HoldRule, QueuedRequest
-from policies.types import Candidate, Endpoint
+from policies.types import FOREVER, Candidate, Endpoint
 
 QueueKey = tuple[str, str]  # endpoint, and the caller whose own limit it is; "" for the queue of all
 
@@ -105,11 +105,11 @@ class EndpointQueues:
         return found
 
     def latest_of_largest_tenant(self) -> QueuedRequest:
-        """The latest arrival of the tenant with most requests in the queues."""
+        """The latest arrival of the tenant with most requests in the queues; of batch work, if it has some there."""
         late, assigned = self.best_effort.queues(), [*chain(*self.assigned.values())]
         held = Counter(queued.tenant for queued in assigned)
         for queue in late:
             held[queue[0].tenant] += len(queue)
         [(tenant, _)] = held.most_common(1)
         own = (queued for queued in (*assigned, *(queue[-1] for queue in late)) if queued.tenant == tenant)
-        return max(own, key=lambda queued: queued.sequence)
+        return max(own, key=lambda queued: (queued.due < FOREVER, queued.sequence))

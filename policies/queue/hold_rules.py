@@ -68,6 +68,8 @@ class HoldRules:
     def _no_room(self, load: Load) -> HoldRule | None:
         if load.backlog_s > ROOM:
             return HoldRule.PREFILL
+        if load.kv_room < 0:
+            return HoldRule.BLOCKS
         return HoldRule.PACE if load.reopens_in else None
 
     def _has_slack(self, queued: QueuedRequest, endpoint: str, load: Load) -> bool:
@@ -110,9 +112,24 @@ class HoldRules:
             return rule
         if expected_tpot_misses(load, prefill_s) > (HARMLESS_ABOVE_SHARE if is_over else HARMLESS):
             return HoldRule.SHARE if is_over else HoldRule.HARM
+        if self._waits_for_valley(queued, endpoint, load, prefill_s):
+            return HoldRule.VALLEY
         if queued.deadline < FOREVER and self._is_restless(queued, load, prefill_s):
             return HoldRule.CALM
         return self.closed(queued, endpoint)
+
+    def hurry(self, queued: QueuedRequest) -> float:
+        """Of batch work: 0 to 1."""
+        return self.queues.best_effort.batch.hurry(queued, self.now)
+
+    def _waits_for_valley(self, queued: QueuedRequest, endpoint: str, load: Load, prefill_s: float) -> bool:
+        """Batch work goes nowhere before late requests while it can wait, nor where it may cost others a budget."""
+        if queued.due == FOREVER:
+            return False
+        waiting, hurry = self.queues.best_effort, self.hurry(queued)
+        pool = self.fleet.snapshot(self.now).pools[self.fleet.pool_of(endpoint)]
+        is_valley = waiting.batch.is_valley(pool.name, len(pool.endpoints), load, prefill_s, hurry, self.now)
+        return not is_valley or (waiting.late and hurry < 1)
 
     def _is_restless(self, queued: QueuedRequest, load: Load, prefill_s: float) -> bool:
         """The engine's answers need their pace. A short prefill takes little of it, and waits only where they gain."""
@@ -129,6 +146,8 @@ class HoldRules:
     def _not_idle(self, endpoint: str, load: Load, prefill_s: float = 0.0, within: float = IDLE) -> HoldRule | None:
         if load.backlog_s > within or load.health is Health.DOWN:
             return HoldRule.PREFILL
+        if load.kv_room < 0:
+            return HoldRule.BLOCKS
         if self.queues.of(endpoint) or any(sent.endpoint.id == endpoint for sent in self.queues.in_dispatch.values()):
             return HoldRule.TURN
         return HoldRule.PACE if load.tpot_pressure * (1 + prefill_s / TIME_CONSTANT) > 1 else None

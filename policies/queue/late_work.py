@@ -6,19 +6,14 @@ prefill of seconds makes live sessions late, and those lose their caches in turn
   prefills above LONG and of others apart, as these need no calm (`policies.queue.hold_rules`). The wait follows
   (Little's law). A request that would wait above PATIENCE is refused at once, with MARGIN times the wait as
   Retry-After, rather than after a minute; not where only a prefill in progress, shorter than that, is ahead.
-- A refusal is a forecast: once as much work has begun as was ahead, or none waits any more, the time since is compared
-  with the wait that was predicted, and corrects the next ones. A request that leaves without beginning is taken out of
-  the forecasts that counted it: callers who hang up shorten no wait.
 - A refused request that comes back within COMES_BACK times Retry-After is the first among the late requests of its
   tenant and route, and is not refused again before RETURNED_PATIENCE. So is a later turn of the same session.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp, log
+from math import exp
 
 from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER
@@ -32,71 +27,44 @@ LEAST_RATE = 0.05  # s of prefill per second, believed where none has begun for 
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # s
 REMEMBERED = 1024  # refused requests of a tenant on a route
 COMES_BACK = 1.5  # times Retry-After, within which a refused request may come back
-SCORED = 64  # latest refusals whose wait is still open
-SCORE_WEIGHT = 1 / 8  # of the latest refusal in the correction
-MOST_WRONG = 4.0  # factor by which waits are corrected at most
-
-
-@dataclass(slots=True)
-class OpenForecast:
-    """A refusal whose wait is not known yet: `work_s` after `begun_s` seconds of work the request would have begun."""
-
-    at: float
-    begun_s: float
-    work_s: float
-    pace: float  # s of predicted wait per s of work
 
 
 class LateRate:
-    """The rate at which engines take late prefills while any waits, and how right its forecasts were."""
+    """The rate at which engines take late prefills while any waits."""
 
     def __init__(self) -> None:
-        self._since: dict[QueuedRequest, float] = {}  # entry of each request that waits
+        self.requests = 0  # that wait
         self._waiting_s: dict[str, float] = {}  # their prefill, by tenant
         self.waited_s = PRIOR_S
         self.begun_s = PRIOR_WORK
         self.updated_at = NEVER
-        self.correction = 1.0  # of predicted waits
-        self._begun_s = 0.0  # in all
-        self._open: deque[OpenForecast] = deque(maxlen=SCORED)
-
-    @property
-    def requests(self) -> int:
-        """Requests that wait."""
-        return len(self._since)
 
     def add(self, queued: QueuedRequest, now: float) -> None:
         self._update(now)
-        self._since[queued] = now
+        self.requests += 1
         self._waiting_s[queued.tenant] = self._waiting_s.get(queued.tenant, 0.0) + queued.prefill_s
 
     def begin(self, queued: QueuedRequest, now: float) -> None:
         """The prefill of a waiting request begins."""
         self._update(now)
         self.begun_s += queued.prefill_s
-        self._begun_s += queued.prefill_s
-        self._remove(queued, now)
+        self._remove(queued)
 
     def leave(self, queued: QueuedRequest, now: float) -> None:
-        """A request that waited leaves, and does not begin: no forecast counts it any more."""
+        """A request that waited leaves, and does not begin."""
         self._update(now)
-        since = self._since[queued]
-        for forecast in self._open:
-            forecast.work_s -= queued.prefill_s if forecast.at >= since else 0.0
-        self._open = deque((each for each in self._open if each.work_s > 0), SCORED)
-        self._remove(queued, now)
+        self._remove(queued)
 
-    def _remove(self, queued: QueuedRequest, now: float) -> None:
-        del self._since[queued]
+    def _remove(self, queued: QueuedRequest) -> None:
+        self.requests -= 1
         self._waiting_s[queued.tenant] -= queued.prefill_s
         if not self.requests:
             self._waiting_s.clear()
-        self._score(now)
 
     def wait(self, work_s: float, now: float) -> float:
         """Seconds until so much prefill has begun."""
         self._update(now)
-        return self.correction * work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
+        return work_s * self.waited_s / max(self.begun_s, LEAST_RATE * self.waited_s)
 
     def late_forecast(self, queued: QueuedRequest, now: float) -> tuple[float, float, float]:
         """Seconds of prefill that begin before a late request; s until its own does; s for which it may still be held.
@@ -107,18 +75,6 @@ class LateRate:
         others = (other_s for tenant, other_s in self._waiting_s.items() if tenant != queued.tenant)
         work_s = own_s + sum(min(other_s, own_s) for other_s in others)
         return work_s - queued.prefill_s, self.wait(work_s, now), patience_left(queued, now)
-
-    def on_refused(self, work_s: float, wait: float, now: float) -> None:
-        """A request was refused behind `work_s` of prefill, for a predicted wait."""
-        if self.requests and work_s > 0:  # an API prefills nothing
-            self._open.append(OpenForecast(now, self._begun_s, work_s, wait / work_s))
-
-    def _score(self, now: float) -> None:
-        while self._open and (not self.requests or self._open[0].begun_s + self._open[0].work_s <= self._begun_s):
-            forecast = self._open.popleft()
-            ratio = max(now - forecast.at, SHORTEST_RETRY) / max(forecast.pace * forecast.work_s, SHORTEST_RETRY)
-            corrected = log(self.correction) + SCORE_WEIGHT * log(ratio)
-            self.correction = exp(min(max(corrected, -log(MOST_WRONG)), log(MOST_WRONG)))
 
     def _update(self, now: float) -> None:
         """While no request waits, the averages return to the prior."""

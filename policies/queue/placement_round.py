@@ -8,11 +8,13 @@ Rules:
 - The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
   at the latest when the other tier can only just make the deadline. A closed endpoint is left for one that is open.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
-  it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained.
+  it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained. While no other
+  late request waits, an endpoint with nearly the same prefill will do in place of the fastest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -21,17 +23,20 @@ from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
 from policies.queue.late_work import LONG, RefusedRequests, retry_after_of
 from policies.queue.queue_view import QueueView
-from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
+from policies.queue.queued_request import HoldRule, QueuedRequest, Quote
+from policies.queue.quotes import QuoteErrors, RequestQuote, TierQuote
+from policies.routing.tiers import again_in
 from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKind
 
 LATE = 0.5  # chance of the deadline, below which a request is late
 STILL = 0.9  # share of the target that is enough for another tier at the last moment
+ALIKE = 1.25  # times the prefill at the fastest endpoint of a pool
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
 
 
 @dataclass(slots=True)
 class PlacementRound:
-    """Placements as of `now`. `refused`: requests that may come back."""
+    """Placements as of `now`. `refused`: requests that may come back; `quotes`: how right earlier quotes were."""
 
     queues: EndpointQueues
     fleet: Fleet
@@ -39,6 +44,7 @@ class PlacementRound:
     view: QueueView
     rules: HoldRules
     refused: RefusedRequests
+    quotes: QuoteErrors
 
     def place(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """The decision of a request that is sent or refused now, new or the first of a queue; None: held."""
@@ -47,17 +53,55 @@ class PlacementRound:
         late = self._is_late(queued, decision)
         candidate, rule = self._find(queued, decision, late)
         if rule is None:
-            return with_first(decision, candidate)
-        if late:
-            return self._place_late(queued, decision, candidate, rule)
-        return self._assign(queued, decision, candidate, rule)
+            placed: Decision | None = with_first(decision, candidate)
+        elif late:
+            placed = self._place_late(queued, decision, candidate, rule)
+        else:
+            placed = self._assign(queued, decision, candidate, rule)
+        is_quoted = queued.due == FOREVER and (placed is None or placed.chosen is not None)  # hours are no late wait
+        if queued.quoted is None and is_quoted:
+            queued.quoted = self._quoted(queued, candidate, rule, late)
+        return placed
 
-    def would_hold(self, queued: QueuedRequest, decision: Decision) -> Hold | None:
-        """The rule that would hold the request if placed now; None: none, or it would be refused. Changes no queue."""
-        if decision.chosen is None:
-            return None
-        candidate, rule = self._find(queued, decision, self._is_late(queued, decision))
-        return None if rule is None else Hold(rule, candidate.endpoint.id, self.now)
+    def quote(self, queued: QueuedRequest) -> RequestQuote:
+        """Quote a new request, which is not to be placed. Changes no queue."""
+        decision = self.view.decide(queued)
+        ranked, late, best = decision.ranked, False, None
+        if decision.chosen is not None:
+            late = self._is_late(queued, decision)
+            candidate, rule = self._find(queued, decision, late)
+            best = self._tier_quote(queued, candidate, rule, late)
+            refusal = self.refusal(queued, decision) if late and rule is not None else None
+            decision = refusal or with_first(decision, candidate)
+        tiers = self._tier_quotes(queued, ranked, best, late)
+        chosen = None if decision.chosen is None else best
+        chance = 0.0 if chosen is None else chosen.chance(queued, self.now)
+        held = None if chosen is None or chosen.rule is None else chosen.quote.forecast
+        return RequestQuote(decision, tiers, chosen, chance, again_in(queued, self.fleet, ranked, self.now, held))
+
+    def _tier_quotes(
+        self, queued: QueuedRequest, ranked: Sequence[Candidate], best: TierQuote | None, late: bool
+    ) -> list[TierQuote]:
+        """Of each tier, its first candidate."""
+        found = {} if best is None else {best.candidate.tier: best}
+        for each in ranked:
+            if each.tier not in found:
+                if not late:
+                    queued.plan(each)
+                rule = self.rules.held_by(queued, each, late)
+                found[each.tier] = self._tier_quote(queued, each, rule, late)
+        return [found[tier] for tier in sorted(found)]
+
+    def _tier_quote(self, queued: QueuedRequest, candidate: Candidate, rule: HoldRule | None, late: bool) -> TierQuote:
+        if late:
+            queued.prefill_s = candidate.forecast.prefill
+        return TierQuote(candidate, self._quoted(queued, candidate, rule, late), rule)
+
+    def _quoted(self, queued: QueuedRequest, candidate: Candidate, rule: HoldRule | None, late: bool) -> Quote:
+        """The quote of a request that goes to this endpoint, or is held there."""
+        is_behind = late and rule is not None
+        wait = self.queues.best_effort.rate(queued).late_forecast(queued, self.now)[1] if is_behind else 0.0
+        return self.quotes.quote(candidate.forecast, wait, rule, late, self.now)
 
     def _is_late(self, queued: QueuedRequest, decision: Decision) -> bool:
         """Not where the queue of the endpoint is its own: of an API, and of all on a route with another scorer."""
@@ -79,9 +123,11 @@ class PlacementRound:
         order = self._fastest(queued, decision) if late else [best]
         if not late:
             queued.plan(best)
-        rules = [self.rules.held_by(queued, each, late, within) for each in order]
-        if None in rules:
-            return order[rules.index(None)], None
+        rules = list[HoldRule]()
+        for each in order:
+            if (rule := self.rules.held_by(queued, each, late, within)) is None:
+                return each, None
+            rules.append(rule)
         wanted = queued.route.prefer == "quality" or late  # would take a better tier that refuses now
         tier = len(queued.route.tiers) if late and queued.deadline < FOREVER else best.tier
         first = next((i for i, rule in enumerate(rules) if rule is not HoldRule.RATE_LIMIT), 0)
@@ -89,12 +135,21 @@ class PlacementRound:
         return order[first], HoldRule.RATE_LIMIT if is_limited else rules[first]
 
     def _fastest(self, queued: QueuedRequest, decision: Decision) -> list[Candidate]:
-        """The fastest endpoint of each pool, fastest first; of a request without a deadline, the preferred tier's."""
-        by_pool: dict[str, Candidate] = {}
+        """The fastest endpoint of each pool, fastest first; of a request without a deadline, the preferred tier's.
+
+        With those that are ALIKE, where it is the only one: of many, each would take an engine from the others' caches.
+        """
+        by_pool, is_only = dict[str, Candidate](), len(self.queues.best_effort) == queued.is_late
+        found: list[Candidate] = []
+        any_tier = queued.deadline < FOREVER or self.rules.hurry(queued) >= 1
         for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
-            if queued.deadline < FOREVER or candidate.tier == decision.ranked[0].tier:
-                by_pool.setdefault(candidate.endpoint.pool, candidate)
-        return [*by_pool.values()]
+            if any_tier or candidate.tier == decision.ranked[0].tier:
+                fastest = by_pool.setdefault(candidate.endpoint.pool, candidate)
+                is_alike = queued.due < FOREVER or (
+                    is_only and candidate.forecast.prefill <= ALIKE * fastest.forecast.prefill
+                )
+                found += [candidate] if candidate is fastest or is_alike else []
+        return found
 
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
         """An API of a tier before `tier` was rejected for a rate limit."""
@@ -169,9 +224,11 @@ class PlacementRound:
         """Refuse a request with too long a predicted wait; hold any other behind all requests in time."""
         waiting = self.queues.best_effort
         if not queued.is_late:
-            queued.prefill_s = candidate.forecast.prefill
+            queued.plan_late(candidate)
         is_asked = not queued.is_late or waiting.is_overdue(queued, self.now)
         if is_asked and (refusal := self.refusal(queued, decision)) is not None:
+            if refusal.outcome is Placement.OVERLOADED:
+                self.refused.add(queued, refusal.retry_after, self.now)
             return refusal
         self._hold_late(queued, candidate, rule)
         return None
@@ -188,7 +245,7 @@ class PlacementRound:
         waiting, prefill_s = self.queues.best_effort, candidate.forecast.prefill
         if (prefill_s > LONG) != (queued.prefill_s > LONG):
             waiting.leave(queued, self.now)
-            queued.prefill_s = prefill_s
+            queued.plan_late(candidate)
         waiting.hold_late(queued, rule, candidate.endpoint.id, self.now)
 
     def demote(self) -> None:
@@ -201,7 +258,8 @@ class PlacementRound:
     def refusal(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """A refusal of a late request whose wait is or would be too long, with Retry-After from the predicted wait.
 
-        None: a new request may queue; another waits for a prefill in progress alone, or its wait is a guess.
+        None: a new request may queue; another waits for a prefill in progress alone, or its wait is a guess. Changes
+        nothing.
         """
         on_miss, rate = queued.route.on_miss, self.queues.best_effort.rate(queued)
         if on_miss == "best_effort" or queued.deadline == FOREVER or (queued.returned and not queued.is_late):
@@ -216,11 +274,13 @@ class PlacementRound:
         is_next = left > 0 and decision.ranked and (queued.is_late or ahead_s < IDLE)
         if is_next and self._find(queued, decision, late=True, within=left)[1] is None:
             return None
-        rate.on_refused(ahead_s + queued.prefill_s, wait, self.now)
-        retry_after = retry_after_of(wait)
-        self.refused.add(queued, retry_after, self.now)
-        reason = f"it is late, and engines would have time for it in about {wait:.0f} s"
-        return replace(decision, outcome=Placement.OVERLOADED, retry_after=retry_after, reason=reason)
+        return replace(
+            decision,
+            outcome=Placement.OVERLOADED,
+            retry_after=retry_after_of(wait),
+            reason=f"it is late, and engines would have time for it in about {wait:.0f} s",
+            expected=self.quotes.quote(decision.ranked[0].forecast, wait, HoldRule.TURN, True, self.now).forecast,
+        )
 
     def _is_guess(self, queued: QueuedRequest, decision: Decision) -> bool:
         """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""

@@ -27,7 +27,8 @@ from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
-from policies.queue.queued_request import Hold, QueuedRequest
+from policies.queue.queued_request import QueuedRequest
+from policies.queue.quotes import QuoteErrors, RequestQuote
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement
 
@@ -50,8 +51,9 @@ class QueueScheduler:
         self.wake_at = FOREVER  # time of the next `release` without an event
         self._served: dict[tuple[str, str], int] = {}  # number of the latest best-effort turn, by tenant and route
         self._turns = 0
-        self._shares = FairShare()
+        self._shares, self._batch_shares = FairShare(), FairShare()
         self._refused = RefusedRequests()
+        self.quotes = QuoteErrors()
 
     @property
     def held(self) -> int:
@@ -79,10 +81,11 @@ class QueueScheduler:
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
         view = QueueView(self.queues, fleet, now, self._scorers)
         rules = HoldRules(self.queues, fleet, now, self._shares)
-        return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
+        return PlacementRound(self.queues, fleet, now, view, rules, self._refused, self.quotes)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
-        self._shares.charge(queued, chosen, now)
+        self._shares_of(queued).charge(queued, chosen, now)
+        self.queues.best_effort.batch.on_dispatched(queued, chosen, now)
         self.queues.in_dispatch[queued.request_key] = chosen
 
     def on_dispatched(self, request_key: Hashable) -> None:
@@ -101,9 +104,9 @@ class QueueScheduler:
         held = chain(self.queues.best_effort, *self.queues.assigned.values())
         return (queued for queued in held if queued.hold is not None)
 
-    def would_hold(self, queued: QueuedRequest, decision: Decision, fleet: Fleet) -> Hold | None:
-        """The rule that would hold a new request with this decision. Changes nothing."""
-        return self._round(fleet, decision.at).would_hold(queued, decision)
+    def quote(self, queued: QueuedRequest, fleet: Fleet, now: float) -> RequestQuote:
+        """Quote a new request, which is not to be placed. Changes nothing."""
+        return self._round(fleet, now).quote(queued)
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Yield requests leaving the queue now; the caller dispatches each before the next is placed."""
@@ -167,9 +170,14 @@ class QueueScheduler:
         chosen = (*_least(heads, "checked_at"), *turn.rules.able_to_begin(heads))
         return [*{queued.request_key: queued for queued in chosen}.values()]
 
-    def _late_order(self, queued: QueuedRequest) -> tuple[float, int, bool, int]:
-        served = self._served.get((queued.tenant, queued.route.name), 0)
-        return self._shares.use(queued.tenant), served, queued.deadline == FOREVER, queued.sequence
+    def _late_order(self, queued: QueuedRequest) -> tuple[bool, float, float, bool, int]:
+        """Batch work comes last; that of a tenant by its deadlines."""
+        is_batch, use = queued.due < FOREVER, self._shares_of(queued).use(queued.tenant)
+        turn = queued.due if is_batch else float(self._served.get((queued.tenant, queued.route.name), 0))
+        return is_batch, use, turn, queued.deadline == FOREVER, queued.sequence
+
+    def _shares_of(self, queued: QueuedRequest) -> FairShare:
+        return self._shares if queued.due == FOREVER else self._batch_shares
 
     def _released(self, queued: QueuedRequest, decision: Decision | None) -> Iterator[Released]:
         """None: the request stays in the queue."""

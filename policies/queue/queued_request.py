@@ -10,9 +10,10 @@ from enum import StrEnum
 from typing import Self
 
 from policies.routing.candidates import PlacementRequest
-from policies.types import FOREVER, NEVER, Candidate, Endpoint
+from policies.types import FOREVER, NEVER, Candidate, Endpoint, Forecast
 
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
+UNANSWERED = 50.0  # times the quoted TTFT: beyond are only requests that were not answered
 
 
 class HoldRule(StrEnum):
@@ -22,9 +23,11 @@ class HoldRule(StrEnum):
     CAP = "cap", "the end of an answer there: it has as many requests as its cap allows"
     RATE_LIMIT = "rate_limit", "the provider's rate limit, once it lets this request pass"
     PREFILL = "prefill", "the end of the prefill in progress there"
+    BLOCKS = "blocks", "the end of answers there: its KV cache is full"
     PACE = "pace", "answers there that catch up with their TPOT budget"
     SLACK = "slack", "answers there that can bear the prefill, or the end of the time that this request has to spare"
     HARM = "harm", "answers there that can bear the prefill: it is late, and would make them late too"
+    VALLEY = "valley", "an engine with room to spare, or the end of its own time: its answer is due in a while"
     CALM = "calm", "answers there that use less of their pace: it is late"
     SHARE = "share", "use of the engines by other tenants: its tenant is above its share"
     TURN = "turn", "the requests that wait for the same endpoints before it"
@@ -46,6 +49,28 @@ class Hold:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """TTFT of a request, s after `at`, its wait in the queue included. `held_as`: class of the quote; empty: no rule
+    holds the request. A percentile is None where too few such requests were answered."""
+
+    at: float
+    forecast: Forecast
+    held_as: str = ""
+
+    @property
+    def p50(self) -> float | None:
+        return self._percentile(0.5)
+
+    @property
+    def p90(self) -> float | None:
+        return self._percentile(0.9)
+
+    def _percentile(self, level: float) -> float | None:
+        ratio = self.forecast.ratio(level)
+        return self.forecast.point_estimate * ratio if ratio < UNANSWERED else None
+
+
 @dataclass(slots=True, eq=False)
 class QueuedRequest(PlacementRequest):
     """A request with its state in the queue."""
@@ -53,11 +78,13 @@ class QueuedRequest(PlacementRequest):
     assigned: Endpoint | None = None
     own_limit: bool = False  # assigned, and waiting for a limit that its caller alone has met
     prefill_s: float = 0.0  # engine time where it would go
+    answer_s: float = 0.0  # expected time of the whole answer there; of a late request
     send_by: float = FOREVER  # last moment at which the deadline is made there, with nothing ahead
     spill_at: float = FOREVER  # last moment at which another tier still makes the deadline
     checked_at: float = NEVER  # last decision
     late_since: float = FOREVER  # entry into the best-effort queue
     returned: bool = False  # refused lately, and sent again
+    quoted: Quote | None = None  # as it entered the queue, unless it was refused then
     hold: Hold | None = None
     held_s: dict[str, float] = field(default_factory=dict)  # by rule, without the current hold
 
@@ -82,6 +109,12 @@ class QueuedRequest(PlacementRequest):
         has_chance = chosen.probability >= self.route.target
         self.prefill_s = forecast.prefill
         self.send_by = self.deadline - alone * forecast.ratio(self.sure) if has_chance else NEVER
+
+    def plan_late(self, chosen: Candidate) -> None:
+        """Note the times at an endpoint where the request would go once that is idle."""
+        forecast = chosen.forecast
+        self.prefill_s = forecast.prefill
+        self.answer_s = forecast.p50 + self.estimate.output_tokens * forecast.tpot
 
     def hold_by(self, rule: HoldRule, endpoint: str, now: float) -> None:
         """Note the rule that holds the request from now on."""

@@ -45,10 +45,12 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Maximum which a request may use. `cost`: billionths of a USD."""
+    """Maximum which a request may use. `cost`: billionths of a USD. `doubt`: tokens more, if the prompt was estimated
+    and each of its bytes is a token."""
 
     tokens: int = 0
     cost: int = 0
+    doubt: int = 0
 
 
 HEAD_CLAIM = Claim(tokens=1)  # no request takes less

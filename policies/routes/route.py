@@ -18,8 +18,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
+from policies.prefix_doctor.mends import RepairRule
 from policies.routes.when import When
 from policies.types import FOREVER
 
@@ -27,6 +37,8 @@ _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h"
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _ALIAS = re.compile(r"[!-~]{1,256}")
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
+
+DUMPED = "dumped"  # context in which what `model_dump` has written is validated again
 
 
 def _split(value: str, example: str) -> tuple[float, str]:
@@ -47,6 +59,11 @@ def seconds(value: Any) -> Any:
         raise ValueError(f"'{value}' has no unit of time; write it like 250ms, 2s or 5m")
     times, parts = _UNITS[unit]
     return number * times / parts  # 700 * 0.001 is not 0.7
+
+
+def _duration(value: Any, info: ValidationInfo) -> Any:
+    """Bare numbers of a dumped configuration are seconds."""
+    return value if info.context == DUMPED and isinstance(value, (int, float)) else seconds(value)
 
 
 def share(value: Any) -> Any:
@@ -81,7 +98,7 @@ _DURATION = _text("a duration: 250ms, 2s, 5m", r"^\s*\d+(\.\d+)?\s*(us|ms|s|m|h)
 _SHARE = _text("a share: 3%, or 0.03", r"^\s*\d+(\.\d+)?\s*%?\s*$")
 _SIZE = _text("a size: 32MB; a bare number is bytes", r"^\s*\d+(\.\d+)?\s*([KkMmGg]?[Ii]?[Bb])?\s*$")
 
-Duration = Annotated[float, BeforeValidator(seconds), WithJsonSchema(_DURATION)]
+Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION)]
 Share = Annotated[
     float, BeforeValidator(share), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _SHARE]})
 ]
@@ -107,7 +124,7 @@ def _switch(value: Any) -> Any:
 
 
 def _may_be_off(schema: dict[str, Any]) -> None:
-    for name in ("ttft", "tpot", "total"):
+    for name in ("ttft", "tpot", "total", "by"):
         schema["properties"][name]["anyOf"].append({"const": "off"})
 
 
@@ -136,6 +153,8 @@ class Ttft(Strict):
 
 class Budget(Strict):
     budget: Positive
+    target: Share | None = Field(default=None, gt=0, lt=1)
+    """Probability of making the budget that a tier must offer; absent: that of `ttft`."""
 
 
 LIMIT_PER_BUDGET = 10  # default of `total.limit`, in budgets
@@ -152,6 +171,11 @@ class Total(Budget):
         if isinstance(self.limit, float) and self.limit < self.budget:
             raise ValueError(f"total.limit ({self.limit:g}s) is shorter than total.budget ({self.budget:g}s); raise it")
         return self
+
+
+class SessionBudget(Strict):
+    total: Positive
+    """Of all steps of a session together, each from arrival to last byte."""
 
 
 class Fallback(Strict):
@@ -252,6 +276,11 @@ class Route(Strict):
     """Mean time between two tokens of the answer."""
     total: Annotated[Total | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
+    by: Annotated[Positive | None, BeforeValidator(_off)] = None
+    """From arrival to the last byte, of work that can wait: it runs where it costs no other request a budget, and
+    elsewhere only as its time runs out. On routes without `ttft` and `total`."""
+    session: SessionBudget | None = None
+    """Time for a conversation that the client names. Measured, and decides nothing."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
     """Pools, most wanted first: names, or {pool, when, adapter}."""
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
@@ -272,11 +301,14 @@ class Route(Strict):
     limit, JSON that breaks its schema."""
     drop: frozenset[str] = frozenset()
     """Members of a request to leave out where a pool's dialect cannot express them; else such a pool is not used."""
-    prefer: Literal["quality", "cost", "latency"] = "quality"
-    """Among tiers that can make the budget: the first, the cheapest, or the fastest."""
+    prefer: Literal["quality", "cost", "latency", "completion", "throughput"] = "quality"
+    """Among tiers that can make the budgets: the first, the cheapest, the soonest first token, the soonest whole
+    answer, or the most tokens a second."""
     scorer: ScorerName = "predicted"
     """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
+    repair: tuple[RepairRule, ...] = ()
+    """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools, move_timestamp."""
     cache: AnswerCaching | None = None
     """Answer equal requests from memory, or Redis (`state.answers`); absent: every request is sent."""
     max_attempts: int = Field(default=3, ge=1, le=10)
@@ -287,6 +319,11 @@ class Route(Strict):
             raise ValueError(
                 f"ttft.budget ({self.ttft.budget:g}s) is longer than total.budget ({self.total.budget:g}s), "
                 f"one of which may be the preset of workload {self.workload}; lower ttft.budget or raise total.budget"
+            )
+        if self.by is not None and (self.ttft or self.total):
+            kept = "ttft" if self.ttft else "total"
+            raise ValueError(
+                f"by ({self.by:g}s) is for work that can wait; write `{kept}: off` on this route, or no by"
             )
         loosest = self.limits.ttft_budget
         if self.ttft and loosest is not None and loosest < self.ttft.budget:
@@ -334,8 +371,23 @@ class Route(Strict):
 
     @cached_property
     def target(self) -> float:
-        """Probability of making the TTFT budget that a tier must offer."""
-        return self.ttft.target if self.ttft else TARGET
+        """Probability of making the TTFT budget that a tier must offer; of `total`, where that is promised alone."""
+        return self.ttft.target if self.ttft else (self.total and self.total.target) or TARGET
+
+    @cached_property
+    def total_target(self) -> float:
+        """The same of the budget of the whole answer."""
+        return (self.total and self.total.target) or self.target
+
+    @cached_property
+    def tpot_target(self) -> float | None:
+        """The same of the TPOT alone; None: TTFT and TPOT together are to reach `target`."""
+        return self.tpot.target if self.tpot else None
+
+    @cached_property
+    def weighs_completion(self) -> bool:
+        """Decisions depend on the end of the answer."""
+        return self.total is not None or self.prefer in ("completion", "throughput")
 
     @cached_property
     def promises_answer(self) -> bool:
@@ -364,6 +416,11 @@ class Route(Strict):
             grown = own + self.ttft.per_1k_tokens * uncached_tokens / 1000
             own = min(grown, self.total.budget) if self.total else grown
         return own if asked is None else min(asked, max(own, self.limits.ttft_budget or own))
+
+    def done_within(self, asked: float | None) -> float:
+        """Seconds from arrival to the last byte, of work that can wait; FOREVER: neither side says."""
+        by = self.by if asked is None else asked
+        return FOREVER if by is None else min(by, self.total_limit)
 
     def tpot_budget(self, asked: float | None) -> float | None:
         """Seconds per token after the first: a caller may tighten the route's."""

@@ -32,6 +32,7 @@ from policies.types import (
     FOREVER,
     NEVER,
     Candidate,
+    Completion,
     Endpoint,
     FleetSnapshot,
     Health,
@@ -39,6 +40,7 @@ from policies.types import (
     Pool,
     PoolEstimate,
     PromptEstimate,
+    Quantiles,
     Rejection,
     RejectionKind,
     RequestView,
@@ -70,7 +72,10 @@ class PlacementRequest:
     tenant: str = ""  # for fairness
     weight: float = 1.0  # of the tenant
     reasoning: Mapping[str, float] | None = None  # s before the answer, by pool, where the budget is of the answer
-    deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT budget
+    answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
+    decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
+    deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
+    due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
 
     def __post_init__(self) -> None:
@@ -79,7 +84,23 @@ class PlacementRequest:
         )
         if self.reasoning:
             self.deadline -= min(self.reasoning.values())
+        if self.deadline == FOREVER and self.route.total is not None:
+            self.deadline = self.total_deadline - self.decode_s
+        self.due = FOREVER
+        if self.deadline == FOREVER:
+            self.due = self.request.arrival + self.route.done_within(self.request.by)
         self.output_cap = self.route.output_cap(self.request.max_tokens)
+
+    @property
+    def total_deadline(self) -> float:
+        """Of the last token; FOREVER without a total budget."""
+        return FOREVER if self.route.total is None else self.request.arrival + self.route.total.budget
+
+    @property
+    def promises_total_alone(self) -> bool:
+        """The chance of the whole answer decides, as there is no TTFT budget."""
+        route = self.route
+        return route.total is not None and route.ttft is None and self.request.ttft_budget is None
 
     def extra_reasoning(self, pool: str) -> float:
         """Seconds of reasoning at the pool beyond the least of the route's pools, which the deadline allows for."""
@@ -113,6 +134,10 @@ class FleetView(Protocol):
 
     def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
         """The same at an endpoint that prefills nothing."""
+        ...
+
+    def completion(self, candidate: Candidate, tokens: Quantiles, now: float) -> Completion | None:
+        """Seconds of an answer of so many tokens, sent there at `now`; None: nothing is known of its pace there."""
         ...
 
     def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
@@ -166,7 +191,20 @@ class CandidateSet:
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
             left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
-            self.tiers.append(self.view.candidates(usable, prompt, number, price, self.now, left))
+            able = self.view.candidates(usable, prompt, number, price, self.now, left)
+            self.tiers.append(with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able)
+
+    def completion(self, candidate: Candidate) -> Completion | None:
+        """Seconds until the answer is whole; None: nothing is known."""
+        tokens = self.queued.answer_tokens
+        return self.view.completion(candidate, tokens, self.now) if tokens else None
+
+    def keeps_total(self, candidate: Candidate) -> bool:
+        """The answer is whole within the budget with the target probability, as far as anything is known."""
+        if not self.queued.answer_tokens or self.queued.route.total is None:
+            return True
+        found, within = self.completion(candidate), self.queued.total_deadline - self.now
+        return found is None or found.probability(within) >= self.queued.route.total_target
 
     def output_limits(self) -> Mapping[str, int]:
         """Lowered limits of the output by pool. Empty: the request has room for all of it."""
@@ -247,6 +285,18 @@ class CandidateSet:
         return replace(load, wait=max(load.wait, wait)) if bearable else None
 
 
+def with_total(
+    queued: PlacementRequest, view: FleetView, candidates: list[Candidate], now: float, spent: bool = True
+) -> list[Candidate]:
+    """The candidates; where the route promises the whole answer alone, with their chances of that. `spent`: the time
+    since the arrival counts."""
+    if not queued.answer_tokens or not queued.promises_total_alone:
+        return candidates
+    within = queued.total_deadline - (now if spent else queued.request.arrival)
+    found = [(each, view.completion(each, queued.answer_tokens, now)) for each in candidates]
+    return [each if whole is None else replace(each, probability=whole.probability(within)) for each, whole in found]
+
+
 def misfit(
     request: RequestView, tier: Tier, pool: Pool, tokens: int, output_cap: int | None, max_output: int
 ) -> tuple[RejectionKind, str] | None:
@@ -266,9 +316,15 @@ def misfit(
     return None
 
 
-def is_count_needed(route: Route, estimate: PromptEstimate, output_cap: int | None, pools: Mapping[str, Pool]) -> bool:
+def is_count_needed(
+    route: Route,
+    estimate: PromptEstimate,
+    output_cap: int | None,
+    pools: Mapping[str, Pool],
+    may_use_api: Callable[[float], bool] = lambda usd: True,
+) -> bool:
     """The decision needs an exact count: the estimate is rough, or within its margin a tier may take the prompt or
-    not."""
+    not. `may_use_api`: a cost in USD keeps within `limits.external` of the route."""
     if any(prompt.margin > ROUGH * prompt.tokens for prompt in estimate.pools.values()):
         return True
     least = least_output(output_cap)
@@ -281,6 +337,11 @@ def is_count_needed(route: Route, estimate: PromptEstimate, output_cap: int | No
             limits = [*limits, window - (output_cap or estimate.output_tokens), window - least]
         if any(abs(prompt.tokens - limit) <= prompt.margin for limit in limits):
             return True
+        if not pool.local and route.limits.external is not None:
+            output = min(estimate.output_tokens, output_cap or estimate.output_tokens)
+            bounds = (max(prompt.tokens - prompt.margin, 0), prompt.tokens + prompt.margin)
+            if len({may_use_api(pool.price.of(tokens, output)) for tokens in bounds}) > 1:
+                return True
     return False
 
 

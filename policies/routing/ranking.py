@@ -2,10 +2,12 @@
 
 Rules:
 - A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
-  qualifying tiers: quality the first, cost the cheapest, latency the fastest.
-- Where load would make the answer miss its TPOT in the first qualifying tier, the next one that keeps TTFT and TPOT
-  with the target probability is taken. Where none does, or the first misses the TPOT even at rest, the TPOT is no
-  reason to leave; and it makes no request late. An unknown TPOT counts as kept, until a few answers tell.
+  qualifying tiers: quality the first, cost the cheapest, latency the soonest first token, completion the soonest whole
+  answer, throughput the most tokens a second. Of a pace not known yet a few answers are asked for.
+- Where load would make the answer miss its TPOT in the first qualifying tier, or the whole answer would miss `total`,
+  the next one that keeps both with the target probability is taken. Where none does, or the first misses the TPOT even
+  at rest, that is no reason to leave; and it makes no request late. What is unknown counts as kept, until answers tell.
+- Of the chosen tier, endpoints that keep `total` come first. A route that promises `total` alone qualifies by it.
 - Within a tier the scorer `predicted` ranks. Ties are broken by the sequence number of the request, so equal idle
   endpoints share the load.
 - A half-open endpoint of the chosen tier gets the next request expected in time there, whatever the scorer prefers: a
@@ -31,18 +33,38 @@ from zlib import crc32
 
 from policies.routing.candidates import CandidateSet, TierCandidates
 from policies.scorers.scorers import Scorer, tie_break
-from policies.types import FOREVER, Candidate, Endpoint, Health
+from policies.types import FOREVER, NEVER, Candidate, Completion, Endpoint, Health
 
+TRIED = 3  # requests in progress at an endpoint of unknown pace, above which others have to tell
 PROBE_AFTER, PROBE_EVERY = 30.0, 100  # s without a first token, and requests per probe
 SIMILAR = 0.5  # of the least cost, or
 SIMILAR_SECONDS = 0.1  # more: a provider's cache saves more of the time and the price of a long prompt
 
 _PROBING = Health.PROBING  # a member is slow to look up in an enumeration
 
-_PREFERENCES: Mapping[str, tuple[str, Callable[[TierCandidates], float]]] = {
-    "quality": ("", lambda tier: tier[0].tier),
-    "cost": (" by cost", lambda tier: tier[0].price),  # all of a pool, so the price is the same
-    "latency": (" by latency", lambda tier: min(candidate.forecast.p50 for candidate in tier)),
+
+def _weighed(found: CandidateSet, candidate: Candidate, of: Callable[[Completion], float], guess: float) -> float:
+    """Figure of the whole answer; of an unknown pace a few answers are to tell, and a guess meanwhile."""
+    whole = found.completion(candidate)
+    if whole is not None:
+        return of(whole)
+    return NEVER if candidate.load.in_flight < TRIED else guess
+
+
+def _completion(found: CandidateSet, each: Candidate) -> float:
+    guess = each.forecast.p50 + found.expected_output * each.forecast.tpot
+    return _weighed(found, each, lambda whole: whole.p50, guess)
+
+
+_PREFERENCES: Mapping[str, tuple[str, Callable[[CandidateSet, Candidate], float]]] = {  # of a tier, the least counts
+    "quality": ("", lambda found, candidate: candidate.tier),
+    "cost": (" by cost", lambda found, candidate: candidate.price),  # all of a pool, so the price is the same
+    "latency": (" by latency", lambda found, candidate: candidate.forecast.p50),
+    "completion": (" by completion", _completion),
+    "throughput": (
+        " by throughput",
+        lambda found, each: _weighed(found, each, lambda whole: whole.median_tpot, each.forecast.tpot),
+    ),
 }
 
 
@@ -64,36 +86,38 @@ def walk_tiers(found: CandidateSet) -> TierOrder:
     others = [each for tier in found.tiers for each in tier if each.probability < target]
     by, preference = _PREFERENCES[found.queued.route.prefer]
     if len(qualifying) > 1:
-        qualifying.sort(key=preference)
-        by = " for its TPOT" if _move_tpot_first(found, qualifying) else by
+        qualifying.sort(key=lambda tier: min(preference(found, candidate) for candidate in tier))
+        by = _move_keeping_first(found, qualifying) or by
     return TierOrder(qualifying, others, by)
 
 
-def _move_tpot_first(found: CandidateSet, qualifying: list[TierCandidates]) -> bool:
-    """Moves the first tier that keeps the TPOT to the front, where load makes the present first one miss it.
+def _move_keeping_first(found: CandidateSet, qualifying: list[TierCandidates]) -> str:
+    """Moves the first tier that keeps TPOT and total to the front, where the present first one would miss either by
+    load. Returns the reason.
 
     An answer that is not streamed shows no pace, and a request without a deadline waits for an idle engine anyway.
     """
-    request = found.queued.request
-    budget = found.queued.route.tpot_budget(request.tpot_budget)
-    if budget is None or not request.stream or found.left == FOREVER:
-        return False
-    if _keeps_tpot(found, qualifying[0], budget, against_rest=True):
-        return False
-    keeping = next((i for i, tier in enumerate(qualifying) if _keeps_tpot(found, tier, budget)), 0)
-    qualifying.insert(0, qualifying.pop(keeping))
-    return keeping > 0
+    request, route, first = found.queued.request, found.queued.route, qualifying[0]
+    tpot = route.tpot_budget(request.tpot_budget) if request.stream and found.left < FOREVER else None
+    keeps_tpot = any(_keeps_tpot(found, each, tpot, against_rest=True) for each in first)
+    if keeps_tpot and any(map(found.keeps_total, first)):
+        return ""
+    is_lost = keeps_tpot and not any(_keeps_tpot(found, each, tpot) for each in first)
+    for i, tier in enumerate(qualifying):
+        if any(_keeps_tpot(found, each, tpot, is_lost) and found.keeps_total(each) for each in tier):
+            qualifying.insert(0, qualifying.pop(i))
+            return "" if i == 0 else " for its total" if keeps_tpot else " for its TPOT"
+    return ""
 
 
-def _keeps_tpot(found: CandidateSet, tier: TierCandidates, budget: float, against_rest: bool = False) -> bool:
-    """An endpoint keeps TTFT and TPOT with the target probability; `against_rest`: as far as it could at rest."""
-    for candidate in tier:
-        chance = candidate.probability * found.view.tpot_chance(candidate, budget, found.now)
-        if chance >= found.target:
-            return True
-        if against_rest and chance >= found.target * found.view.tpot_chance_at_rest(candidate, budget):
-            return True
-    return False
+def _keeps_tpot(found: CandidateSet, candidate: Candidate, budget: float | None, against_rest: bool = False) -> bool:
+    """The endpoint keeps TTFT and TPOT with the target probability; `against_rest`: as far as it could at rest."""
+    if budget is None:
+        return True
+    own, view = found.queued.route.tpot_target, found.view
+    chance, target = view.tpot_chance(candidate, budget, found.now), own or found.target
+    chance *= 1.0 if own else candidate.probability
+    return chance >= target or (against_rest and chance >= target * view.tpot_chance_at_rest(candidate, budget))
 
 
 # --------------------------------------------------------------------------- candidates
@@ -106,8 +130,21 @@ def rank(found: CandidateSet, order: TierOrder, scorer: Scorer) -> Sequence[Cand
     tier = order.qualifying[0]
     fallbacks, fallback_count = partial(_fallbacks, found, order, scorer), sum(map(len, found.tiers)) - len(tier)
     ranking = _by_score(found, order, scorer, tier, fallbacks, fallback_count)
-    probed = _probed(found, tier) if found.queued.route.scorer == "predicted" else None
+    if found.queued.route.scorer != "predicted":
+        return ranking
+    if found.queued.answer_tokens and not found.keeps_total(ranking[0]):
+        keeping, missing = _parted(tier, found.keeps_total)
+        if keeping:
+            return rank(found, TierOrder([keeping, missing, *order.qualifying[1:]], order.others, order.by), scorer)
+    probed = _probed(found, tier)
     return ranking if probed is None else _with_probe(probed, ranking)
+
+
+def _parted(tier: TierCandidates, holds: Callable[[Candidate], bool]) -> tuple[TierCandidates, TierCandidates]:
+    parts: tuple[TierCandidates, TierCandidates] = [], []
+    for candidate in tier:
+        parts[not holds(candidate)].append(candidate)
+    return parts
 
 
 def _fallbacks(found: CandidateSet, order: TierOrder, scorer: Scorer) -> list[Candidate]:
@@ -147,18 +184,22 @@ def _reason(found: CandidateSet, order: TierOrder, tier: TierCandidates) -> str:
     if scorer != "predicted":
         after = "" if number == chosen else f", after tier {chosen}"
         return f"{scorer} in tier {number}{after}; not weighed: p50 %.0f ms, chance %.3f"
-    numbers = _numbers(found.target, found.left == FOREVER)
-    return numbers if number == chosen else f"qualifies in tier {number}; tier {chosen} preferred{order.by}: {numbers}"
+    numbers = _numbers(found.target, found.left == FOREVER, found.queued.promises_total_alone)
+    if number == chosen:
+        return numbers if tier is order.qualifying[0] else f"{numbers}; its whole answer would be late"
+    return f"qualifies in tier {number}; tier {chosen} preferred{order.by}: {numbers}"
 
 
 @cache
-def _numbers(target: float, unbounded: bool) -> str:
-    return f"p50 %.0f ms, chance %.3f {'(no TTFT budget)' if unbounded else f'>= {target:g}'}"
+def _numbers(target: float, unbounded: bool, of_total: bool) -> str:
+    of = " of its total" if of_total else ""
+    return f"p50 %.0f ms, chance %.3f {'(no TTFT budget)' if unbounded else f'>= {target:g}{of}'}"
 
 
 def _by_probability(found: CandidateSet, others: TierCandidates) -> list[Candidate]:
     """The highest probability first, then the least delay, then by sequence number."""
-    reason, sequence = f"p50 %.0f ms, chance %.3f < {found.target:g} for {in_ms(found.left)}", found.queued.sequence
+    within = in_ms(found.left) + (" before its total" if found.queued.promises_total_alone else "")
+    reason, sequence = f"p50 %.0f ms, chance %.3f < {found.target:g} for {within}", found.queued.sequence
 
     def order(candidate: Candidate) -> tuple[float, float, int]:
         return -candidate.probability, candidate.forecast.p50, tie_break(sequence, candidate.endpoint.id)
@@ -213,6 +254,7 @@ def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
         reason=reason % (candidate.forecast.p50 * 1e3, candidate.probability),
         load=candidate.load,
         blocks=candidate.blocks,
+        to_load=candidate.to_load,
     )
 
 

@@ -15,7 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.routing.candidates import EXTERNAL_LIMIT, CandidateSet, FleetView, PlacementRequest, find_candidates
+from policies.routing.candidates import (
+    EXTERNAL_LIMIT,
+    CandidateSet,
+    FleetView,
+    PlacementRequest,
+    find_candidates,
+    with_total,
+)
 from policies.routing.ranking import in_ms, rank, walk_tiers
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (
@@ -24,6 +31,7 @@ from policies.types import (
     Candidate,
     Decision,
     FleetSnapshot,
+    Forecast,
     Health,
     Load,
     Placement,
@@ -84,6 +92,7 @@ def _decision(
         reason=reason,
         cause=cause,
         output_limits=found.output_limits(),
+        completion=found.completion,
     )
 
 
@@ -107,29 +116,47 @@ def _miss(found: CandidateSet, ranking: Sequence[Candidate]) -> Decision:
 
 def _shed(found: CandidateSet, ranking: Sequence[Candidate], best: str) -> Decision:
     """A refusal with the time until another try, with the whole budget, is worthwhile."""
-    budget = found.queued.deadline - found.queued.request.arrival
-    if any(_probability_when_idle(found, candidate, budget) >= found.target for candidate in ranking):
-        wait = min(_wait(candidate, found.target, budget) for candidate in ranking)
+    wait = again_in(found.queued, found.view, ranking, found.now)
+    if wait is not None:
         return _decision(found, Placement.SHED, ranking, best, _bounded(wait))
+    budget = found.queued.deadline - found.queued.request.arrival
     reason = f"a prompt of this length cannot make {in_ms(budget)} anywhere, even on an idle endpoint"
     return _decision(found, Placement.SHED, ranking, reason, LONGEST_WAIT)
 
 
-def _wait(candidate: Candidate, target: float, budget: float) -> float:
-    """Seconds until the endpoint reaches `target` again.
+def again_in(
+    queued: PlacementRequest, view: FleetView, ranked: Sequence[Candidate], now: float, held: Forecast | None = None
+) -> float | None:
+    """Seconds until another try, with the whole TTFT budget, is worthwhile; 0: now. None: there is no budget, or no
+    endpoint of these could make it, even idle. `held`: TTFT of the request, where the queue would hold it."""
+    budget, target = queued.deadline - queued.request.arrival, queued.route.target
+    if budget == FOREVER:
+        return None
+    able = [each for each in ranked if _probability_when_idle(queued, view, each, budget, now) >= target]
+    if not able:
+        return None
+    wait = min(_wait(each.forecast, target, budget) for each in able)
+    if held is not None:
+        wait = max(wait, _wait(held, target, budget))
+    return _bounded(wait) if wait > 0 else 0.0
 
-    Waiting shortens the queue, and so the point estimate, by a second per second; the endpoint qualifies when the
-    `target` quantile, proportional to the point estimate, is down to the budget.
+
+def _wait(forecast: Forecast, target: float, budget: float) -> float:
+    """Seconds until the `target` quantile is down to the budget.
+
+    Waiting shortens the queue, and so the point estimate, by a second per second; the quantile is proportional to it.
     """
-    forecast = candidate.forecast
     return forecast.point_estimate * (1 - budget / max(forecast.quantile(target), TINY))
 
 
-def _probability_when_idle(found: CandidateSet, candidate: Candidate, budget: float) -> float:
-    idle = {candidate.endpoint.id: Load(at=found.now, scraped_at=found.now)}
-    prompt = found.queued.estimate.pools[candidate.endpoint.pool]
-    left = budget - found.queued.extra_reasoning(candidate.endpoint.pool)
-    [alone] = found.view.candidates(idle, prompt, candidate.tier, candidate.price, found.now, left)
+def _probability_when_idle(
+    queued: PlacementRequest, view: FleetView, candidate: Candidate, budget: float, now: float
+) -> float:
+    idle = {candidate.endpoint.id: Load(at=now, scraped_at=now)}
+    prompt = queued.estimate.pools[candidate.endpoint.pool]
+    left = budget - queued.extra_reasoning(candidate.endpoint.pool)
+    found = view.candidates(idle, prompt, candidate.tier, candidate.price, now, left)
+    [alone] = with_total(queued, view, found, now, spent=False)
     return alone.probability
 
 

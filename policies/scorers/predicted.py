@@ -17,19 +17,13 @@ PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough t
 def predicted(candidates: Sequence[Candidate], sequence: int, route: Route) -> list[float]:
     """Seconds: the least predicted TTFT, plus the price of the prompt to other requests.
 
-    The median prediction holds everything that delays this request: queue, uncached tokens, the engine's pace. The cost
-    to others is added: a prefill stalls each answer decoded in the same steps. With a perfect prediction alone a fleet
-    met TTFT for 87 % of requests and was good for only 58 %, as answers in progress lost pace. So the expected number
-    of TPOT misses (`policies.latency.tpot`) is priced at TPOT_MISS seconds each.
+    A prefill stalls each answer decoded in the same steps: with a perfect prediction alone a fleet met TTFT for 87 % of
+    requests and was good for only 58 %. So the expected TPOT misses (`policies.latency.tpot`) have a price. Affinity
+    has none of its own: without ENGINE_TIME, siblings with a common prefix that arrive together are each computed on a
+    different engine; at 1 and 3 load concentrates, and a saturated fleet lost 1 to 4 % of its good answers.
 
-    Affinity has no price of its own: a hit is worth the seconds saved for this request, for the answers in progress,
-    and ENGINE_TIME of the prefill for later requests. Without the last, siblings with a common prefix that arrive
-    together are each computed on a different engine. More than 0.3 concentrates load too much: at 1 and 3 a saturated
-    fleet lost 1 to 4 % of its good answers.
-
-    Costs within NEAR of the least count as equal: predictions are not more exact, and a learned difference of a few
-    percent would send every fresh prompt to the same of two equal engines. Among equals the longest hit is first, so a
-    prefix stays on an endpoint.
+    Costs within NEAR of the least count as equal: predictions are not more exact. Among equals the longest hit is
+    first, so a prefix stays on an endpoint.
     """
     costs = []
     for candidate in candidates:

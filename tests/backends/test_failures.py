@@ -16,6 +16,11 @@ from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
 from backends.scrubbing import scrub
 from backends.waiting_times import retry_after
+from policies.attempts.attempt_events import NO_FACTS, Failed
+from policies.attempts.candidate_walk import CandidateWalk
+from policies.attempts.retry_rules import wait_before_retry
+from policies.blame.blame import BLAME
+from tests.support.decision_fleet import candidate
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
@@ -101,7 +106,7 @@ MISCONFIGURED = {  # error replies to an unknown model name
 def test_an_unknown_model_or_path_is_a_fault_of_the_configuration(server: str) -> None:
     """The configuration has chosen both: another endpoint may succeed, the same will not."""
     failure = of_reply(MISCONFIGURED[server][0], {}, MISCONFIGURED[server][1])
-    assert (failure.kind, failure.retryable, failure.again) == (FailureKind.MISCONFIGURED, True, False)
+    assert (failure.kind, failure.retryable, is_asked_again(failure)) == (FailureKind.MISCONFIGURED, True, False)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +286,7 @@ def test_retry_after_is_kept_for_overload_only() -> None:
 def test_an_empty_account_keeps_its_code() -> None:
     """`insufficient_quota` is a 429 without use of waiting: SDKs recognise the code."""
     failure = of_reply(429, {}, error(message="m", type="insufficient_quota", code="insufficient_quota"))
-    assert (failure.kind, failure.code, failure.again) == (FailureKind.QUOTA, "insufficient_quota", False)
+    assert (failure.kind, failure.code, is_asked_again(failure)) == (FailureKind.QUOTA, "insufficient_quota", False)
     assert of_reply(429, {}, b"").code == "rate_limit_exceeded"
 
 
@@ -293,6 +298,18 @@ def test_credit_too_short_for_one_request_is_not_an_empty_account() -> None:
     assert "65536" not in failure.message
 
 
+@pytest.mark.parametrize(("key", "kind"), [("sk-a1b2c3", FailureKind.AUTH), ("here", FailureKind.CLIENT)])
+def test_a_refusal_that_repeats_our_key_is_about_the_key(key: str, kind: FailureKind) -> None:
+    """A short key with a provider's prefix is a key; a placeholder is a word of messages."""
+    assert of_reply(403, {}, error(message=f"{key} is unwelcome"), key).kind is kind
+
+
+def is_asked_again(failure: Failure) -> bool:
+    """The attempt machine's rule, for an endpoint without a sibling."""
+    failed, alone = Failed(1, BLAME[failure.kind.value], failure.retry_after), candidate("a")
+    return wait_before_retry(failed, alone, CandidateWalk([alone], NO_FACTS)) is not None
+
+
 OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_key")
 
 
@@ -301,15 +318,16 @@ def test_a_refused_request_goes_nowhere_and_a_refused_gateway_elsewhere(kind: Fa
     """The same endpoint is asked again only after what may pass, and after a rate limit that says when."""
     failure = Failure(kind, "m")
     assert failure.retryable is (kind.value not in OF_REQUEST)
-    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "rate_limited", "request_rate", "token_rate")
-    assert failure.again is (kind.value not in lasting)
-    assert Failure(kind, "m", retry_after=1.0).again is (kind.value not in lasting or "rate" in kind.value)
+    lasting = (*OF_REQUEST, "auth", "misconfigured", "quota", "unsupported", "gateway")
+    rates = ("rate_limited", "request_rate", "token_rate")
+    assert is_asked_again(failure) is (kind.value not in (*lasting, *rates))
+    assert is_asked_again(Failure(kind, "m", retry_after=1.0)) or kind.value not in rates
 
 
 @pytest.mark.parametrize(("retry_after", "again"), [("7", True), ("", False)])
 def test_a_rate_limit_without_retry_after_is_not_retried_at_the_endpoint(retry_after: str, again: bool) -> None:
     """Another attempt at once would fail again."""
-    assert of_reply(429, {"retry-after": retry_after}, b"").again is again
+    assert is_asked_again(of_reply(429, {"retry-after": retry_after}, b"")) is again
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.kv_events import END, UNNAMED, Cleared, MalformedKvEvents, Removed, Stored, decode, sequence_of
+from backends.kv_events import (
+    CPU,
+    DISK,
+    END,
+    GPU,
+    REMOTE,
+    UNNAMED,
+    Cleared,
+    MalformedKvEvents,
+    Removed,
+    Stored,
+    decode,
+    sequence_of,
+)
 
 pack = msgspec.msgpack.Encoder().encode
 
@@ -42,7 +55,7 @@ FROM_VLLM = {
 }
 
 
-STORED = Stored([3, 4], 2, 32, "GPU", 0, "full_attention", "req_1")
+STORED = Stored([3, 4], 2, 32, GPU, 0, "full_attention", "req_1")
 
 
 def test_a_batch_has_a_number_and_a_time() -> None:
@@ -55,14 +68,14 @@ def test_a_batch_has_a_number_and_a_time() -> None:
     ("event", "expected"),
     [
         (FROM_VLLM, STORED),
-        ({"type": "BlockRemoved", "block_hashes": [4], "medium": "CPU", "group_idx": 1}, Removed([4], "CPU", 1)),
+        ({"type": "BlockRemoved", "block_hashes": [4], "medium": "CPU", "group_idx": 1}, Removed([4], CPU, 1)),
         (FROM_VLLM | {"lora_id": 1, "lora_name": "sql"}, replace(STORED, adapter="sql")),
         (FROM_VLLM | {"lora_id": 1}, replace(STORED, adapter=UNNAMED)),
         (FROM_VLLM | {"lora_id": 1, "lora_name": "a" * 1_000_000}, replace(STORED, adapter=UNNAMED)),
         (["BlockStored", [3], None, [1] * 16, 16, 1, "GPU", "sql"], Stored([3], None, 16, adapter="sql")),
         ({"type": "AllBlocksCleared"}, Cleared()),
         (["BlockStored", [3], None, [1] * 16, 16, None], Stored([3], None, 16)),
-        (["BlockStored", [3], 2, [1] * 16, 16, None, "CPU", None, None, 1], Stored([3], 2, 16, "CPU", 1)),
+        (["BlockStored", [3], 2, [1] * 16, 16, None, "CPU", None, None, 1], Stored([3], 2, 16, CPU, 1)),
         (["BlockRemoved", [3]], Removed([3])),
         (["AllBlocksCleared"], Cleared()),
     ],
@@ -70,6 +83,37 @@ def test_a_batch_has_a_number_and_a_time() -> None:
 def test_maps_and_arrays_decode_alike(event: Any, expected: Any) -> None:
     """vLLM sent arrays before maps."""
     assert one(event) == expected
+
+
+# As vLLM's offloading connector tells a block by default: its hash alone.
+OFFLOADED = FROM_VLLM | {"parent_block_hash": None, "token_ids": [], "block_size": 0, "medium": "CPU"}
+
+
+@pytest.mark.parametrize(
+    ("told", "medium"),
+    [
+        ({"medium": None}, GPU),
+        ({"medium": "cpu"}, CPU),
+        ({"medium": "CPU_PINNED"}, CPU),
+        ({"medium": "STORAGE"}, DISK),
+        ({"medium": "STORAGE", "locality": "LOCAL"}, DISK),
+        ({"medium": "STORAGE", "locality": "REMOTE"}, REMOTE),
+        ({"medium": "EXTERNAL"}, REMOTE),
+    ],
+)
+def test_media_of_all_engines_have_one_name(told: dict[str, Any], medium: str) -> None:
+    assert one(FROM_VLLM | told).medium == medium
+    assert one({"type": "BlockRemoved", "block_hashes": [4], "medium": None} | told) == Removed([4], medium)
+
+
+def test_a_block_of_a_slower_medium_may_be_told_by_its_hash_alone() -> None:
+    """The events of the same batch are not lost."""
+    first, second = decode(message(OFFLOADED, FROM_VLLM)).events()
+    assert (first, second) == (Stored([3, 4], None, 0, CPU, 0, "full_attention", "req_1"), STORED)
+
+
+def test_events_of_an_unknown_medium_are_skipped() -> None:
+    assert list(decode(message(FROM_VLLM | {"medium": "TAPE"}, FROM_VLLM)).events()) == [STORED]
 
 
 def test_a_block_hash_is_the_low_64_bits() -> None:

@@ -93,7 +93,29 @@ def test_a_real_page_of_vllm_is_read() -> None:
         "started_at": 1795228643.8,
         "prefix_queries": 789.0,
         "prefix_hits": 416.0,
+        "preemptions": 0.0,
+        "drafted": None,
+        "accepted": None,
+        "ttft_count": 18.0,
+        "ttft_sum": 0.42746996879577637,
+        "itl_count": None,
+        "itl_sum": None,
+        "e2e_count": None,
+        "e2e_sum": None,
     }
+
+
+def test_tokens_of_speculative_decoding_are_read() -> None:
+    """Totals since the start, by vLLM with a draft model."""
+    load = VLLM.read_load(
+        page(
+            'vllm:spec_decode_num_drafts_total{engine="0"} 100.0',
+            'vllm:spec_decode_num_draft_tokens_total{engine="0"} 300.0',
+            'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 210.0',
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 90.0',
+        )
+    )
+    assert (load["drafted"], load["accepted"]) == (300.0, 210.0)
 
 
 def test_data_parallel_ranks_are_summed() -> None:
@@ -156,6 +178,8 @@ def test_a_page_of_sglang_is_read(capacity: tuple[str, ...]) -> None:
             'sglang:token_usage{model_name="m"} 0.28',
             'sglang:prompt_tokens_total{model_name="m"} 8.1e+06',
             'sglang:cached_tokens_total{model_name="m"} 4.0e+06',
+            'sglang:inter_token_latency_seconds_sum{model_name="m"} 12.5',
+            'sglang:inter_token_latency_seconds_count{model_name="m"} 625.0',
             *capacity,
         )
     )
@@ -168,6 +192,15 @@ def test_a_page_of_sglang_is_read(capacity: tuple[str, ...]) -> None:
         "started_at": None,
         "prefix_queries": 8.1e6,
         "prefix_hits": 4.0e6,
+        "preemptions": None,
+        "drafted": None,
+        "accepted": None,
+        "ttft_count": None,
+        "ttft_sum": None,
+        "itl_count": 625.0,
+        "itl_sum": 12.5,
+        "e2e_count": None,
+        "e2e_sum": None,
     }
 
 

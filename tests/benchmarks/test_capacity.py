@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scenarios
-from benchmarks.capacity import GOAL, LEAST, MOST, NEAR, STEP, Capacity, Replays, highest, measured, page
+from benchmarks.capacity import GOAL, LEAST, MOST, NEAR, STEP, Capacity, Replays, highest, measured, page, verdict
 
 
 def falling(at: float, looked: list[float]) -> Callable[[float], float]:
@@ -61,3 +61,23 @@ def test_the_page_orders_scorers_by_capacity() -> None:
     assert [line.split()[1] for line in lines] == ["scorer", "top", "mid", "slow"]
     assert lines[1] == "| top | 1.50 | 7.5 | 0.990 | 1.000 | 2 |"
     assert lines[3].startswith("| slow | < 0.2 |")
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        (
+            {"ours": 1.5, "lpwl": 1.0, "lmetric": 1.2, "reference": 2.0},
+            "1.25 times the load of the best peer, lmetric, and 0.75",
+        ),
+        ({"ours": 1.5, "lpwl": 0.0}, "more than 7.50 times the load of the best peer, lpwl."),
+        ({"ours": 0.0, "lpwl": 0.5}, "at most 0.40 times"),
+        ({"ours": 0.0, "lpwl": 0.0}, "an unknown number of times"),
+        ({"lpwl": 0.5}, ""),
+        ({"ours": 0.5, "reference": 1.0}, ""),
+    ],
+)
+def test_the_page_compares_ours_with_the_best_peer(loads: dict[str, float], said: str) -> None:
+    """A load that is not known is a bound; the references are no peers."""
+    found = verdict([Capacity("d", scorer, "good", 1, load, 1.0, 0.9, 0.9) for scorer, load in loads.items()])
+    assert (said in found) if said else not found

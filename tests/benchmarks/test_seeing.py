@@ -8,7 +8,7 @@ from benchmarks.seeing import GROUP, finished, measure, table
 from gateway.observe.record import STREAM, RequestOutcome, Stage
 
 
-def test_its_records_are_those_of_answered_requests() -> None:
+async def test_its_records_are_those_of_answered_requests() -> None:
     """With every stage of an ordinary request, which sum; some lost an attempt."""
     records = finished(200)
     ordinary = {stage for stage in Stage if stage not in (Stage.FAILOVER, Stage.RATE_LIMIT)}

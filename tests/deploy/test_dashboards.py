@@ -44,6 +44,7 @@ def test_each_dashboard_has_a_stable_uid() -> None:
         "routes": "firsttoken-routes",
         "pools": "firsttoken-pools",
         "why-slow": "firsttoken-why-slow",
+        "why": "firsttoken-why",
     }
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 from asyncio.subprocess import PIPE, Process
@@ -19,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from benchmarks.processes import free_port
 from gateway.app import Gateway
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, WHOLE
 from tests.support.certificates import Certificates, made
@@ -139,13 +139,6 @@ def proxy(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 async def ended(process: Process) -> None:
     if process.returncode is None:
         process.terminate()
@@ -218,11 +211,11 @@ async def test_connections_to_the_gateway_are_kept(proxy: Any, tmp_path: Path, c
     """Twenty callers, each on a connection of its own."""
     async with fronted(proxy, tmp_path, certificates, [JSON]) as front:
         (gateway,) = front.gateways
-        assert gateway.http_server is not None
+        assert gateway.data_port.server is not None
         accepted: set[int] = set()
         for _ in range(20):
             assert await front.asked() == ("2", "200")
-            accepted |= {id(connection) for connection in gateway.http_server.connections}
+            accepted |= {id(connection) for connection in gateway.data_port.server.connections}
     assert 0 < len(accepted) <= 3
 
 

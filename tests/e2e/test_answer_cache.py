@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import SecretStr
 
 from gateway.answers.answer_copy import MAX_ANSWER
 from gateway.answers.answer_stores import STORE_TIMEOUT, AnswerKey, KeptAnswer, RedisAnswers
@@ -97,6 +98,24 @@ async def test_a_stream_is_repeated_event_by_event() -> None:
             _, headers = await caller.ask(post(stream))
             assert headers["content-type"] == "text/event-stream"
             assert (headers["x-firsttoken-attempts"], headers["x-firsttoken-cost-usd"]) == ("0", "0.00000000")
+
+
+async def test_a_repeated_answer_tells_what_was_changed_in_its_request() -> None:
+    """The lowered limit, and the members left out in translation, as the first answer did."""
+    labels = {"user_id": "me", "team": "a"}
+    asked = {**COLD, "max_tokens": 50_000, "metadata": labels}
+    route = {"tiers": ["api"], "cache": {"ttl": "10m"}}
+    async with (
+        Upstream(whole("one")) as api,
+        running({"api": pool(api.url, context_window=8000)}, {"chat": route}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        heads = [(await caller.whole(post(asked, path="/v1/messages")))[1] for _ in range(2)]
+        assert len(api.requests) == 1
+    told = [{name: head[name] for name in ("x-firsttoken-max-tokens", "x-firsttoken-left-out")} for head in heads]
+    assert told[0] == told[1]
+    assert (told[0]["x-firsttoken-left-out"], int(told[0]["x-firsttoken-max-tokens"]) < 8000) == ("metadata", True)
+    assert heads[1][HEADER] == "hit; age=0"
 
 
 @pytest.mark.parametrize(
@@ -232,11 +251,17 @@ async def test_an_error_is_not_kept() -> None:
 
 async def test_a_route_that_a_reload_has_changed_has_no_answers() -> None:
     """Nor has one whose pool has another model or sends other members; a reload that changes neither keeps them."""
-    async with caching(*map(whole, "abcd")) as (gateway, _):
+    async with caching(*map(whole, "abcdefg")) as (gateway, _):
         assert await results(gateway, COLD, COLD) == ["miss", "hit"]
         await gateway.apply_config(gateway.config)
         assert await results(gateway, COLD) == ["hit"]
-        for change in ({"model": "newer"}, {"drop": frozenset({"temperature"})}):
+        for change in (
+            {"model": "newer"},
+            {"drop": frozenset({"temperature"})},
+            {"headers": {"x-variant": SecretStr("one")}},
+            {"headers": {"x-variant": SecretStr("two")}},
+            {"query": {"version": SecretStr("3")}},
+        ):
             changed = gateway.config.pools["api"].model_copy(update=change)
             await gateway.apply_config(gateway.config.model_copy(update={"pools": {"api": changed}}))
             assert await results(gateway, COLD, COLD) == ["miss", "hit"]

@@ -22,12 +22,12 @@ LARGE_PROMPT = "word " * 9000  # 8b-l4 needs over two seconds for it, 8b-h100 a 
 
 async def ask(gateway_url: str, content: str, model: str = "chat", **more: Any) -> None:
     """Reads a streamed answer to the end."""
-    client = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": content}]
-    async for _ in await client.chat.completions.create(
-        model=model, messages=messages, max_tokens=2, stream=True, **more
-    ):
-        pass
+    async with openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0) as client:
+        async for _ in await client.chat.completions.create(
+            model=model, messages=messages, max_tokens=2, stream=True, **more
+        ):
+            pass
 
 
 async def explain(admin_url: str, content: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ REQUEST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-len
 
 def set_timeouts(gateway: Gateway, **timeouts: float) -> None:
     """Sets time limits for later connections."""
-    assert gateway.http_server is not None
-    gateway.http_server.timeouts = Timeouts(**timeouts)
+    assert gateway.data_port.server is not None
+    gateway.data_port.server.bounds.timeouts = Timeouts(**timeouts)
 
 
 def port(gateway: Gateway) -> int:
@@ -132,6 +132,6 @@ async def test_a_disconnect_within_the_body_leaves_no_record() -> None:
     async with running({"only": pool("http://127.0.0.1:9")}) as gateway:
         async with calling(gateway.url) as caller:
             caller.writer.write(post(CHAT)[:-5])
-            await eventually(lambda: gateway.http_server and gateway.http_server.connections)
-        await eventually(lambda: gateway.http_server and not gateway.http_server.connections)
+            await eventually(lambda: gateway.data_port.server and gateway.data_port.server.connections)
+        await eventually(lambda: gateway.data_port.server and not gateway.data_port.server.connections)
         assert (gateway.recorder.live, len(gateway.recorder.recent)) == (0, 0)

@@ -14,16 +14,14 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
-from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, calling, get, last, post
-from tests.support.gateways import document, pool
+from tests.support.builders import DONE, FINISH, STREAMED, TOKEN, calling, get, last, stream_status
+from tests.support.gateways import document, pool, started
+from tests.support.leaving_host import STREAM, finished, two_hosts
 from tests.support.served import serving, write_config
 from tests.support.simulated import eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 pytestmark = pytest.mark.virtual_time
-
-STREAM = post({**CHAT, "stream": True})
-SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 
 
 class Dns:
@@ -43,19 +41,8 @@ async def gateway_by_name(dns: Dns, port: str, **more: Any) -> AsyncIterator[Gat
     routes = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     gateway = Gateway(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}}, routes, **more)))
     gateway.discovery.dns.resolve = dns
-    await gateway.start()
-    try:
+    async with started(gateway):
         yield gateway
-    finally:
-        await gateway.stop()
-
-
-async def ask(gateway: Gateway) -> int:
-    async with calling(gateway.url) as caller:
-        status, _ = await caller.ask(STREAM)
-        if status == 200:
-            await caller.chunks()
-    return status
 
 
 async def test_every_address_of_a_name_is_an_endpoint() -> None:
@@ -68,7 +55,7 @@ async def test_every_address_of_a_name_is_an_endpoint() -> None:
         ):
             assert gateway.monitor.loads().keys() == {f"only/127.0.0.1:{port}", f"only/127.0.0.2:{port}"}
             for _ in range(4):
-                assert await ask(gateway) == 200
+                assert await stream_status(gateway) == 200
             assert one.requests
             assert two.requests
             assert {request.headers["host"] for request in one.requests + two.requests} == {f"engines.localhost:{port}"}
@@ -78,21 +65,15 @@ async def test_every_address_of_a_name_is_an_endpoint() -> None:
 
 async def test_a_removed_address_finishes_its_stream_and_gets_no_new_request() -> None:
     """New requests go to the remaining addresses."""
-    async with Upstream(SLOW) as leaves:
-        port = leaves.url.rpartition(":")[2]
+    async with two_hosts() as (leaves, comes, port):
         dns = Dns("127.0.0.1")
-        async with (
-            Upstream([STREAMED], host="127.0.0.2", port=int(port)) as comes,
-            gateway_by_name(dns, port) as gateway,
-            calling(gateway.url) as caller,
-        ):
+        async with gateway_by_name(dns, str(port)) as gateway, calling(gateway.url) as caller:
             assert (await caller.ask(STREAM))[0] == 200
             dns.addresses = ["127.0.0.2"]
             await eventually(lambda: gateway.monitor.loads().keys() == {f"only/127.0.0.2:{port}"})
-            assert await ask(gateway) == 200
+            assert await stream_status(gateway) == 200
             assert len(comes.requests) == 1
-            leaves.proceed()
-            assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
+            assert await finished(leaves, caller) == TOKEN + FINISH + DONE
             assert last(gateway).end is RequestOutcome.COMPLETED
 
 
@@ -102,19 +83,19 @@ async def test_a_pool_without_addresses_has_no_endpoint_until_the_name_resolves(
         dns, port = Dns(), engine.url.rpartition(":")[2]
         async with gateway_by_name(dns, port) as gateway:
             assert (await get(gateway.url, "/ready"))[0] == 503
-            assert await ask(gateway) == 503
+            assert await stream_status(gateway) == 503
             assert last(gateway).end is RequestOutcome.UNAVAILABLE
             dns.addresses = ["127.0.0.1"]
             await eventually(gateway.monitor.loads)
             assert (await get(gateway.url, "/ready"))[0] == 200
-            assert await ask(gateway) == 200
+            assert await stream_status(gateway) == 200
         two = {
             "only": {**pool(), "endpoints": [{"url": "http://gone.svc:1", "resolve": "1s"}]},
             "api": pool(api.url),
         }
         async with gateway_by_name(Dns(), port) as gateway:
             await gateway.apply_config(Config.model_validate(document(two)))
-            assert await ask(gateway) == 200
+            assert await stream_status(gateway) == 200
             assert last(gateway).pool == "api"
 
 
@@ -126,10 +107,10 @@ async def test_a_reload_keeps_resolved_addresses() -> None:
             dns.addresses = []
             endpoint = {"url": f"http://engines.localhost:{port}", "resolve": "10ms", "region": "here"}
             await gateway.apply_config(Config.model_validate(document({"only": {**pool(), "endpoints": [endpoint]}})))
-            assert await ask(gateway) == 200
+            assert await stream_status(gateway) == 200
             assert last(gateway).region == "here"
             await asyncio.sleep(0.03)
-            assert await ask(gateway) == 200
+            assert await stream_status(gateway) == 200
 
 
 @pytest.mark.real_time

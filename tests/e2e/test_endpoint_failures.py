@@ -33,8 +33,9 @@ def client(gateway: Gateway) -> openai.AsyncOpenAI:
 async def stream(gateway: Gateway, **more: Any) -> str:
     """Text of a streamed answer."""
     options = {"model": "chat", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], **more}
-    chunks = await client(gateway).chat.completions.create(stream=True, **options)
-    return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+    async with client(gateway) as sdk:
+        chunks = await sdk.chat.completions.create(stream=True, **options)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
 
 
 FAULTS = {
@@ -233,7 +234,8 @@ async def test_a_whole_answer_that_an_engine_has_lost_is_asked_of_another(
 
 
 async def whole(gateway: Gateway, number: int) -> str | None:
-    reply = await client(gateway).chat.completions.create(
-        model="chat", max_tokens=5, messages=[{"role": "user", "content": f"{number} tell me"}]
-    )
+    async with client(gateway) as sdk:
+        reply = await sdk.chat.completions.create(
+            model="chat", max_tokens=5, messages=[{"role": "user", "content": f"{number} tell me"}]
+        )
     return reply.choices[0].message.content

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.app import Gateway
 from gateway.config.models import Config
 from policies.types import NEVER, Health
-from tests.support.builders import CHAT, STREAMED, calling, last, post
+from tests.support.builders import STREAMED, last, stream_status
 from tests.support.gateways import document, pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import Received, Script, Upstream, reply
@@ -49,17 +48,9 @@ def keyed(url: str, **more: Any) -> dict[str, Any]:
     return given
 
 
-async def ask(gateway: Gateway) -> int:
-    async with calling(gateway.url) as caller:
-        status, _ = await caller.ask(post({**CHAT, "stream": True}))
-        if status == 200:
-            await caller.chunks()
-    return status
-
-
 async def test_keys_share_the_load() -> None:
     async with Provider() as provider, running({"api": keyed(provider.url)}) as gateway:
-        assert [await ask(gateway) for _ in range(60)] == [200] * 60
+        assert [await stream_status(gateway) for _ in range(60)] == [200] * 60
         assert all(provider.asked[key] >= 10 for key in KEYS), provider.asked
         server = provider.url.removeprefix("http://")
         assert set(gateway.monitor.loads()) == {f"api/{server}/key{number}" for number in (1, 2, 3)}
@@ -69,10 +60,10 @@ async def test_keys_share_the_load() -> None:
 async def test_a_key_that_is_refused_is_left_out_alone(script: Script, name: str) -> None:
     """200 callers at once are answered by the other keys; no retry budget is spent on another account."""
     async with Provider({"sk-two": script}) as provider, running({"api": keyed(provider.url)}) as gateway:
-        assert await asyncio.gather(*(ask(gateway) for _ in range(200))) == [200] * 200
+        assert await asyncio.gather(*(stream_status(gateway) for _ in range(200))) == [200] * 200
         refused = provider.asked["sk-two"]
         assert refused > 0
-        assert await asyncio.gather(*(ask(gateway) for _ in range(30))) == [200] * 30
+        assert await asyncio.gather(*(stream_status(gateway) for _ in range(30))) == [200] * 30
         assert provider.asked["sk-two"] == refused
         loads = gateway.fleet.snapshot_for("127.0.0.1", monotonic()).loads  # of this caller
         out = [id for id, load in loads.items() if load.limits.refused_until > NEVER or load.health is not Health.UP]
@@ -104,7 +95,7 @@ async def test_a_data_parallel_rank_is_an_endpoint() -> None:
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 2)
         found = {id: (load.running, load.waiting) for id, load in gateway.monitor.engine_loads().items()}
         assert found == {f"local/{server}/dp0": (3, 2), f"local/{server}/dp1": (0, None)}
-        assert await ask(gateway) == 200
+        assert await stream_status(gateway) == 200
         sent = [request.headers for request in engine.requests if request.method == "POST"]
         assert last(gateway).endpoint.endswith("/dp" + sent[-1]["x-data-parallel-rank"])
 

@@ -20,7 +20,7 @@ from gateway.app import Gateway
 from policies.types import Health, Load
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, Caller, calling, get, last, post
 from tests.support.gateways import pool, running
-from tests.support.redis import RedisServer, free_port, redis_server
+from tests.support.redis import RedisServer, cluster_port, redis_server
 from tests.support.served import Served, serving
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
@@ -45,8 +45,8 @@ async def connected(*gateways: Gateway, count: int = 0) -> None:
 
 
 def replica_count(gateway: Gateway) -> int:
-    assert gateway.replicas is not None
-    return gateway.replicas.count()
+    assert gateway.redis is not None
+    return gateway.redis.replicas.count()
 
 
 def in_flight(gateway: Gateway) -> int:
@@ -120,9 +120,12 @@ async def test_replicas_send_a_conversation_to_the_same_engine() -> None:
             await eventually(lambda: all(load.scraped_at > 0 for each in (one, other) for load in loads(each)))
             for number in range(4):
                 begun = [{"role": "user", "content": f"{number} " + f"story {number} " * 800}]
+                before = {each: indexed_blocks(one, each) for each in one.monitor.loads()}
                 await ask(one, begun)
                 place = last(one).endpoint
-                await eventually(lambda place=place: 0 < indexed_blocks(one, place) <= indexed_blocks(other, place))
+                await eventually(lambda place=place, known=before[place]: indexed_blocks(one, place) > known)
+                await eventually(lambda place=place: indexed_blocks(one, place) <= indexed_blocks(other, place))
+                await eventually(lambda place=place: other.monitor.loads()[place].backlog_s < 0.01)  # of the first turn
                 await ask(other, [*begun, {"role": "user", "content": "go on"}])
                 assert last(other).endpoint == place
                 assert (last(other).cached_tokens_reported or 0) > 700
@@ -147,7 +150,7 @@ async def ask(gateway: Gateway, messages: list[dict[str, str]]) -> None:
 
 async def test_an_endpoint_down_on_one_replica_is_down_on_all_and_each_recovers_by_its_own_probe() -> None:
     """The other replica has sent no request there."""
-    port = free_port()
+    port = cluster_port()
     async with redis_server() as server, Upstream(HELD) as upstream:
         both = {"only": pool(upstream.url, f"http://127.0.0.1:{port}")}
         async with running(both, **state(server)) as one, running(both, **state(server)) as other:
@@ -166,7 +169,7 @@ async def test_no_text_goes_to_redis() -> None:
     async with redis_server() as server, engines(1) as fleet, Redis.from_url(server.url) as client:
         only = {"only": engine_pool(*fleet)}
         async with running(only, **state(server)) as one, running(only, **state(server, namespace="other")) as other:
-            await eventually(lambda: one.redis is not None and one.redis.up)
+            await eventually(lambda: one.redis is not None and one.redis.client.up)
             async with client.pubsub(ignore_subscribe_messages=True) as listening:
                 await listening.psubscribe("*")
                 await ask(one, [{"role": "user", "content": "CANARY " * 200}])
@@ -238,11 +241,11 @@ async def test_malformed_messages_on_the_channel_are_ignored() -> None:
             async with streaming(one.url, 2) as callers:
                 for number in range(400):
                     noise = b"ftr1" + bytes([number % 256]) * (number % 97)
-                    assert one.replicas is not None
-                    await client.publish(one.replicas.channel, noise)
+                    assert one.redis is not None
+                    await client.publish(one.redis.replicas.channel, noise)
                 await eventually(lambda: in_flight(other) == 2)
-                assert other.replicas is not None
-                await eventually(lambda: other.replicas.peers.malformed == 400)  # type: ignore[union-attr]
+                assert other.redis is not None
+                await eventually(lambda: other.redis.replicas.peers.malformed == 400)  # type: ignore[union-attr]
                 for caller in callers:
                     upstream.proceed()
                     await caller.chunks()
@@ -259,7 +262,7 @@ async def test_a_replica_without_channel_permission_continues_alone_and_logs_onc
         url, only = server.url.replace("://", "://firsttoken:CANARY@"), {"only": pool(upstream.url)}
         async with running(only, **state(server, url)) as one, running(only, **state(server)) as other:
             await eventually(lambda: sum("Redis denies" in r.getMessage() for r in caplog.records) == 2, BACK)
-            assert (replica_count(one), one.redis is not None and one.redis.up) == (1, True)
+            assert (replica_count(one), one.redis is not None and one.redis.client.up) == (1, True)
             await client.execute_command("ACL", "SETUSER", "firsttoken", "&firsttoken:*")
             await connected(one, other)
     assert "CANARY" not in caplog.text

@@ -37,8 +37,22 @@ TOOL: Any = {
 KEYS = {name: {"name": name, "sha256": sha256(name.encode()).hexdigest()} for name in ("ann", "bob")}
 
 
+CLIENTS: list[AsyncOpenAI] = []  # of the test in hand
+
+
+@pytest.fixture(autouse=True)
+async def closed_clients() -> AsyncIterator[None]:
+    """Closes each client of a test. The garbage collector closes the sockets of a client that was dropped, and then has
+    the SDK close their transports: that takes the sockets which got the same numbers meanwhile out of the loop."""
+    yield
+    for client in CLIENTS:
+        await client.close()
+    CLIENTS.clear()
+
+
 def sdk(gateway: Gateway, key: str = "none") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+    CLIENTS.append(AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0))
+    return CLIENTS[-1]
 
 
 def native(*servers: ResponsesServer, **more: Any) -> dict[str, Any]:

@@ -169,7 +169,7 @@ async def test_errors_that_nobody_reads_are_bounded() -> None:
         assert (await caller.ask(UPGRADE))[0] == 101
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
         caller.writer.write(MESSAGE * 20_000)
-        [connection] = gateway.http_server.connections
+        [connection] = gateway.data_port.server.connections
         await eventually(lambda: connection.writer.paused)  # type: ignore[attr-defined]
         await asyncio.sleep(1)
         assert connection.writer.unsent() < 64 * 1024  # type: ignore[attr-defined]

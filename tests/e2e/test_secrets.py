@@ -145,14 +145,14 @@ async def failing_sink(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
 
 
 async def failing_stage(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
-    async def estimate(request: Any, *_: Any) -> Any:
+    async def estimate(request: Any, *_: Any, **__: Any) -> Any:
         raise KeyError(str(request.body))
 
     patch.setattr(world.gateway.decider, "estimate", estimate)
 
 
 async def failing_stage_with_a_cause(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
-    async def estimate(request: Any, *_: Any) -> Any:
+    async def estimate(request: Any, *_: Any, **__: Any) -> Any:
         try:
             int(PROMPT)
         except ValueError as error:

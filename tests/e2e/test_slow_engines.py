@@ -8,8 +8,8 @@ import logging
 import aiohttp
 import pytest
 
+from gateway import lost_promises
 from gateway.app import Gateway
-from policies.fleet import lost_promises
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 

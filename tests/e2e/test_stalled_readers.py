@@ -61,7 +61,7 @@ async def test_a_stalled_reader_pauses_its_upstream() -> None:
     """The upstream can write no more; the gateway buffers a bounded amount per caller."""
     async with firehose() as (url, writers), running({"only": pool(url)}) as gateway:
         readers = [await stall(gateway) for _ in range(READERS)]
-        connections = [c for c in gateway.http_server.connections if c.transport is not None]
+        connections = [c for c in gateway.data_port.server.connections if c.transport is not None]
         await eventually(lambda: len(writers) == READERS, within=20)
         await eventually(lambda: sum(c.writer.paused for c in connections) == READERS, within=20)
         held = [c.transport.get_write_buffer_size() for c in connections]

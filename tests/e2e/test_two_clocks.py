@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from gateway.cli.why import request_screen
 from gateway.observe.record import Record
-from tests.support.builders import DONE, FINISH, TOKEN, calling, get, last, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, get, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
 
 pytestmark = pytest.mark.virtual_time
 
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 THOUGHT = b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}\n\n'
 REQUEST = post({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "why"}]})
 REST = chunk(TOKEN + FINISH + DONE) + LAST_CHUNK
@@ -23,16 +26,30 @@ THINKING = [STREAM_HEAD + chunk(THOUGHT), Pause(1.2), REST]
 THOUGHT_S = 1.19  # from arrival to the answer at least, by a timer in ms; how soon the thought is read is chance
 
 
-async def asked(*script: Any, route: dict[str, Any]) -> tuple[Record, str, str]:
+async def asked(*script: Any, route: dict[str, Any], **body: Any) -> tuple[Record, str, str]:
     """The Record, the metrics page and the access log's line."""
     routes = {"chat": {"tiers": ["only"], **route}}
     async with Upstream(script) as upstream, running({"only": pool(upstream.url)}, routes) as gateway:
         async with calling(gateway.url) as caller:
-            await caller.ask(REQUEST)
+            await caller.ask(post({**CHAT, "stream": True, **body}))
             await caller.chunks()
         await eventually(lambda: gateway.recorder.recent)
         page = (await get(gateway.admin_url, "/metrics"))[2].decode()
         return last(gateway), page, json.dumps(last(gateway).as_json())
+
+
+async def test_head_and_first_byte_of_a_reply_are_told_apart_from_its_first_token() -> None:
+    """An engine that answers at once and computes long: 0.3 s to its head, 0.5 s to the role, 1 s to a token."""
+    script = [Pause(0.3), STREAM_HEAD, Pause(0.5), chunk(ROLE), Pause(1.0), REST]
+    record, _, line = await asked(*script, route={}, reasoning_effort="high")
+    shown = json.loads(line)
+    assert 290 < shown["head_ms"] < 450
+    assert 490 < shown["first_byte_ms"] - shown["head_ms"] < 650
+    assert 990 < shown["ttft_ms"] - shown["first_byte_ms"] < 1150
+    screen = request_screen(shown)
+    assert re.search(r"upstream: head of the reply 3\d\d ms, then first byte 5\d\d ms, then first", screen)
+    assert "reasoning effort high" in screen
+    assert record.reasoning_effort == "high"
 
 
 async def test_both_first_tokens_are_recorded_measured_and_logged() -> None:

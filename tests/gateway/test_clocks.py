@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.observe import timeline
+from gateway.observe import recorder
 from gateway.observe.record import RequestOutcome
 from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
 from tests.support.gateways import pool, running
@@ -28,13 +28,18 @@ READERS = {
     "gateway/admin/gateway_admin.py": "ages on a page",
     "gateway/admission/local_quotas.py": "the calendar month, by SteadyWall",
     "gateway/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
+    "gateway/api/completion_deadline.py": "a deadline that a caller sets, bounded",
     "gateway/answers/answer_stores.py": "the age of a kept answer, which replicas share",
+    "gateway/autoscale/autoscaler.py": "the date of a desired number, on a page",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
+    "gateway/cli/records_command.py": "the beginning of a period that is asked for",
     "gateway/cli/top_tables.py": "ages on a screen",
     "gateway/downstream/http_request.py": "the Date of a reply",
     "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
     "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
-    "gateway/observe/timeline.py": "the date of a Record",
+    "gateway/observe/prefix_doctor.py": "the date of a report",
+    "gateway/observe/recorder.py": "the date of a Record",
+    "gateway/observe/windows/history_keeper.py": "the age of counts from before a restart",
     "gateway/reload.py": "the date of a reload",
     "gateway/responses/responses_sockets.py": "`created` of an answer without a server",
     "gateway/workers/admin_aggregator.py": "ages on a page",
@@ -59,7 +64,7 @@ async def test_a_wall_clock_that_jumps_in_mid_request_harms_no_record(
     """The answer is whole; every duration is that of the monotonic clock."""
     async with Upstream(SLOW) as engine, running({"only": pool(engine.url)}) as gateway, calling(gateway.url) as caller:
         assert (await caller.ask(post({**CHAT, "stream": True})))[0] == 200
-        monkeypatch.setattr(timeline, "time", lambda: time.time() + jump)
+        monkeypatch.setattr(recorder, "time", lambda: time.time() + jump)
         await asyncio.sleep(0.05)
         engine.proceed()
         assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE

@@ -6,8 +6,11 @@ import argparse
 import asyncio
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from random import Random
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -15,15 +18,28 @@ from backends.interface import Operation
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
-from gateway.decider import LARGE, MANY, Decider
+from gateway.decider import LARGE, MANY, Decider, queued_request
 from gateway.observe.record import RequestOutcome
 from gateway.strict_json import decode, encode
 from gateway.tokenize.deferred_counts import BACKLOG
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText, TokenizerConfig
 from policies.fleet.fleet import AttemptReport, Fleet
+from policies.latency.answer_lengths import KNOWN_ANSWERS
 from policies.queue.queued_request import QueuedRequest
-from policies.types import AttemptOutcome, Endpoint, Placement, Pool, PoolEstimate, Price, PromptEstimate, RequestView
+from policies.routes.route import Route
+from policies.types import (
+    MEDIAN,
+    AttemptOutcome,
+    Endpoint,
+    Placement,
+    Pool,
+    PoolEstimate,
+    Price,
+    PromptEstimate,
+    Quantiles,
+    RequestView,
+)
 from tests.support.builders import candidate, record, request, route
 
 pytestmark = pytest.mark.virtual_time
@@ -113,6 +129,25 @@ async def test_the_expected_output_is_learned_per_route(decider: Decider) -> Non
         decider.learn(record(output_tokens=40))
     assert (await decider.estimate(request(), BOTH, ANYONE)).output_tokens == pytest.approx(40, abs=5)
     assert (await decider.estimate(request(max_tokens=7), BOTH, ANYONE)).output_tokens <= 7
+
+
+async def test_a_whole_answer_is_expected_by_effort_caller_and_route(decider: Decider) -> None:
+    """Where the route promises its end; the answers of other routes are not looked at."""
+    hard = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "high"}
+    promised, tenant = route(tiers=["small"], total={"budget": "30s"}), Tenant("web")
+    for _ in range(3 * KNOWN_ANSWERS):
+        for effort, tokens in (("high", 5000), ("", 50)):
+            decider.learn(record(route="chat", tenant="web", output_tokens=tokens, reasoning_effort=effort))
+
+    async def expected(body: Mapping[str, Any], own: Route) -> Quantiles:
+        asked = await decider.parse(Operation.CHAT, encode(body), {}, 1.0, "req-1")
+        estimate = await decider.estimate(asked, own, tenant)
+        return queued_request(decider.fleet, asked, own, estimate, tenant, 1, monotonic()).answer_tokens
+
+    easy = {name: value for name, value in hard.items() if name != "reasoning_effort"}
+    assert (await expected(hard, promised))[MEDIAN] > 2000 > 200 > (await expected(easy, promised))[MEDIAN]
+    assert (await expected({**hard, "max_tokens": 100}, promised))[MEDIAN] == 100
+    assert await expected(hard, route(tiers=["small"])) == ()
 
 
 async def test_cache_groups_share_no_prefix(decider: Decider) -> None:
@@ -372,3 +407,21 @@ def test_policies_see_the_request_but_not_its_text() -> None:
         tpot_budget=0.03,
     )
     assert "hello" not in repr(seen)
+
+
+async def test_a_prompt_whose_cost_may_exceed_what_apis_may_cost_is_counted() -> None:
+    """Once the texts of the key have taught their tokens, others are sent with an estimate."""
+    fleet = Fleet([Pool("api", "served", (Endpoint("api/a", "api"),), local=False, price=PRICE)])
+    decider, random = Decider(Estimator({"api": TokenizerConfig()}, fleet.token_scale), fleet), Random(1)
+    words = "the prompt of a request is read and then counted by words that nobody has seen before".split()
+
+    async def estimated(**limits: Any) -> PromptEstimate:
+        asked = request(messages=[{"role": "user", "content": " ".join(random.choices(words, k=2000))}])
+        return await decider.estimate(asked, route(tiers=["api"], limits=limits), ANYONE)
+
+    for _ in range(12):
+        free = await estimated()
+    usd = PRICE.of(free.pools["api"].tokens, free.output_tokens)
+    near = await estimated(external={"usd_per_hour": usd})
+    far = await estimated(external={"usd_per_hour": 3 * usd})
+    assert (free.counted, near.counted, far.counted) == (False, True, False)

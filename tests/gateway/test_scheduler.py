@@ -333,6 +333,17 @@ async def test_a_request_without_a_deadline_waits_longer() -> None:
     task.cancel()
 
 
+async def test_batch_work_waits_until_it_is_due() -> None:
+    """Hours, and not a moment longer."""
+    fixture, asked = QueueFixture(patience=0.02), request()
+    asked.arrival = monotonic()
+    task = asyncio.create_task(fixture.deciding(asked, on=route("nightly", by="6h")))
+    await turn_until(lambda: sum(fixture.queue.depth().values()) == 1)
+    (waiter,) = fixture.queue._waiters.values()
+    assert waiter.expires_at == waiter.queued.due == asked.arrival + 6 * 3600.0
+    task.cancel()
+
+
 async def test_requests_of_a_replaced_route_leave_to_be_decided_again_a_few_in_each_turn() -> None:
     """In order of arrival. Requests of other routes stay, and nothing is released meanwhile."""
     fixture, woken = QueueFixture(), list[int]()

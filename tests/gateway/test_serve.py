@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 from pathlib import Path
@@ -128,6 +129,24 @@ async def test_requests_without_a_first_token_after_the_grace_period_get_503() -
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             await upstream.until(lambda seen: seen.hangups == 1)
     assert last(gateway).end is RequestOutcome.CUT
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+async def test_a_caller_that_leaves_while_requests_are_cut_is_no_fault_of_the_gateway(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its connection takes no error reply any more: uvloop refuses to write there."""
+    async with Upstream([HANG]) as upstream:
+        gateway = await started(upstream)
+        async with calling(gateway.url) as caller:
+            caller.writer.write(post(STREAM))
+            await upstream.until(lambda seen: len(seen.requests) == 1)
+            gateway.proxy.stopping = True  # as `stop` does before it cancels requests
+            caller.writer.transport.abort()
+            await eventually(lambda: not gateway.recorder.live)
+        await gateway.stop()
+    assert last(gateway).end is RequestOutcome.CLIENT_GONE
+    assert [told.getMessage() for told in caplog.records if told.levelno >= logging.ERROR] == []
 
 
 async def test_during_the_shutdown_delay_requests_are_served() -> None:

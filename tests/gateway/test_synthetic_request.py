@@ -125,4 +125,4 @@ async def test_a_cancelled_task_ends_the_attempt() -> None:
 async def test_the_bytes_of_the_answer_are_not_kept() -> None:
     """A warming of many prompts holds no memory."""
     wire, _ = await sent_to([STREAM_HEAD + chunk(TOKEN), chunk(ANSWER) + LAST_CHUNK])
-    assert wire.buffered == []
+    assert wire.held.take() == b""

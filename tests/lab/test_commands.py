@@ -40,7 +40,10 @@ def test_the_package_declares_the_commands_as_an_entry_point() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fly"], f"no command 'fly'; known: {KNOWN}, replay, demo, simulate (see firsttoken --help)"),
+        (
+            ["fly"],
+            f"no command 'fly'; known: {KNOWN}, replay, capacity, replicas, demo, simulate (see firsttoken --help)",
+        ),
         (["dem"], "no command 'dem'; did you mean 'demo'? (see firsttoken --help)"),
         (
             ["simulate", "--port", "1"],
@@ -61,7 +64,7 @@ def test_wrong_arguments_are_exit_code_2(
     assert run(capsys, *arguments) == (2, "", f"firsttoken: {message}\n")
 
 
-@pytest.mark.parametrize("command", ["replay", "demo", "simulate"])
+@pytest.mark.parametrize("command", ["replay", "capacity", "demo", "simulate"])
 def test_help_shows_the_default_of_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """Of each that takes a value, or that it is required; and the help of all names the command."""
     assert f"\n    {command} " in run(capsys, "--help")[1]

@@ -12,7 +12,7 @@ from policies.fleet.fleet import AttemptReport
 from policies.latency.ttft_predictor import PrefillWork
 from policies.routes.route import Route
 from policies.routing.candidates import ROUGH, is_count_needed
-from policies.types import Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, PromptEstimate
+from policies.types import Endpoint, PartEnds, Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.support.learned_fleet import ONE, answer, fleet, load, prompt
 
 # A message of 300 tokens in 10 blocks, and one of 100 tokens in 10 blocks.
@@ -157,3 +157,15 @@ def test_a_prompt_near_a_condition_is_counted(when: str, expected: bool) -> None
 def test_a_counted_prompt_is_not_counted_again() -> None:
     """Not even at the very edge."""
     assert not needed(1000, 0, {"when": {"prompt_tokens": "<= 1000"}}, window=1100)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "local", "expected"), [(0.9e-3, False, True), (2e-3, False, False), (0.9e-3, True, False)]
+)
+def test_a_cost_near_what_a_route_may_spend_on_apis_is_counted(allowed: float, local: bool, expected: bool) -> None:
+    """1,000 tokens at 1 USD a million, 150 more or less. An engine costs the limit nothing."""
+    limits = {"external": {"usd_per_hour": 1.0}}
+    route = Route.model_validate({"name": "chat", "tiers": [{"pool": "small"}], "limits": limits})
+    estimate = PromptEstimate({"small": PoolEstimate(1000, margin=150)}, 0)
+    pools = {"small": Pool("small", "served", (Endpoint("small/a", "small"),), local=local, price=Price(1.0, 0.0))}
+    assert is_count_needed(route, estimate, None, pools, lambda usd: usd <= allowed) is expected

@@ -154,7 +154,7 @@ class RecordingSink(AttemptSink):
         if event is Milestone.WHOLE:
             wire.stop(AttemptOutcome.COMPLETED)
         if event is Milestone.FIRST_TOKEN:
-            self.answer.start(wire.take_buffered())
+            self.answer.start(wire.held.take())
             self._follow(wire, wire.join(self.answer))
             if wire.stream and wire.times.first_in is not None:
                 wire.fleet.on_first_token(wire, wire.times.first_in)
@@ -268,6 +268,15 @@ async def calling(url: str) -> AsyncIterator[Caller]:
         yield Caller(reader, writer)
     finally:
         writer.transport.abort()
+
+
+async def stream_status(gateway: Gateway) -> int:
+    """Status of a streamed answer, read to its end on a connection of its own."""
+    async with calling(gateway.url) as caller:
+        status, _ = await caller.ask(post({**CHAT, "stream": True}))
+        if status == 200:
+            await caller.chunks()
+    return status
 
 
 @asynccontextmanager

@@ -33,6 +33,7 @@ class LocatedQuery:
 
     where: str
     expr: str
+    waits: bool = False  # the panel says what it waits for
 
     def __str__(self) -> str:
         return self.where
@@ -56,7 +57,8 @@ def of_panels() -> Iterator[LocatedQuery]:
             selected = {"route": "chat"} if panel.get("repeat") == "route" else {}
             for target in panel["targets"]:
                 where = f"{name}: {panel['title']}: {target['refId']}"
-                yield LocatedQuery(where, substituted(target["expr"], **selected))
+                waits = "Waits for" in panel["description"]
+                yield LocatedQuery(where, substituted(target["expr"], **selected), waits)
 
 
 def of_variables() -> Iterator[LocatedQuery]:

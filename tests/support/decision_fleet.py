@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp, log
+from statistics import NormalDist
 from typing import Any
 
 from gateway.config.presets import with_preset
@@ -11,7 +13,9 @@ from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.tiers import decide
 from policies.types import (
+    QUANTILES,
     Candidate,
+    Completion,
     Decision,
     Endpoint,
     FleetSnapshot,
@@ -22,6 +26,7 @@ from policies.types import (
     PoolEstimate,
     Price,
     PromptEstimate,
+    Quantiles,
     RequestView,
 )
 
@@ -29,6 +34,7 @@ RATE = 20_000.0  # prefill, tokens per second
 # 10% of TTFTs exceed 1.4 times the median, 1% about 2.7 times.
 RATIOS = (0.7, 0.75, 0.8, 0.87, 0.92, 0.96, 1.0, 1.05, 1.1, 1.2, 1.4, 1.6, 2.0, 3.0)
 P90 = 1.4
+PACES = (1.0,) * len(RATIOS)  # TPOT over the given one
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class GivenPredictions:
     pools: Mapping[str, str]  # by endpoint
     hits: Mapping[str, int] = field(default_factory=dict)
     tpot: Mapping[str, TpotChance] = field(default_factory=dict)
+    tpots: Mapping[str, float] = field(default_factory=dict)  # s per token; absent: nothing is known
     error: int = 0  # of every count, tokens
     asked: list[str] = field(default_factory=list)
 
@@ -67,6 +74,10 @@ class GivenPredictions:
 
     def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
         return self.tpot.get(candidate.endpoint.id, TpotChance(1.0, 1.0)).at_rest
+
+    def completion(self, candidate: Candidate, tokens: Quantiles, now: float) -> Completion | None:
+        tpot = self.tpots.get(candidate.endpoint.id)
+        return None if tpot is None else Completion(candidate.forecast, tokens, PACES, tpot)
 
     def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
         return self.error
@@ -103,15 +114,17 @@ class DecisionScenario:
     pools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens: int = 1000
     route: Mapping[str, Any] = field(default_factory=dict)
+    tpots: Mapping[str, float] = field(default_factory=dict)  # s per token; absent: nothing is known
+    answer_tokens: Quantiles = ()
 
     def __post_init__(self) -> None:
         pools = {id: pool for pool, endpoints in self.ttft.items() for id in endpoints}
         ttft = {id: s for pool in self.ttft.values() for id, s in pool.items()}
-        self.beliefs = GivenPredictions(ttft, pools, self.hits, self.tpot)
+        self.beliefs = GivenPredictions(ttft, pools, self.hits, self.tpot, self.tpots)
 
     def decide(self, request: RequestView | None = None, now: float = 0.0, sequence: int = 0) -> Decision:
         request = request or RequestView(0.0, stream=True)
-        queued = QueuedRequest("r", request, self.estimate, self._route(), sequence)
+        queued = QueuedRequest("r", request, self.estimate, self._route(), sequence, answer_tokens=self.answer_tokens)
         return decide(queued, self.fleet, self.beliefs, now)
 
     @property
@@ -137,6 +150,12 @@ def budget(seconds: float, target: float = 0.9) -> dict[str, Any]:
 
 def preset(workload: Any, raw: Mapping[str, Any]) -> Route:
     return Route.model_validate(with_preset(workload, raw))
+
+
+def answers(median: float, p90: float) -> Quantiles:
+    """Log-normal lengths of answers."""
+    deviation = log(p90 / median) / NormalDist().inv_cdf(0.9)
+    return tuple(median * exp(deviation * NormalDist().inv_cdf(q)) for q in QUANTILES)
 
 
 def order(decision: Decision) -> list[str]:

@@ -30,3 +30,5 @@ HttpHeaders, HttpBody, HttpTrailers = (
     message(f"{_SERVICE}.{name}") for name in ("HttpHeaders", "HttpBody", "HttpTrailers")
 )
 HeaderMap, HeaderValue = (message(f"envoy.config.core.v3.{name}") for name in ("HeaderMap", "HeaderValue"))
+StreamAccessLogsMessage = message("envoy.service.accesslog.v3.StreamAccessLogsMessage")
+ResponseFlags = message("envoy.data.accesslog.v3.ResponseFlags")

@@ -30,7 +30,12 @@ def document(pools: Mapping[str, Any], routes: Mapping[str, Any] | None = None, 
 async def running(
     pools: Mapping[str, Any], routes: Mapping[str, Any] | None = None, **more: Any
 ) -> AsyncIterator[Gateway]:
-    gateway = Gateway(Config.model_validate(document(pools, routes, **more)))
+    async with started(Gateway(Config.model_validate(document(pools, routes, **more)))) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def started(gateway: Gateway) -> AsyncIterator[Gateway]:
     await gateway.start()
     try:
         yield gateway

@@ -30,6 +30,8 @@ class GrpcClient:
         self.trailers: dict[int, dict[str, str]] = {}
         self.reset: set[int] = set()
         self.gone = False
+        self.going_away: list[int] = []  # last streams, of GOAWAY
+        self._unread = b""
         self._received: dict[int, bytearray] = defaultdict(bytearray)
         self._reader = reader
         self._news = asyncio.Event()
@@ -87,12 +89,24 @@ class GrpcClient:
     async def _read(self) -> None:
         with suppress(ConnectionError):
             while data := await self._reader.read(1 << 16):
-                for event in self.h2.receive_data(data):
+                for event in self.h2.receive_data(self._without_goaway(data)):
                     self._on_event(event)
                 self.flush()
                 self._news.set()
         self.gone = True
         self._news.set()
+
+    def _without_goaway(self, data: bytes) -> bytes:
+        """Whole frames. h2 would take a GOAWAY for the end of all calls."""
+        data, frames = self._unread + data, b""
+        while len(data) >= 9 and len(data) >= (end := 9 + int.from_bytes(data[:3], "big")):
+            if data[3] == 7:
+                self.going_away.append(int.from_bytes(data[9:13], "big"))
+            else:
+                frames += data[:end]
+            data = data[end:]
+        self._unread = data
+        return frames
 
     def _on_event(self, event: Any) -> None:
         match event:

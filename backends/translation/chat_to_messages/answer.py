@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.content_parts import reasoning_detail
 from backends.translation.tool_arguments import as_object
-from backends.translation.translation import EventTranslator, Json, chat_error, decode_event, sse
+from backends.translation.translation import ChatEvents, Json, decode_event, sse
 
 _FINISH_REASONS = {
     "end_turn": "stop",
@@ -91,7 +90,7 @@ class _OpenBlock:
     thought: list[str] = field(default_factory=list)
 
 
-class ChatFromMessagesStream(EventTranslator):
+class ChatFromMessagesStream(ChatEvents):
     """Events of a message, as the chunks of a chat. Blocks that come in turns are told apart by their index."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -101,8 +100,7 @@ class ChatFromMessagesStream(EventTranslator):
         self._thoughts = 0
         self._calls = 0
         self._usage: Json = {}
-        self._ended = False  # a stop reason was seen
-        self._over = False
+        self._stopped = False  # a stop reason was seen
         self._readers = {
             "message_start": self._start,
             "content_block_start": self._start_block,
@@ -114,7 +112,7 @@ class ChatFromMessagesStream(EventTranslator):
 
     def translate(self, event: ServerSentEvent) -> bytes:
         read = decode_event(event.data)
-        if self._over or not isinstance(read, dict):
+        if self.ended or not isinstance(read, dict):
             return b""
         kind = read.get("type")
         if kind == "error" or event.name == b"error":
@@ -123,13 +121,7 @@ class ChatFromMessagesStream(EventTranslator):
         return reader(read) if reader is not None else b""
 
     def close(self) -> bytes:
-        return super().close() + (self._finish({}) if self._ended else b"")
-
-    def error(self, failure: Failure) -> bytes:
-        if self._over:
-            return b""
-        self._over = True
-        return chat_error(failure)
+        return super().close() + (self._finish({}) if self._stopped else b"")
 
     def _start(self, event: Json) -> bytes:
         message = event["message"]
@@ -191,15 +183,15 @@ class ChatFromMessagesStream(EventTranslator):
         delta = event["delta"]
         if delta.get("stop_reason") is None:
             return b""
-        self._ended = True
+        self._stopped = True
         refusal = (delta.get("stop_details") or {}).get("explanation")
         said = self._chunk({"refusal": refusal}) if refusal else b""
         return said + self._chunk({}, _finish(delta))
 
     def _finish(self, event: Json) -> bytes:
-        if self._over:
+        if self.ended:
             return b""
-        self._over = True
+        self.ended = True
         return sse({**self._head, "choices": [], "usage": _usage(self._usage)}) + _DONE
 
     def _chunk(self, delta: Json, finish: Json | None = None) -> bytes:

@@ -11,17 +11,16 @@ from math import isfinite
 from typing import Any
 
 from backends import failures
-from backends.interface import Failure
 from backends.stream.sse import ServerSentEvent
 from backends.translation.reply_members import as_count, as_object, as_objects, decoded
-from backends.translation.translation import EventTranslator, Json, chat_error, sse
+from backends.translation.translation import ChatEvents, Json, sse
 
 _CALLS = {"function_call": "function", "custom_tool_call": "custom"}  # kinds of calls, by type of the item
 _TEXT_OF_CALL = {"function": "arguments", "custom": "input"}
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}  # finish_reason by incomplete_details
 
 
-class ChatFromResponsesStream(EventTranslator):
+class ChatFromResponsesStream(ChatEvents):
     """Stream of a response, for a caller of chat completions."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
@@ -31,10 +30,9 @@ class ChatFromResponsesStream(EventTranslator):
         self._calls: dict[Any, int] = {}  # number of a call by output_index
         self._kinds: list[str] = []  # of the calls
         self._has_text: set[Any] = set()  # output_index of calls whose text has begun
-        self._ended = False
 
     def translate(self, event: ServerSentEvent) -> bytes:
-        if self._ended:
+        if self.ended:
             return b""
         data = decoded(event.data)
         kind = data.get("type")
@@ -44,12 +42,6 @@ class ChatFromResponsesStream(EventTranslator):
             return self._delta(kind, data)
         read = _EVENTS.get(kind)
         return b"" if read is None else read(self, data)
-
-    def error(self, failure: Failure) -> bytes:
-        if self._ended:
-            return b""
-        self._ended = True
-        return chat_error(failure)
 
     # -- events --------------------------------------------------------------------------
 
@@ -108,7 +100,7 @@ class ChatFromResponsesStream(EventTranslator):
         end = self._chunk({}, _finish_reason(response, bool(self._kinds)), **tier)
         if self._wants_usage:
             end += sse({**self._head, "choices": [], "usage": _usage(response.get("usage"))})
-        self._ended = True
+        self.ended = True
         return end + b"data: [DONE]\n\n"
 
     def _on_failed(self, data: Mapping[str, Any]) -> bytes:

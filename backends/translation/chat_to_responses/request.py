@@ -10,11 +10,11 @@ Sources: types of openai-python 3.54, platform.openai.com/docs/guides/migrate-to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from backends.translation.omissions import Omissions
-from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
+from backends.translation.request_members import SAME_MEMBERS, Members, PartReader, read_audio, read_refusal
 from backends.translation.translation import Json
 
 
@@ -66,7 +66,7 @@ def _input(members: Members) -> list[Json]:
             message.refuse_kind(role)
             continue
         else:
-            items.append({"type": "message", "role": role, "content": _content(message, _INPUT_PARTS)})
+            items.append({"type": "message", "role": role, "content": message.content(_INPUT_PARTS)})
         message.label("name")
         message.label("annotations")
         message.close()
@@ -80,7 +80,7 @@ def _turn(message: Members, place: int, custom: set[str]) -> list[Json]:
     if text := next(filter(None, reasoning), None):
         thoughts = [{"type": "reasoning_text", "text": text}]
         items.append({"type": "reasoning", "id": f"rs_{place}", "summary": [], "content": thoughts})
-    content = _content(message, _OUTPUT_PARTS)
+    content = message.content(_OUTPUT_PARTS)
     refusal = message.take("refusal")
     if content != [] or refusal is not None:
         items.append(_said(content, refusal, place))
@@ -117,26 +117,10 @@ def _call(call: Members, custom: set[str]) -> list[Json]:
 def _result(message: Members, custom: set[str]) -> Json:
     call_id = message.text("tool_call_id")
     kind = "custom_tool_call_output" if call_id in custom else "function_call_output"
-    return {"type": kind, "call_id": call_id, "output": _content(message, _TEXTS)}
+    return {"type": kind, "call_id": call_id, "output": message.content(_TEXTS)}
 
 
 # -- content ---------------------------------------------------------------------------------
-
-_PartReader = Callable[[Members], Json]
-
-
-def _content(message: Members, readers: Mapping[str, _PartReader]) -> str | list[Json]:
-    if type(value := message.take("content")) is str:
-        return value
-    parts = []
-    for part in message.each("content", value):
-        kind = part.kind()
-        if (read := readers.get(kind)) is None:
-            part.refuse_kind(kind)
-            continue
-        parts.append({**read(part), **part.take_all(("prompt_cache_breakpoint",))})
-        part.close()
-    return parts
 
 
 def _read_text(part: Members) -> Json:
@@ -165,8 +149,8 @@ def _output_text(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-_TEXTS: Mapping[str, _PartReader] = {"text": _read_text}
-_OUTPUT_PARTS: Mapping[str, _PartReader] = {"text": _read_output_text, "refusal": read_refusal}
+_TEXTS: Mapping[str, PartReader] = {"text": _read_text}
+_OUTPUT_PARTS: Mapping[str, PartReader] = {"text": _read_output_text, "refusal": read_refusal}
 _INPUT_PARTS = {**_TEXTS, "image_url": _read_image, "file": _read_file, "input_audio": read_audio}
 
 

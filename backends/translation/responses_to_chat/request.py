@@ -21,7 +21,7 @@ from typing import Any
 
 from backends.translation.offered_tools import has_own_tools, refuse_tool
 from backends.translation.omissions import Omissions
-from backends.translation.request_members import SAME_MEMBERS, Members, read_audio, read_refusal
+from backends.translation.request_members import SAME_MEMBERS, Members, PartReader, read_audio, read_refusal
 from backends.translation.translation import Json, UntranslatableError
 
 # vLLM's extensions, common to both dialects.
@@ -100,7 +100,7 @@ class _History:
         return item.close()
 
     def message(self, item: Members, role: Any) -> None:
-        content = _content(item, _ASSISTANT_PARTS if role == "assistant" else _INPUT_PARTS)
+        content = item.content(_ASSISTANT_PARTS if role == "assistant" else _INPUT_PARTS, of_reply=_OF_REPLY)
         if role != "assistant":
             self._turn = None
             media, self._media = self._media, []
@@ -131,7 +131,7 @@ class _History:
     def output(self, item: Members, _role: Any) -> None:
         """Result of a call. Chat completions know texts alone: images and files follow in the user's message."""
         self._turn = None
-        content = _content(item, _OUTPUT_PARTS, "output")
+        content = item.content(_OUTPUT_PARTS, "output", _OF_REPLY)
         if media := [part for part in _parts(content) if part["type"] != "text"]:
             self._media += media
             content = [part for part in _parts(content) if part["type"] == "text"] or ""
@@ -167,24 +167,6 @@ _ITEMS: Mapping[str, Callable[[_History, Members, Any], None]] = {
 
 # -- content ---------------------------------------------------------------------------------
 
-_PartReader = Callable[[Members], Json | None]  # None: the part is dropped
-
-
-def _content(item: Members, readers: Mapping[str, _PartReader], name: str = "content") -> str | list[Json]:
-    if type(value := item.take(name)) is str:
-        return value
-    parts = []
-    for part in item.each(name, value):
-        kind = part.kind()
-        if (read := readers.get(kind)) is None:
-            part.refuse_kind(kind)
-            continue
-        part.take_all(_OF_REPLY)
-        if (found := read(part)) is not None:
-            parts.append({**found, **part.take_all(("prompt_cache_breakpoint",))})
-            part.close()
-    return parts
-
 
 def _read_text(part: Members) -> Json:
     return {"type": "text", "text": part.text("text")}
@@ -208,7 +190,7 @@ def _read_file(part: Members) -> Json | None:
     return {"type": "file", "file": part.take_all(("file_data", "file_id", "filename"))}
 
 
-_TEXTS: Mapping[str, _PartReader] = {"input_text": _read_text, "output_text": _read_text, "text": _read_text}
+_TEXTS: Mapping[str, PartReader] = {"input_text": _read_text, "output_text": _read_text, "text": _read_text}
 _ASSISTANT_PARTS = {**_TEXTS, "refusal": read_refusal}
 _OUTPUT_PARTS = {**_TEXTS, "input_image": _read_image, "input_file": _read_file}
 _INPUT_PARTS = {**_OUTPUT_PARTS, "input_audio": read_audio}

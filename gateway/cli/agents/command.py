@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 from collections.abc import Mapping
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 from gateway.cli.agents.recipes import AGENTS, GatewayFacts, settings, shown
+from gateway.cli.gateway_client import ErrorReply, Gone, ask, authorization, key_in
 from gateway.config.config_errors import ConfigError, did_you_mean
 
 PLACEHOLDER = "YOUR-KEY"
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # needs no quotes in a shell, JSON, TOML or YAML
-PATIENCE = 10.0  # s
-MOST_BYTES = 4 * 2**20
+MOST_BYTES = 4 * 2**20  # of a list of models
 
 
 def agents(args: argparse.Namespace) -> int:
@@ -27,7 +23,7 @@ def agents(args: argparse.Namespace) -> int:
     if (agent := AGENTS.get(args.agent)) is None:
         raise ConfigError([f"firsttoken: no agent '{args.agent}'{did_you_mean(args.agent, tuple(AGENTS))}"])
     url = args.url.rstrip("/").removesuffix("/v1")
-    facts = asked(url, _key(args.key_env), args.model, args.small_model)
+    facts = asked(url, key_in(args.key_env), args.model, args.small_model)
     print("\n".join(shown(settings(agent, facts))))
     return 0
 
@@ -49,23 +45,12 @@ def _windows(url: str, key: str) -> Mapping[str, int | None]:
     """Context windows by model."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError([f"{url}: not an address of HTTP, such as http://127.0.0.1:8080"])
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=PATIENCE) as response:
-            listed = json.loads(response.read(MOST_BYTES))["data"]
+        listed = ask(url, "/v1/models", headers=authorization(key), most=MOST_BYTES)["data"]
         found = {str(each["id"]): each.get("max_model_len") for each in listed if each["owned_by"] == "firsttoken"}
-        return {name: window for name, window in found.items() if _PLAIN.fullmatch(name)}
-    except HTTPError as error:
-        hint = "; name the variable of a key: --key-env NAME" if error.code == 401 else ""
-        raise ConfigError([f"{url}: HTTP {error.code} for its list of models{hint}"]) from None
-    except (URLError, OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise ConfigError([f"{url}: this is not the data port of a running gateway: {reason}"]) from None
-
-
-def _key(variable: str | None) -> str:
-    if variable is None:
-        return ""
-    if not (key := os.environ.get(variable, "")):
-        raise ConfigError([f"firsttoken: the environment variable {variable}, which --key-env names, is not set"])
-    return key
+    except ErrorReply as reply:
+        hint = "; name the variable of a key: --key-env NAME" if reply.status == 401 else ""
+        raise ConfigError([f"{url}: {reply} for its list of models{hint}"]) from None
+    except (Gone, KeyError, TypeError) as error:
+        raise ConfigError([f"{url}: this is not the data port of a running gateway: {error}"]) from None
+    return {name: window for name, window in found.items() if _PLAIN.fullmatch(name)}

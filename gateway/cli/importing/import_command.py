@@ -17,7 +17,7 @@ import yaml
 from gateway.cli.importing.imported_config import ImportedConfig
 from gateway.cli.importing.litellm_import import import_litellm
 from gateway.cli.importing.stack_import import import_stack
-from gateway.config.config_errors import ConfigError
+from gateway.config.config_errors import ConfigError, file_errors
 
 MAX_FILE = 4 << 20  # bytes
 
@@ -65,13 +65,12 @@ class _Reader(yaml.SafeLoader):
 def _read(path: Path) -> tuple[Any, list[str]]:
     """The document, and remarks on its form. Of a syntax error only the place is shown: the text may hold secrets."""
     try:
-        data = path.read_bytes()
+        with file_errors(path, "read"):
+            data = path.read_bytes()
         if len(data) > MAX_FILE:
             raise ConfigError([f"{path}: larger than {MAX_FILE >> 20} MiB"])
         reader = _Reader(data)
         document = reader.get_single_data()
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError([f"{path}{line}: not YAML; correct this line first"]) from None

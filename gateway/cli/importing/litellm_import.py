@@ -14,10 +14,7 @@ from gateway.cli.importing.litellm_deployments import DeploymentReader
 from gateway.cli.importing.litellm_providers import API_VARIABLES
 from gateway.cli.importing.pool_drafts import Deployment, PoolDraft, joined
 from gateway.config.config_errors import ConfigError, Path
-from gateway.config.pool_section import PoolSection
-from policies.routes.route import Route
 
-KNOWN = ("model_list", "litellm_settings", "router_settings", "general_settings")
 TABLES = {
     "litellm_settings": reasons.LITELLM,
     "router_settings": reasons.ROUTER,
@@ -95,15 +92,11 @@ class _LitellmImport:
         if one.settings["model"] == "*" and one.group == "*" and self.passthrough is None:
             self.passthrough = self._add_pool("any-model", PoolDraft.of(replace(one, settings=settings)))
             self.account.moved((*path, "model_name"), "passthrough")
-        elif one.settings["model"] == "*" and self._may_have_models(prefix):
+        elif one.settings["model"] == "*" and pool_name(prefix, self.pools) == prefix:  # answers to PREFIX/MODEL
             self._add_pool(prefix, PoolDraft.of(replace(one, settings={**settings, "models": ["*"]})))
             self.account.moved((*path, "model_name"), "pools", prefix, "models")
         else:
             self.account.dropped(path, f"{one.group}: {WILDCARD}")
-
-    def _may_have_models(self, prefix: str) -> bool:
-        """A pool of this name may answer to PREFIX/MODEL."""
-        return "models" in PoolSection.model_fields and pool_name(prefix, self.pools) == prefix
 
     def _add_group(self, group: str, deployments: list[Deployment]) -> None:
         name = self.names[group] = route_name(group, self.routes)
@@ -184,12 +177,9 @@ class _LitellmImport:
                 self.account.dropped((*path, str(alias)), "there is no route of this name")
             elif name in self._taken() or "*" in name:
                 self.account.dropped((*path, str(alias)), "the name is that of a route already, or a pattern")
-            elif "aliases" in Route.model_fields:
+            else:
                 self.routes[known].setdefault("aliases", []).append(name)
                 self.account.moved((*path, str(alias)), "routes", known, "aliases")
-            else:
-                self.routes[name] = self.routes[known]
-                self.account.moved((*path, str(alias)), "routes", name)
 
     def _taken(self) -> set[str]:
         """Names of routes, and their aliases."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 _DATABASE = "there is no database: keys are in the file or in Redis (`firsttoken keys`), settings in files"
 _PRISMA = "there is no database"
+_CACHE = "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers"
 _LOGS = "logs are one JSON line per request, always: telemetry.access_log"
 _BUDGET = "limits are of a key: keys[].monthly_cost_usd"
 _BREAKER = "endpoints are taken out and tried again by their own evidence, always: docs/operations.md, Limits"
@@ -105,8 +106,8 @@ ROUTER: Mapping[str, str] = {
     "default_priority": "requests wait by their deadlines; `x-priority` is a condition of a tier",
     "polling_interval": "a queued request is placed at once when there is room",
     "client_ttl": "connections are kept as long as their servers keep them",
-    "cache_kwargs": "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers",
-    "caching_groups": "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers",
+    "cache_kwargs": _CACHE,
+    "caching_groups": _CACHE,
     "alerting_config": "alert rules for Prometheus are generated: docs/operations.md, Alerts",
     "assistants_config": "files, batches and assistants are not served",
     "provider_budget_config": "limits: {external: {usd_per_hour}} on a route",
@@ -114,7 +115,7 @@ ROUTER: Mapping[str, str] = {
     "set_verbose": _LOGS,
     "debug_level": _LOGS,
     "default_model": "not a key of LiteLLM's; callers name a route",
-    "cache_responses": "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers",
+    "cache_responses": _CACHE,
     "redis_*": "write state: {redis: URL}",
     "max_fallbacks": "the tiers of a route are all tried, up to max_attempts",
     "default_litellm_params": "write it into each pool",
@@ -133,8 +134,8 @@ LITELLM: Mapping[str, str] = {
     "service_callback": _CALLBACKS,
     "callback_settings": _CALLBACKS,
     "audit_log_callbacks": _CALLBACKS,
-    "cache": "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers",
-    "cache_params": "write cache: {ttl: 10m} on the routes: docs/operations.md, Cache of answers",
+    "cache": _CACHE,
+    "cache_params": _CACHE,
     "telemetry": "nothing is sent to us",
     "turn_off_message_logging": "prompts and answers are not recorded, ever",
     "redact_user_api_key_info": "keys are in no log",

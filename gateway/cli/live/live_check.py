@@ -38,7 +38,7 @@ from gateway.config.models import Config
 from gateway.config.notes import duration
 from gateway.process import loop_factory, raise_file_limit
 from gateway.runtime import Runtime, UpstreamAddress, build_runtime, tokenizers, upstream_addresses
-from gateway.synthetic_request import PING, send_synthetic, synthetic
+from gateway.synthetic_request import PING, QUESTIONS, send_synthetic, synthetic
 from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
@@ -52,7 +52,6 @@ STEPS = 4  # timeouts of one endpoint
 MAX_LISTING = 4 << 20  # bytes of a list of models
 PROMPT_TOKENS = 16  # of the question, its template included
 NAMELESS = "azure"  # lists the models of the resource, not the names of its deployments
-QUESTIONS = (Operation.CHAT, Operation.MESSAGES)  # that PING is a body of
 LOOKING = 1.0  # s for each place where an API may be
 
 

@@ -7,6 +7,7 @@ Rules:
   load of all endpoints, with different delays: the largest value stands. Of endpoint states the worst stands: workers
   detect failures at different times.
 - Metrics of a process (`process_*`, `python_*`) stay apart, by worker.
+- Of a worker that does not answer the last known counters stand; those of an exited one are added to its successor's.
 """
 
 from __future__ import annotations
@@ -15,14 +16,69 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from operator import add
 
+import msgspec
 from prometheus_client.core import Metric
-from prometheus_client.samples import Sample
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar, Sample
 
-from gateway.observe.metrics.metric_table import BY_FAMILY, Merge
+from gateway.observe.metrics.metric_family import Merge
+from gateway.observe.metrics.metric_table import BY_FAMILY
+from gateway.observe.metrics.series import gauge, totals
 
 ADDED = ("counter", "histogram")
 OF_PROCESS = ("process_", "python_")
 MERGE: Mapping[Merge, Callable[[float, float], float]] = {Merge.SUM: add, Merge.MAX: max, Merge.MIN: min}
+
+Counts = tuple[int, list[Metric]]  # starts of a worker so far, which tell a process from its predecessor; its metrics
+
+
+class MergedMetrics(Collector):
+    """Metrics of all workers, as of the last update. `retired`: of exited processes; `keep` is given these when one
+    more has exited."""
+
+    def __init__(self, retired: list[Metric], keep: Callable[[list[Metric]], object]) -> None:
+        self._retired, self._keep = retired, keep
+        self._starts: dict[int, int] = {}  # of the process that answered last, by worker number
+        self._last: dict[int | None, list[Metric]] = {}  # and the metrics of that process
+        self._answered = 0  # workers, in the last update
+        self._exposed = False  # since then
+
+    def update(self, found: Mapping[int, Counts]) -> None:
+        """Takes the counts of the workers that have answered, by number."""
+        for number, (starts, metrics) in found.items():
+            if self._starts.get(number, starts) != starts:
+                self._retired = add_retired(self._retired, self._last[number])
+                self._keep(self._retired)
+            before = [] if self._exposed else self._last.get(number, [])
+            self._starts[number] = starts
+            self._last[number] = keep_maxima(before, metrics)
+        self._answered = len(found)
+        self._exposed = False
+
+    def on_exposed(self) -> None:
+        """Prometheus has read the last update: maxima begin again."""
+        self._exposed = True
+
+    def collect(self) -> Iterable[Metric]:
+        yield gauge("firsttoken_workers", [((), self._answered)])
+        starts = (((str(number),), count) for number, count in sorted(self._starts.items()))
+        yield from totals("firsttoken_worker_starts_total", starts)
+        yield from merge_metrics({None: self._retired, **self._last})
+
+
+def encode_counts(starts: int, metrics: Iterable[Metric]) -> bytes:
+    fields = [(metric.name, metric.documentation, metric.type, metric.samples) for metric in metrics]
+    return msgspec.msgpack.encode((starts, fields))
+
+
+def decode_counts(encoded: bytes) -> Counts:
+    starts, fields = msgspec.msgpack.decode(encoded)
+    metrics = []
+    for name, documentation, type, samples in fields:
+        metrics.append(metric := Metric(name, documentation, type))
+        for sample_name, labels, value, _, exemplar, *_ in samples:
+            metric.add_sample(sample_name, labels, value, exemplar=exemplar and Exemplar(*exemplar))
+    return starts, metrics
 
 
 def merge_metrics(by_worker: Mapping[int | None, Iterable[Metric]]) -> list[Metric]:

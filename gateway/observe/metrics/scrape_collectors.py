@@ -23,12 +23,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.metrics.series import HistogramCounts, LoopLag, RequestMetrics, Series, gauge, total
+from gateway.bottleneck import BOUND_VALUES, pool_bottleneck
+from gateway.lost_promises import LostPromises
+from gateway.observe.metrics.loop_lag import LoopLag
+from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.metrics.series import HistogramCounts, Series, gauge
 from policies.fleet.engine_load import EngineLoad
-from policies.fleet.lost_promises import LostPromises
+from policies.fleet.engine_rates import EngineRates
 from policies.routes.route import Route
-from policies.types import Health, Load
+from policies.types import Health, Load, Pool
 
+RATES: Mapping[str, Callable[[EngineRates], float | None]] = {
+    "preemptions_per_second": lambda rates: rates.preemptions_per_s,
+    "evictions_per_second": lambda rates: rates.evictions_per_s,
+    "speculative_acceptance_ratio": lambda rates: rates.acceptance,
+}
 STATES = {Health.UP: 1.0, Health.PROBING: 0.5, Health.DOWN: 0.0}
 
 
@@ -49,25 +58,26 @@ class Registry(CollectorRegistry):
 
 
 class GatewayCollector(Collector):
-    """Values of this process: version, routes, queues, requests in progress, gateways that share state.
+    """Values of this process: version, routes, pools, queues, requests in progress, gateways that share state.
 
-    `depth`: queued requests by route; `lost`: access log lines, with an access log.
+    `depth`: queued requests by route; `promises`: TPOT budgets that no engine keeps.
     """
 
     def __init__(
         self,
         routes: Callable[[], Iterable[Route]],
+        pools: Callable[[], Mapping[str, Pool]] = dict,
         *,
+        promises: LostPromises | None = None,
         depth: Callable[[], Mapping[str, int]] = dict,
         live: Callable[[], int] = lambda: 0,
         replicas: Callable[[], int] | None = None,
-        lost: Callable[[], int] | None = None,
     ) -> None:
-        self.routes = routes
+        self.routes, self.pools = routes, pools
+        self.promises = promises or LostPromises()
         self.depth = depth
         self.live = live
         self.replicas = replicas
-        self.lost = lost
         self.version = running_version()
 
     def collect(self) -> Iterable[Metric]:
@@ -78,10 +88,13 @@ class GatewayCollector(Collector):
         yield gauge("firsttoken_queue_depth", [((route.name,), depth.get(route.name, 0)) for route in routes])
         yield gauge("firsttoken_route_ttft_budget_seconds", [(labels, ttft.budget) for labels, ttft in promised])
         yield gauge("firsttoken_route_ttft_target_ratio", [(labels, ttft.target) for labels, ttft in promised])
+        external = [((pool.name,), 0.0 if pool.local else 1.0) for pool in self.pools().values()]
+        yield gauge("firsttoken_pool_external", external)
+        pairs = [(route.name, pool) for route in routes if route.tpot for pool in dict.fromkeys(route.pools)]
+        lost = self.promises.is_lost
+        yield gauge("firsttoken_tpot_unattainable", [(pair, int(lost.get(pair, False))) for pair in pairs])
         if self.replicas is not None:
             yield gauge("firsttoken_replicas", [((), self.replicas())])
-        if self.lost is not None:
-            yield from total("firsttoken_access_log_lines_lost_total", self.lost())
 
 
 def running_version() -> str:
@@ -94,11 +107,13 @@ def running_version() -> str:
 
 @dataclass(eq=False)
 class EndpointCollector(Collector):
-    """firsttoken_endpoint_*. `loads`: by the gateway's own counts; `reported`: by recent scrapes of engines."""
+    """firsttoken_endpoint_* and firsttoken_pool_bound. `loads`: by the gateway's own counts; `reported`, `rates`: by
+    recent scrapes of engines."""
 
     pool_of: Callable[[str], str]
     loads: Callable[[], Mapping[str, Load]]
     reported: Callable[[], Mapping[str, EngineLoad]] = dict
+    rates: Callable[[], Mapping[str, EngineRates]] = dict
 
     def collect(self) -> Iterable[Metric]:
         loads, reported = self.loads(), self.reported()
@@ -108,24 +123,25 @@ class EndpointCollector(Collector):
         yield self._gauge("running", {name: engine.running for name, engine in reported.items()})
         yield self._gauge("waiting", {name: engine.waiting for name, engine in reported.items()})
         yield self._gauge("kv_usage_ratio", {name: engine.kv_usage for name, engine in reported.items()})
+        rates = self.rates()
+        for metric, rate in RATES.items():
+            found = {name: rate(each) for name, each in rates.items()}
+            if any(value is not None for value in found.values()):  # few engines tell all of them
+                yield self._gauge(metric, found)
+        yield gauge("firsttoken_pool_bound", self._bounds(loads, rates))
+
+    def _bounds(self, loads: Mapping[str, Load], rates: Mapping[str, EngineRates]) -> list[tuple[tuple[str], float]]:
+        """Bottleneck of each pool whose engines report their load."""
+        engines = defaultdict[str, list[tuple[Load, float | None]]](list)
+        for name, each in rates.items():
+            if name in loads:
+                engines[self.pool_of(name)].append((loads[name], each.preemptions_per_s))
+        return [((pool,), BOUND_VALUES[pool_bottleneck(found)]) for pool, found in engines.items()]
 
     def _gauge(self, metric: str, values: Mapping[str, float | None]) -> Metric:
         """`values`: by endpoint id."""
         known = [((self.pool_of(name), name), value) for name, value in values.items() if value is not None]
         return gauge(f"firsttoken_endpoint_{metric}", known)
-
-
-class LostPromiseCollector(Collector):
-    """firsttoken_tpot_unattainable: every pool of every route with a TPOT budget."""
-
-    def __init__(self, routes: Callable[[], Iterable[Route]], promises: LostPromises) -> None:
-        self.routes = routes
-        self.promises = promises
-
-    def collect(self) -> Iterable[Metric]:
-        is_lost = self.promises.is_lost
-        pairs = [(route.name, pool) for route in self.routes() if route.tpot for pool in dict.fromkeys(route.pools)]
-        yield gauge("firsttoken_tpot_unattainable", [(pair, int(is_lost.get(pair, False))) for pair in pairs])
 
 
 # -- counts by route -----------------------------------------------------------------------
@@ -135,7 +151,9 @@ Key = tuple[str, str]  # family, route
 TTFT, SLO, STAGE = "firsttoken_ttft_seconds", "firsttoken_slo", "firsttoken_stage_seconds"
 REQUESTS, QUEUE, ON_SCREEN = "firsttoken_requests", "firsttoken_queue_depth", "firsttoken_ttft_on_screen_seconds"
 LAG, STALLS, BUILD = "firsttoken_loop_lag_seconds", "firsttoken_loop_stalls", "firsttoken_build_info"
-OBJECTIVES = ("ttft", "tpot", "total")
+TPOT, GAP, CAUSES = "firsttoken_tpot_seconds", "firsttoken_longest_gap_seconds", "firsttoken_slow"
+TOKENS, CACHED, COST = "firsttoken_tokens", "firsttoken_cached_tokens", "firsttoken_cost_usd"
+OBJECTIVES = ("ttft", "tpot", "total", "goodput")
 # Of the gateway as a whole, where there is such a metric: shown name, family.
 GAUGES = (
     ("in_progress", "firsttoken_requests_in_progress"),
@@ -144,7 +162,8 @@ GAUGES = (
     ("redis_up", "firsttoken_redis_up"),
     ("config_loaded_at", "firsttoken_config_loaded_timestamp_seconds"),
 )
-SHOWN = {TTFT, SLO, STAGE, REQUESTS, QUEUE, ON_SCREEN, LAG, STALLS, BUILD, *(family for _, family in GAUGES)}
+OF_ROUTES = {TTFT, TPOT, GAP, SLO, STAGE, REQUESTS, QUEUE, ON_SCREEN, CAUSES, TOKENS, CACHED, COST}
+SHOWN = {*OF_ROUTES, LAG, STALLS, BUILD, *(family for _, family in GAUGES)}
 
 
 class RouteCounts:
@@ -225,7 +244,7 @@ def counts_in_place(collectors: Iterable[Collector]) -> RouteCounts:
 def _series(collector: Collector) -> Iterator[Series[Any]]:
     """Series of a collector and of the collectors inside."""
     if isinstance(collector, RequestMetrics):
-        collector.count()
+        collector.flush()
     for part in vars(collector).values():
         if isinstance(part, Series):
             yield part
@@ -255,7 +274,12 @@ def _route(route: Route, known: RouteCounts) -> dict[str, Any]:
         "pools": known.by(REQUESTS, "pool", name),
         "held": known.total(QUEUE, name),
         "ttft_ms": known.histogram(TTFT, name),
+        "tpot_ms": known.histogram(TPOT, name),
+        "longest_gap_ms": known.histogram(GAP, name),
         "on_screen_ms": known.histogram(ON_SCREEN, name),
         "slo": {objective: known.by(SLO, "met", name, objective=objective) for objective in OBJECTIVES},
+        "causes": known.by(CAUSES, "cause", name),
+        "tokens": {**known.by(TOKENS, "direction", name), "cached": known.total(CACHED, name)},
+        "cost_usd": known.total(COST, name),
         "stages_ms": {stage: round(seconds * 1e3, 3) for stage, seconds in stages.items()},
     }

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from time import time_ns
@@ -148,15 +148,32 @@ class GenAiMetrics:
             kind: CumulativeHistogram(f"{client}.operation.{kinds[kind]}", TOKEN_BUCKETS, "{token}")
             for kind in ("input", "output")
         }
-        self._attributes: dict[tuple[object, ...], Attributes] = {}
+        self._requests: dict[str, dict[tuple[object, ...], Attributes]] = {}  # attributes, by endpoint
+        self._attempts: dict[str, dict[tuple[object, ...], Attributes]] = {}
 
     def metrics(self) -> list[Metric]:
         """All metrics that have a value."""
-        of_requests = (self.server_duration, self.server_ttft, self.server_tpot)
-        of_attempts = (self.duration, self.first_chunk, self.per_chunk, self.usage, *self.sizes.values())
-        now = time_ns()
-        metrics = [each.metric(self._start, now) for each in (*of_requests, *of_attempts) if each.series]
-        return metrics + [each.metric(self._start, now) for each in self.counts.values() if each.series]
+        of_requests, now = (self.server_duration, self.server_ttft, self.server_tpot), time_ns()
+        return [each.metric(self._start, now) for each in (*of_requests, *self._of_attempts()) if each.series]
+
+    def _of_attempts(self) -> Iterator[CumulativeHistogram | CumulativeCounter]:
+        yield from (self.duration, self.first_chunk, self.per_chunk, self.usage)
+        yield from self.sizes.values()
+        yield from self.counts.values()
+
+    def forget(self, gone: Collection[str]) -> None:
+        """Drop the series of attempts at endpoints, unless another has the same attributes: a pod with the address of
+        an earlier one. Those of requests name no endpoint."""
+        lost = [each for name in gone for each in self._attempts.pop(name, {}).values()]
+        for name in gone:
+            self._requests.pop(name, None)
+        in_use = {each for known in self._attempts.values() for each in known.values()}
+        dropped = {*lost} - in_use
+        if not dropped:
+            return
+        for each in self._of_attempts():
+            for attributes in [key for key in each.series if key in dropped or key[:-1] in dropped]:
+                del each.series[attributes]
 
     def count(self, record: Record) -> None:
         of_request = self._of_request(record)
@@ -193,19 +210,21 @@ class GenAiMetrics:
                 histogram.observe(typed, tokens)
 
     def _of_request(self, record: Record) -> Attributes:
-        key = record.operation, record.route, record.endpoint, record.end, record.status
-        if (found := self._attributes.get(key)) is None:
+        key = record.operation, record.route, record.end, record.status
+        of_endpoint = self._requests.setdefault(record.endpoint, {})
+        if (found := of_endpoint.get(key)) is None:
             endpoint = self._endpoints.get(record.endpoint)
             model = known({"gen_ai.response.model": None if endpoint is None else endpoint.model})
-            found = self._attributes[key] = (*request_attributes(record, endpoint).items(), *model.items())
+            found = of_endpoint[key] = (*request_attributes(record, endpoint).items(), *model.items())
         return found
 
     def _of_attempt(self, record: Record, attempt: AttemptRecord) -> Attributes:
-        key = record.operation, attempt.endpoint, attempt.ending
-        if (found := self._attributes.get(key)) is None:
+        key = record.operation, attempt.ending
+        of_endpoint = self._attempts.setdefault(attempt.endpoint, {})
+        if (found := of_endpoint.get(key)) is None:
             endpoint = self._endpoints.get(attempt.endpoint, UNKNOWN)
             model = known({"gen_ai.response.model": endpoint.model})
-            found = self._attributes[key] = (*attempt_attributes(record, attempt, endpoint).items(), *model.items())
+            found = of_endpoint[key] = (*attempt_attributes(record, attempt, endpoint).items(), *model.items())
         return found
 
 

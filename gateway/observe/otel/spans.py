@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -60,22 +61,24 @@ class SpanFactory:
         start = int(record.wall * 1e9)
         own = _context(trace, trace.span)
         attributes = request_attributes(record, self.endpoints.get(record.endpoint)) | _outcome_attributes(record)
-        yield self._span(
+        span = partial(ReadableSpan, resource=self.resource, instrumentation_scope=self.scope)
+        yield span(
             _name(record, attributes),
-            SpanKind.SERVER,
             own,
             _context(trace, int(trace.parent, 16), is_remote=True) if trace.parent else None,
-            (start, start + int(record.total * 1e9)),
-            attributes,
-            UNSET if record.end in NO_SERVER_ERROR else ERROR,
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            status=UNSET if record.end in NO_SERVER_ERROR else ERROR,
+            start_time=start,
+            end_time=start + int(record.total * 1e9),
         )
         passed = first_token_in = 0.0
         for place, seconds in enumerate(record.spent):
             if seconds is not None:
-                times = start + int(passed * 1e9), start + int((passed + seconds) * 1e9)
-                context = _context(trace, trace.span + STAGE + place)
-                yield self._span(STAGE_NAMES[place], SpanKind.INTERNAL, context, own, times, {}, UNSET)
+                began, context = start + int(passed * 1e9), _context(trace, trace.span + STAGE + place)
                 passed += seconds
+                ended = start + int(passed * 1e9)
+                yield span(STAGE_NAMES[place], context, own, attributes={}, start_time=began, end_time=ended)
             if place == UPSTREAM:
                 first_token_in = passed
         for attempt in record.attempts:
@@ -83,38 +86,16 @@ class SpanFactory:
             attributes |= _placement_attributes(record, attempt)
             if record.ttft is not None and attempt is record.attempts[-1]:
                 attributes |= _answer_attributes(record, first_token_in - attempt.opened)
-            yield self._span(
+            yield span(
                 _name(record, attributes),
-                SpanKind.CLIENT,
                 _context(trace, trace.span + ATTEMPT - 1 + attempt.number),
                 own,
-                (start + int(attempt.opened * 1e9), start + int(attempt.ended * 1e9)),
-                attributes,
-                UNSET if attempt.ending in NO_ENGINE_ERROR else ERROR,
+                kind=SpanKind.CLIENT,
+                attributes=attributes,
+                status=UNSET if attempt.ending in NO_ENGINE_ERROR else ERROR,
+                start_time=start + int(attempt.opened * 1e9),
+                end_time=start + int(attempt.ended * 1e9),
             )
-
-    def _span(
-        self,
-        name: str,
-        kind: SpanKind,
-        context: SpanContext,
-        parent: SpanContext | None,
-        times: tuple[int, int],
-        attributes: Attributes,
-        status: Status,
-    ) -> ReadableSpan:
-        return ReadableSpan(
-            name,
-            context=context,
-            parent=parent,
-            resource=self.resource,
-            attributes=attributes,
-            kind=kind,
-            instrumentation_scope=self.scope,
-            status=status,
-            start_time=times[0],
-            end_time=times[1],
-        )
 
 
 def _context(trace: Trace, span: int, *, is_remote: bool = False) -> SpanContext:

@@ -30,10 +30,10 @@ from prometheus_client.registry import Collector
 
 from gateway.config.config_errors import ConfigError
 from gateway.observe.metrics.scrape_collectors import running_version
-from gateway.observe.metrics.series import total
+from gateway.observe.metrics.series import totals
 from gateway.observe.otel.genai_metrics import GenAiMetrics, GenAiReader, latest_names
 from gateway.observe.otel.spans import ServedEndpoint, SpanFactory
-from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.record import FAULTS, Record
 
 log = logging.getLogger("firsttoken")
 SDK_LOG = logging.getLogger("opentelemetry.exporter")
@@ -42,13 +42,6 @@ NAME = "firsttoken"
 QUEUE = 16_384  # maximum of waiting spans, unless OTEL_BSP_MAX_QUEUE_SIZE is set: about 25 MB
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")  # OTEL_EXPORTER_OTLP_* that name files
 CLOSE_TIMEOUT = 2.0  # s for the last exports at shutdown
-FAULTS = (
-    RequestOutcome.SHED,
-    RequestOutcome.UNAVAILABLE,
-    RequestOutcome.FAILED,
-    RequestOutcome.UPSTREAM_BROKE,
-    RequestOutcome.INTERNAL,
-)
 
 
 def notable(record: Record) -> bool:
@@ -110,6 +103,7 @@ class Telemetry(Collector):
         self.url = url
         self.environ = environ
         self.endpoints = {**endpoints}
+        self._served = {*endpoints}  # by the latest reload
         self.metrics = GenAiMetrics(self.endpoints, latest=latest_names(environ))
         self.exporter: CountingExporter | None = None
         self._processor: BatchSpanProcessor | None = None
@@ -121,8 +115,13 @@ class Telemetry(Collector):
         self._closed = False
 
     def reload(self, endpoints: Mapping[str, ServedEndpoint]) -> None:
-        """Adds endpoints. Attempts at removed endpoints may still end."""
+        """Replace the endpoints. Attempts at those of the reload before may still end; older ones are forgotten."""
+        gone = self.endpoints.keys() - self._served - endpoints.keys()
+        self._served = {*endpoints}
+        for endpoint in gone:
+            del self.endpoints[endpoint]
         self.endpoints.update(endpoints)
+        self.metrics.forget(gone)
 
     def start(self) -> None:
         """Starts the SDK's threads, so call after a fork. Raises ConfigError for an impossible exporter."""
@@ -182,8 +181,8 @@ class Telemetry(Collector):
         exported, lost = (0, 0) if self.exporter is None else (self.exporter.exported, self.exporter.lost)
         if self._closed:
             lost = self._offered - exported
-        yield from total("firsttoken_spans_exported_total", exported)
-        yield from total("firsttoken_spans_lost_total", self._dropped + lost)
+        yield from totals("firsttoken_spans_exported_total", [((), exported)])
+        yield from totals("firsttoken_spans_lost_total", [((), self._dropped + lost)])
 
 
 def resource_of(environ: Mapping[str, str]) -> Resource:

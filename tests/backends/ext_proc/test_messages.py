@@ -17,8 +17,9 @@ from backends.ext_proc.messages import (
     body_answers,
     decode,
     immediate,
+    more_time,
 )
-from backends.ext_proc.protobuf import fields, sized
+from backends.ext_proc.protobuf import MAX_FIELDS, FieldReader, number, sized
 from tests.support.ext_proc import (
     HeaderMap,
     HeaderValue,
@@ -46,6 +47,20 @@ def test_headers_and_modes_of_the_first_message_are_read() -> None:
     assert found.kind is MessageKind.REQUEST_HEADERS
     assert found.headers == {"x-one": "1", "content-type": "application/json"}
     assert (found.end_of_stream, found.modes) == (True, (BodyMode.FULL_DUPLEX, BodyMode.STREAMED))
+
+
+SIZES = st.sampled_from((1, 2, 100, 121, 122, 123, 127, 128, 300))
+
+
+@given(st.lists(st.tuples(SIZES, st.one_of(st.just(0), SIZES), st.booleans()), max_size=120))
+def test_headers_of_any_length_and_form_are_read(sizes: list[tuple[int, int, bool]]) -> None:
+    """Short ones in one pass, others field by field, in any order, and more than are usual."""
+    pairs = [(f"{'k' * size}-{at}", b"v" * value, raw) for at, (size, value, raw) in enumerate(sizes)]
+    sent = [
+        HeaderValue(key=key, raw_value=value) if raw else HeaderValue(key=key, value=value) for key, value, raw in pairs
+    ]
+    message = ProcessingRequest(request_headers=HttpHeaders(headers=HeaderMap(headers=sent)))
+    assert decode(message.SerializeToString()).headers == {key: value.decode() for key, value, _ in pairs}
 
 
 @pytest.mark.parametrize("kind", [MessageKind.REQUEST_BODY, MessageKind.RESPONSE_BODY])
@@ -126,10 +141,44 @@ def test_a_list_of_lists_without_end_is_no_recursion() -> None:
     assert decode(sized(8, sized(1, sized(1, b"envoy.lb") + sized(2, struct)))).metadata == {"envoy.lb": {"key": ""}}
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        number(99, 1) * (MAX_FIELDS + 1),
+        sized(2, sized(1, sized(1, b"") * (MAX_FIELDS + 1))),
+        sized(2, sized(1, sized(1, sized(9, b"") * 10) * 1_000)),
+        sized(9, sized(2, sized(1, sized(2, b"")) * 6_000)),
+        sized(8, sized(1, sized(2, sized(1, sized(2, sized(6, sized(1, b"") * MAX_FIELDS)))))),
+    ],
+    ids=["unknown", "headers", "in headers", "attributes", "list"],
+)
+def test_a_message_of_many_small_fields_is_refused(message: bytes) -> None:
+    """64 MB of them would keep the loop for seconds."""
+    with pytest.raises(ValueError, match="more than"):
+        decode(message)
+
+
+def test_a_request_with_all_the_headers_that_envoy_allows_is_read() -> None:
+    """Ten times the default of 100, beside a subset of a thousand endpoints."""
+    sent = ProcessingRequest(request_headers=headers(**{f"x_{number}": "1" for number in range(1_000)}))
+    subset = [f"10.0.{number // 250}.{number % 250}:8000" for number in range(1_000)]
+    sent.metadata_context.filter_metadata["envoy.lb.subset_hint"].update({"subset": subset})
+    found = decode(sent.SerializeToString())
+    assert len(found.headers) == 1_000
+    assert found.metadata["envoy.lb.subset_hint"]["subset"].count(",") == 999
+
+
 @given(st.binary(max_size=64))
 def test_fields_never_reach_beyond_their_message(data: bytes) -> None:
     try:
-        found = list(fields(data))
+        found = list(FieldReader()(data))
     except ValueError:
         return
     assert sum(len(value) for _, value in found if isinstance(value, bytes)) <= len(data)
+
+
+@pytest.mark.parametrize("seconds", [0.25, 10.25, 3600.0])
+def test_more_time_is_asked_for(seconds: float) -> None:
+    told = ProcessingResponse.FromString(more_time(seconds))
+    assert told.override_message_timeout.ToMilliseconds() == seconds * 1e3
+    assert told.WhichOneof("response") is None

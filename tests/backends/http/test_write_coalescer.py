@@ -100,3 +100,13 @@ async def test_flush_writes_buffered_bytes_before_a_close(clock: Clock, written:
     two.closing = True
     await turn()
     assert written == [("one", b"x"), ("one", b"x")]
+
+
+async def test_nothing_is_written_to_a_closing_socket(clock: Clock, written: list[tuple[str, bytes]]) -> None:
+    """Neither at once nor at the end of the turn: uvloop raises for a socket that its peer has just reset."""
+    box, wire = WriteCoalescer(), Wire("a", written)
+    wire.closing = True
+    for _ in range(2):
+        box.write(wire, b"x")
+    await turn()
+    assert written == []

@@ -73,3 +73,18 @@ def test_the_usual_form_follows_the_server() -> None:
     """The last decoded event sets the form."""
     other = event("x").replace(b'"id":"c"', b'"id":"d"')
     assert tapped(event(), other, other, event())[0] == [True] * 4
+
+
+COMPLETION = b'data: {"choices": [{"index": 0, "text": "%s", "finish_reason": null}]}\n\n'
+SPACED = b'data: {"choices": [{"index": 0, "delta": {"content": "%s"}, "finish_reason": null}]}\n\n'
+
+
+@pytest.mark.parametrize("form", [COMPLETION, SPACED], ids=["a completion", "with spaces"])
+def test_other_servers_forms_are_known_too(form: bytes) -> None:
+    """Only bytes of a known form are counted; one with an end teaches none."""
+    tap = StreamTap()
+    assert [tap.feed(form % text) for text in (b"a", b"bc", b"def")] == [True] * 3
+    assert (tap.tokens, tap.text_bytes, tap.ended) == (3, 5, False)
+    tap.feed((form % b"g").replace(b"null", b'"stop"'))
+    tap.feed((form % b"h").replace(b"null", b'"stop"'))
+    assert (tap.text_bytes, tap.ended) == (5, True)

@@ -59,14 +59,14 @@ def test_a_dropped_member_is_noted_under_the_name_of_the_configuration() -> None
 
 
 def test_a_word_of_the_caller_is_told_and_is_no_label_of_a_metric() -> None:
-    dropped = Omissions()
-    dropped.leave_out("tools[3]", "name\r\nspace")
-    assert dropped.noted == {"tools.name__space": "tools"}
+    dropped = Omissions({"search"})
+    assert dropped.drop("tools[3].name\r\nspace.search")
+    assert dropped.noted == {"tools.name__space.search": "search"}
 
 
 def test_a_caller_cannot_fill_the_header() -> None:
-    dropped = Omissions()
+    dropped = Omissions({"search"})
     for number in range(1000):
-        dropped.leave_out("tools", f"{number}{'x' * 1000}")
+        assert dropped.drop(f"tools.{number}{'x' * 1000}.search")
     assert len(", ".join(dropped.noted)) < 2200
-    assert set(dropped.noted.values()) == {"tools"}
+    assert set(dropped.noted.values()) == {"search"}

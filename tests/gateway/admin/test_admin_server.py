@@ -189,6 +189,21 @@ async def test_a_beacon_is_joined_to_its_request(served: tuple[Gateway, Upstream
     assert b'firsttoken_ttft_on_screen_seconds_sum{route="chat"} 0.3215' in page
 
 
+async def test_a_page_of_another_origin_may_send_a_beacon_and_nothing_else(served: tuple[Gateway, Upstream]) -> None:
+    """The page is of the caller's application. It reads no reply, and reaches no name of another machine."""
+    gateway, _ = served
+    origin, beacon = "origin: https://app.example", {"request_id": "id-1", "ttft_ms": 321.5}
+    async with calling(gateway.admin_url) as caller:
+        status, headers = await caller.ask(post(beacon, origin, path="/ttft"))
+    assert (status, [name for name in headers if name.startswith("access-control-")]) == (204, [])
+    async with calling(gateway.admin_url) as caller:
+        raw = post(beacon, origin, path="/ttft").replace(b"host: localhost", b"host: rebound.example")
+        assert (await caller.ask(raw))[0] == 403
+    for path in ("/explain", "/reload", "/keys"):
+        async with calling(gateway.admin_url) as caller:
+            assert (await caller.ask(post(CHAT, origin, path=path)))[0] == 403
+
+
 async def test_a_beacon_may_come_while_its_answer_is_still_written() -> None:
     """The usual case: the first token is on screen long before the last."""
     script: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(ANSWER) + LAST_CHUNK]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from gateway.admin.admin_views import explain
 from gateway.cli.explain import decision_table
@@ -11,8 +12,11 @@ from policies.fleet.beliefs import Belief
 from policies.queue.queued_request import Hold, HoldRule
 from policies.types import (
     FOREVER,
+    QUANTILES,
+    Completion,
     Decision,
     Endpoint,
+    Forecast,
     Load,
     Placement,
     Pool,
@@ -37,6 +41,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
             0.1234,
             tokens=100,
             hit=64,
+            to_load=(32, 0, 16),
             probability=0.98765,
             price=0.001,
             score=0.5,
@@ -59,6 +64,7 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         "chance": 0.9877,
         "prompt_tokens": 100,
         "hit_tokens": 64,
+        "hit_tokens_to_load": {"cpu": 32, "remote": 16},
         "tokens_ahead": 1234,
         "running": 3,
         "waiting": 2,
@@ -66,9 +72,19 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         "score": 0.5,
         "samples": 0,
         "reason": "p50 123 ms",
+        "total_p50_ms": None,
+        "total_p90_ms": None,
     }
     assert [c["chosen"] for c in said["candidates"]] == [True, False]
     assert [(c["rank"], c["endpoint"], c["tier"]) for c in said["candidates"]] == [(1, "small/a", 1), (2, "large/b", 2)]
+
+
+def test_the_forecast_of_the_whole_answer_is_part_of_the_explanation() -> None:
+    """Where the decision knows lengths and pace."""
+    whole = Completion(Forecast(0.5), (100.0,) * len(QUANTILES), (1.0,) * len(QUANTILES), 0.02)
+    decision = replace(decided(candidate("small/a", 0.5)), completion=lambda each: whole)
+    [found] = explain(decision, ESTIMATE, {}, POOLS, {})["candidates"]
+    assert (found["total_p50_ms"], found["total_p90_ms"]) == (2500, 2500)
 
 
 def test_the_estimate_is_part_of_the_explanation() -> None:

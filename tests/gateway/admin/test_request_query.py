@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+from time import monotonic
+
 import pytest
 
-from gateway.admin.admin_views import parse_query
+from gateway.admin.admin_views import request_view
+from gateway.admin.request_query import parse_query
+from gateway.admin.requests_csv import requests_csv
 from gateway.api.api_error import ApiError
 from gateway.observe.record import Record, RequestOutcome
+from policies.diagnosis.causes import Cause, CauseVerdict
+from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
+from policies.diagnosis.usual import Usual
 from tests.support.builders import record
 
 ROUTES, POOLS = ["chat", "agent"], ["small", "large"]
@@ -48,6 +56,64 @@ def asked(recent: list[Record] = RECENT, **query: str) -> list[str]:
 def test_all_that_is_asked_for_must_hold(query: dict[str, str], expected: list[str]) -> None:
     """The last of all matches, or the streams with the longest wait; `slow` selects missed TTFT budgets."""
     assert asked(**query) == expected
+
+
+def missed(request_id: str, over: float, ago: float = 0.0, cause: Cause = Cause.QUEUED, **known: object) -> Record:
+    """A Record that ended `ago` seconds ago, `over` seconds over its budget."""
+    verdict = CauseVerdict(cause, "seen", "mend", "queue", over)
+    diagnosis = Diagnosis(verdict, Usual(), Alternatives())
+    return record(request_id=request_id, arrival=monotonic() - ago - 1.0, diagnosis=diagnosis, **known)
+
+
+def misses() -> list[Record]:
+    return [
+        missed("a", 0.5, 1000.0),
+        missed("b", 3.0, tenant="team"),
+        missed("c", 1.0, 100.0, Cause.COLD_CACHE, endpoint="small/b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, ["b", "c", "a"]),
+        ({"worst": "1"}, ["b"]),
+        ({"within": "300"}, ["b", "c"]),
+        ({"key": "team"}, ["b"]),
+        ({"key": "nobody"}, []),
+        ({"endpoint": "small/b"}, ["c"]),
+        ({"cause": "cold_cache"}, ["c"]),
+        ({"cause": "queued", "within": "300"}, ["b"]),
+        ({"route": "agent"}, []),
+    ],
+)
+def test_misses_come_by_the_time_over_budget(query: dict[str, str], expected: list[str]) -> None:
+    """Of those that are kept longer than the recent Records; every filter must hold."""
+    found = parse_query({"worst": "9", **query}, ROUTES, POOLS).select(RECENT, misses())
+    assert [each.request_id for each in found] == expected
+
+
+def test_a_miss_is_found_by_its_id_when_the_recent_records_have_moved_on() -> None:
+    """Once, although it is among both for a while."""
+    query = parse_query({"id": "b"}, ROUTES, POOLS)
+    kept = misses()
+    assert [each.request_id for each in query.select([], kept)] == ["b"]
+    assert [each.request_id for each in query.select([kept[1]], kept)] == ["b"]
+
+
+def test_misses_of_several_workers_are_merged_by_the_time_over() -> None:
+    query = parse_query({"worst": "2"}, ROUTES, POOLS)
+    views = [[request_view(each)] for each in misses()]
+    found = query.merge({1: views[0], 2: views[1], 3: views[2]})
+    assert [(each["request_id"], each["worker"]) for each in found] == [("b", 2), ("c", 3)]
+
+
+def test_a_csv_has_no_cell_that_a_spreadsheet_computes() -> None:
+    """A caller names request ids; a label that is unknown stays a dash."""
+    hostile = request_view(missed("-1+cmd", 0.5, pool="-", endpoint="-"))
+    head, line = csv.reader(requests_csv([hostile]).decode().splitlines())
+    found = dict(zip(head, line, strict=True))
+    assert (found["request_id"], found["endpoint"], found["over_ms"]) == ("'-1+cmd", "-", "500.0")
 
 
 @pytest.mark.parametrize(

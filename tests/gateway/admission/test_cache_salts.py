@@ -57,6 +57,15 @@ def test_an_added_key_changes_only_the_salt_of_its_group() -> None:
     assert CacheSalts("configured", ALL).salt(WEB) == CacheSalts("configured", more).salt(WEB)
 
 
+@SECRETS
+def test_a_key_made_anew_under_a_revoked_name_does_not_read_the_old_ones_cache(secret: str) -> None:
+    """Another owner may have it. A group's salt outlives its keys where there is a secret."""
+    old, new = key("a"), key("a", text="sk-anew")
+    assert CacheSalts(secret, [old, B]).salt(old) != CacheSalts(secret, [new, B]).salt(new)
+    site = key("app", "web", text="sk-anew")
+    assert (CacheSalts(secret, [WEB]).salt(WEB) == CacheSalts(secret, [site]).salt(site)) == bool(secret)
+
+
 def test_a_salt_cannot_be_computed_from_key_names() -> None:
     """A salt depends on the digests of the keys, or on the secret."""
     assert CacheSalts("", [key("a", text="sk-one")]).salt(key("a", text="sk-one")) != CacheSalts("", [A]).salt(A)

@@ -29,6 +29,7 @@ from gateway.cli.top_tables import (
     quantile,
     route_figures,
     route_row,
+    scale_lines,
 )
 from gateway.cli.top_view import View
 from tests.support.builders import CHAT, calling, post
@@ -61,12 +62,29 @@ async def test_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert lines[0][0] == gateway.admin_url
     (chat,) = (line for line in lines if line[0] == "chat")
-    assert 0 < float(chat[2]) <= 2.5
+    assert 0 < float(chat[4]) <= 2.5
     assert chat[-2:] == ["only", "100%"]
     assert [line[1] for line in lines if line[0].startswith("only/")] == ["up"]
     slowest = [line for line in lines if line[-1] == "slow-request"]
     assert len(slowest) == 3
     assert all("upstream" in line for line in slowest)
+
+
+def test_the_number_of_engines_that_a_pool_needs_is_a_line_with_its_reason() -> None:
+    scaled = {"desired": 5, "current": 4, "min": 2, "max": 12, "reason": "5 engines: chat would meet 91% of 95% with 4"}
+    unknown = {**scaled, "desired": None, "current": 0, "reason": "no replay has ended yet"}
+    assert list(scale_lines({"pools": {"llama": scaled, "qwen": unknown}}, View())) == [
+        "llama: engines desired 5, 4 now (2 to 12); 5 engines: chat would meet 91% of 95% with 4",
+        "qwen: engines desired unknown, 0 now (2 to 12); no replay has ended yet",
+    ]
+    assert list(scale_lines({"pools": {"llama": scaled}}, View(filter="qwen"))) == []
+
+
+async def test_top_reads_the_number_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    async with engines(2) as two, running({"only": engine_pool(*two, autoscale={"max": 9})}) as gateway:
+        command = ["top", "--once", "--admin", gateway.admin_url, "--interval", "0.1"]
+        assert await asyncio.to_thread(main, command) == 0
+    assert "only: engines desired 2, 2 now (1 to 9); no replay has ended yet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "nonsense", "http://[::1", "http://x y"])
@@ -289,3 +307,21 @@ def test_loop_lag_is_the_bound_of_the_last_bucket_that_grew() -> None:
     assert gateway_summary(before, after) == "loop lag under 5 ms, 1 stall · 2 workers"
     after["loop_lag_ms"]["counts"][2] += 1
     assert gateway_summary(before, after) == "loop lag over 1 s, 1 stall · 2 workers"
+
+
+async def test_a_window_has_the_counts_that_the_gateway_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests before the command began are in the hour; misses come first, the most time over first."""
+    routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "1us", "target": 0.9}}}
+    async with engines(1) as one, running({"only": engine_pool(*one)}, routes) as gateway:
+        await ask(gateway.url, 3, "x-request-id: late-request")
+        await eventually(lambda: gateway.recorder.live == 0)
+        command = ["top", "--once", "--window", "1h", "--admin", gateway.admin_url, "--interval", "0.1"]
+        assert await asyncio.to_thread(main, command) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines() if line.split()]
+    chat = next(line for line in lines if line[0] == "chat")
+    assert chat[1:4] == ["0.0%", "0.0%", "-900%"]
+    assert "window 1h, of which" in out
+    head = next(number for number, line in enumerate(lines) if line[:2] == ["missed", "cause"])
+    assert head < lines.index(chat)
+    assert sum(line[-1] == "late-request" and "ago" in line for line in lines[head : lines.index(chat)]) == 3

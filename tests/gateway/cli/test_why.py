@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,12 +26,15 @@ ROUTE = {"tiers": ["api"], "ttft": {"budget": "60ms"}, "tpot": "off"}
 
 
 @asynccontextmanager
-async def slow_gateway(*, log: str = "off") -> AsyncIterator[Gateway]:
-    """One request that met its budget, one that the endpoint failed."""
+async def slow_gateway(*, log: str = "off", **more: Any) -> AsyncIterator[Gateway]:
+    """A gateway after two requests: one met its budget, the other failed at the endpoint."""
     async with (
         Upstream([STREAMED], [FAILED]) as api,
         running(
-            {"api": pool(api.url)}, {"chat": {**ROUTE, "ttft": {"budget": "20s"}}}, telemetry={"access_log": log}
+            {"api": pool(api.url)},
+            {"chat": {**ROUTE, "ttft": {"budget": "20s"}}},
+            telemetry={"access_log": log},
+            **more,
         ) as gateway,
     ):
         for name in ("good", "bad"):
@@ -124,3 +128,40 @@ def test_a_servers_message_gives_no_command_to_the_terminal() -> None:
     text = request_screen({**shown, "endpoint": "p/a", "stages_ms": {}, "attempts": attempts})
     assert all(line.isprintable() for line in text.splitlines())
     assert "?31mred" in text
+
+
+async def test_records_on_disk_explain_a_request_after_the_gateway(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same screens as from the gateway; an unknown id and an empty directory are errors."""
+    async with slow_gateway(records={"dir": str(tmp_path)}) as gateway:
+        from_gateway = []
+        for asked in (["bad"], ["good"], ["--route", "chat", "--last", "15m"]):
+            assert await why(*asked, "--admin", gateway.admin_url) == 0
+            from_gateway.append(capsys.readouterr().out)
+    for asked, screen in zip((["bad"], ["good"], ["--route", "chat", "--last", "15m"]), from_gateway, strict=True):
+        assert await why(*asked, "--records", str(tmp_path)) == 0
+        assert capsys.readouterr().out == screen
+    assert await why("other", "--records", str(tmp_path)) == 2
+    assert "no request has the id other" in capsys.readouterr().err
+    assert await why("bad", "--records", str(tmp_path / "none")) == 2
+    assert "name the directory of `records.dir`" in capsys.readouterr().err
+
+
+async def test_stored_records_are_printed_as_lines_of_the_access_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that an access log has, and `why` of slow requests; those of a time, a route, or slow ones alone."""
+    log, kept = tmp_path / "access.jsonl", tmp_path / "records"
+    async with slow_gateway(log=str(log), records={"dir": str(kept)}):
+        pass
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    choices: list[tuple[list[str], list[Any]]] = [([], lines), (["--slow"], lines[1:]), (["--route", "batch"], [])]
+    for asked, expected in (*choices, (["--last", "1h"], lines)):
+        assert await asyncio.to_thread(main, ["records", str(kept), *asked], []) == 0
+        printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [{name: value for name, value in row.items() if name != "why"} for row in printed] == expected
+    with sqlite3.connect(kept / "records-0.sqlite") as db:
+        db.execute("UPDATE records SET at = at - 7200")
+    assert await asyncio.to_thread(main, ["records", str(kept), "--last", "1h"], []) == 0
+    assert capsys.readouterr().out == ""

@@ -95,8 +95,11 @@ SERVER_KEYS = (
             route("ttft: 1s"),
             "routes.r.ttft: expected {budget, per_1k_tokens, target, of} or off, got '1s'; write {budget: ...}",
         ),
-        (route("tpot: on"), "routes.r.tpot: expected {budget} or off, got 'on'; write {budget: ...}"),
-        (route("prefer: cheap"), "routes.r.prefer: expected quality, cost or latency, got 'cheap'"),
+        (route("tpot: on"), "routes.r.tpot: expected {budget, target} or off, got 'on'; write {budget: ...}"),
+        (
+            route("prefer: cheap"),
+            "routes.r.prefer: expected quality, cost, latency, completion or throughput, got 'cheap'",
+        ),
         (
             route("on_miss: shedd"),
             "routes.r.on_miss: expected best_effort, queue or shed, got 'shedd'; did you mean 'shed'?",
@@ -225,6 +228,8 @@ SERVER_KEYS = (
             "telemetry.access_log: 'stdot' is not stdout, stderr, off or a path such as ./access.jsonl",
         ),
         ("telemetry: {prompts: always}", "telemetry.prompts: expected never, got 'always'"),
+        ("records: {dir: ./records, size: 0}", "records.size: must be more than 0, got 0"),
+        ("records: {size: 1GB}", "records: 'dir' is missing"),
     ],
 )
 def test_a_wrong_value_is_refused_with_location_and_remedy(text: str, message: str) -> None:
@@ -238,7 +243,7 @@ def test_every_wrong_value_is_reported_in_the_order_of_the_lines() -> None:
     text = "routes:\n  chat:\n    prefer: cheap\npools:\n  p:\n    backend: vlm\nserver:\n  workers: x\n"
     assert refusal(text) == [
         "f.yaml:2: routes.chat: 'tiers' is missing",
-        "f.yaml:3: routes.chat.prefer: expected quality, cost or latency, got 'cheap'",
+        "f.yaml:3: routes.chat.prefer: expected quality, cost, latency, completion or throughput, got 'cheap'",
         "f.yaml:6: pools.p.backend: no backend 'vlm'; did you mean 'vllm'?",
         "f.yaml:8: server.workers: expected an integer, got 'x'",
     ]
@@ -342,3 +347,11 @@ def test_open_mode_is_allowed_on_loopback(listen: str) -> None:
 def test_a_public_listen_address_needs_keys_or_open(consent: str) -> None:
     """A public listen address needs keys or an explicit `open: true`."""
     assert loaded(f"{POOLS}{ROUTES}{consent}").server.listen.port == 80
+
+
+def test_each_worker_needs_room_for_its_records() -> None:
+    """A file of less would keep next to nothing."""
+    text = "records: {{dir: ./records, size: {size}}}\nserver: {{workers: 4}}\n"
+    message = "f.yaml:1: records.size: must be at least 16MB for each worker: write 64MB or more"
+    assert message in refusal(text.format(size="63MB"))
+    assert message not in refusal(text.format(size="64MB"))

@@ -65,7 +65,10 @@ def test_numbers_and_switches_may_come_from_the_environment() -> None:
     [
         ("defaults: {connect: '${S}'}", "defaults.connect: '${S}' is not understood; write it like 250ms, 2s or 5m"),
         ("server: {workers: '${S}'}", "server.workers: expected an integer, got '${S}'"),
-        ("routes: {r: {prefer: '${S}', tiers: [p]}}", "routes.r.prefer: expected quality, cost or latency, got '${S}'"),
+        (
+            "routes: {r: {prefer: '${S}', tiers: [p]}}",
+            "routes.r.prefer: expected quality, cost, latency, completion or throughput, got '${S}'",
+        ),
         (
             pool(endpoints="['${S}']"),
             "pools.p.endpoints[0]: '${S}' is not a server's URL; write it like http://10.0.0.11:8000",

@@ -157,6 +157,17 @@ def test_a_ttft_that_no_server_makes_is_noted(pool: dict[str, Any], budget: str,
     assert noted(pools=pools, ttft={"budget": "16ms"}, tpot="off") == []
 
 
+@pytest.mark.parametrize(("budget", "is_lost"), [("100ms", True), ("200ms", False)])
+def test_a_total_that_no_tier_keeps_is_noted(budget: str, is_lost: bool) -> None:
+    """Of two tokens, by the profiles of all its pools."""
+    slow, unknown = {**ENGINE, "profile": "8b-l4"}, {**ENGINE, "endpoints": ["http://f"]}
+    note = "note: no tier keeps the total of route chat: two tokens take 134.8ms by the profiles of its pools, and the"
+    found = noted(pools={"only": slow}, ttft="off", tpot="off", total={"budget": budget})
+    assert found == ([f"{note} budget is {budget}"] if is_lost else [])
+    pools = {"only": slow, "fast": unknown}
+    assert noted(pools=pools, ttft="off", tpot="off", total={"budget": budget}) == []
+
+
 @pytest.mark.parametrize(
     ("pools", "reason"),
     [

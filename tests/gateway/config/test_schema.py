@@ -51,6 +51,7 @@ def test_shipped_files_are_valid(file: Path) -> None:
         "server: {listen: '${LISTEN}', open: '${OPEN:-false}', workers: '${W:-1}'}",
         "telemetry: {access_log: off}",
         "telemetry: {access_log: /var/log/access.jsonl}",
+        "records: {dir: /var/lib/firsttoken/records, size: 1GB}",
         "x-mine: {anything: [goes]}",
         "passthrough: openai",
     ],

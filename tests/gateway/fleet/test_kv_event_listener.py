@@ -147,12 +147,23 @@ async def wired(replays: bool = True) -> AsyncIterator[Connection]:
 
 
 async def test_stored_and_removed_blocks_are_applied() -> None:
-    """Blocks on other media than the GPU are ignored."""
+    """A block that was never in the GPU is ignored."""
     async with wired() as link:
         await link.engine.publish(stored(1, 2, 3), stored(4, parent=3), stored(9, medium="CPU"))
         await link.engine.publish(removed(4), removed(1, medium="CPU"))
         await link.applied()
         assert link.blocks() == 3
+
+
+async def test_a_block_that_was_moved_to_a_slower_tier_is_held() -> None:
+    """Told by the hash alone, as vLLM's offloading connector does, and then dropped there too."""
+    async with wired() as link:
+        await link.engine.publish(stored(1, 2), stored(1, 2, medium="CPU", block_size=0, token_ids=[]), removed(2))
+        await link.applied()
+        assert (link.blocks(), link.known.statistics().slower_tokens) == (2, 16)
+        await link.engine.publish(removed(2, medium="CPU"))
+        await link.applied()
+        assert (link.blocks(), link.known.statistics().slower_tokens) == (1, 0)
 
 
 async def test_a_gap_is_replayed() -> None:

@@ -70,6 +70,39 @@ async def test_a_change_arrives_by_the_watch() -> None:
             assert len(server.asked) <= lists + 1  # the watch itself
 
 
+async def test_an_object_that_cannot_be_read_holds_up_none_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It stays as it was known; in a list too, and without a list for each event."""
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            lists = sum("watch" not in each.query for each in server.asked)
+            server.put(DEFAULT, "one", {"kubernetes.io/service-name": "vllm"}, endpoints="none")
+            put_slice(server, "two", endpoint("10.0.0.2", "b"))
+            await eventually(lambda: ips(found) == ["10.0.0.1", "10.0.0.2"])
+            assert sum("watch" not in each.query for each in server.asked) == lists
+        async with following(server) as found:
+            assert ips(found) == ["10.0.0.2"]
+    assert sum("one of " in message and "left as it was" in message for message in caplog.messages) == 2
+
+
+async def test_endpoints_beyond_the_bound_are_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log, and as a number for the metrics until they fit again."""
+    monkeypatch.setattr("gateway.kubernetes.pod_discovery.MAX_PODS", 2)
+    async with api_server() as server:
+        for number in range(3):
+            put_slice(server, f"s{number}", endpoint(f"10.0.0.{number}", str(number)))
+        async with following(server) as found:
+            assert (len(ips(found)), found.left_out) == (2, {SERVICE: 1})
+            put_slice(server, "s3", endpoint("10.0.0.0", "new"))
+            await eventually(lambda: found.left_out == {SERVICE: 2})
+            server.delete(DEFAULT, "s0")
+            server.delete(DEFAULT, "s1")
+            await eventually(lambda: not found.left_out)
+    assert sum("are left out" in message for message in caplog.messages) == 1
+
+
 async def test_a_service_scaled_to_zero_has_no_endpoint() -> None:
     """The API server knows: an empty answer of the DNS would change nothing."""
     async with api_server() as server:

@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
-from gateway.observe import logs
+from gateway.observe import logs, record_writer
 from gateway.observe import logs as accesslog
-from gateway.observe.logs import BATCH, AccessLog, Formatter, described, unhandled
+from gateway.observe.logs import AccessLog, Formatter, described, unhandled
 from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.record_writer import BATCH
+from gateway.records.stored_records import stored_records
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, get, post, record
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
@@ -38,7 +40,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def stuck(log_lines: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AccessLog, int]]:
     """A log on a full disk, and the reading end."""
     monkeypatch.setattr(accesslog, "QUEUE", log_lines)
-    monkeypatch.setattr(accesslog, "CLOSING", 0.05)
+    monkeypatch.setattr(record_writer, "CLOSING", 0.05)
     out, into = os.pipe()
     log = AccessLog(f"/dev/fd/{into}")
     os.close(into)
@@ -189,7 +191,7 @@ async def test_a_stuck_disk_delays_no_request(monkeypatch: pytest.MonkeyPatch) -
 async def test_lost_lines_are_logged_with_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log itself has the number: written and lost lines add up to all lines."""
     with stuck(10, monkeypatch) as (log, out):
-        monkeypatch.setattr(accesslog, "CLOSING", 5.0)
+        monkeypatch.setattr(record_writer, "CLOSING", 5.0)
         offered = fill(log) + 20
         give(log, *[record()] * 20)
         text = bytearray()
@@ -217,6 +219,22 @@ async def test_a_full_disk_is_logged_once_and_writing_continues(caplog: pytest.L
     assert [entry.message for entry in caplog.records] == [
         "access log write failed: [Errno 28] No space left on device"
     ]
+
+
+async def test_a_bug_of_the_writer_costs_its_lines_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log goes on; of an error that is no operating system's only the type is shown."""
+    path = tmp_path / "access.jsonl"
+    log = AccessLog(str(path))
+    log._out.close()  # a later write raises ValueError
+    with caplog.at_level(logging.ERROR, "firsttoken"):
+        give(log, record())
+        await eventually(lambda: log.lost == 1)
+    log.reopen()
+    give(log, record(request_id="after"))
+    log.close()
+    written, told = lines(path)
+    assert (written["request_id"], told) == ("after", {"access_log_lines_lost": 1})
+    assert [entry.message for entry in caplog.records] == ["access log write failed: ValueError"]
 
 
 BREAKING = (
@@ -271,8 +289,8 @@ async def test_lost_lines_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path:
     async with running({"only": pool("http://127.0.0.1:9")}, telemetry={"access_log": "/dev/full"}) as gateway:
         async with calling(gateway.url) as caller:
             await caller.ask(post({**CHAT, "model": "nope"}, "connection: close"))
-        assert gateway.access_log is not None
-        await eventually(lambda: gateway.access_log.lost)
+        gateway.recorder.flush()
+        gateway.record_logs.close()
         page = (await get(gateway.admin_url, "/metrics"))[2]
     assert b"\nfirsttoken_access_log_lines_lost_total 1.0\n" in page
 
@@ -295,8 +313,8 @@ async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
     async with Upstream(
         [answer + LAST_CHUNK], [answer.partition(b"data: [DONE]")[0].replace(b"stop", b""), CLOSE]
     ) as upstream:
-        telemetry = {"access_log": str(path)}
-        async with running({"only": pool(upstream.url)}, telemetry=telemetry) as gateway:
+        more = {"telemetry": {"access_log": str(path)}, "records": {"dir": str(tmp_path / "records")}}
+        async with running({"only": pool(upstream.url)}, **more) as gateway:
             for body in bodies:
                 async with calling(gateway.url) as caller:
                     await caller.ask(post(body, "connection: close", "authorization: Bearer CANARY", "cookie: CANARY"))
@@ -308,6 +326,8 @@ async def test_no_prompt_or_answer_is_ever_in_it(tmp_path: Path) -> None:
         *["refused"] * 6,
     ]
     assert "CANARY" not in path.read_text()
+    assert [view["end"] for view in stored_records(tmp_path / "records")] == [line["end"] for line in found]
+    assert not [kept for kept in (tmp_path / "records").iterdir() if b"CANARY" in kept.read_bytes()]
 
 
 SECRET = "sk-secret"
@@ -381,3 +401,19 @@ async def test_an_unawaited_task_error_is_logged_without_its_message() -> None:
     assert "Task exception was never retrieved" in out.getvalue()
     assert "in work" in out.getvalue()
     assert SECRET not in out.getvalue()
+
+
+async def test_a_record_that_cannot_be_written_loses_its_own_line_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug of the gateway: the other callers' lines of the batch are written, and the lost line is counted."""
+    log = AccessLog(str(tmp_path / "log"))
+    broken = record(request_id="broken", held={"queue": "long"})
+    for each in (record(request_id="before"), broken, record(request_id="after")):
+        log(each)
+    with caplog.at_level(logging.ERROR, "firsttoken"):
+        log.close()
+    found = lines(tmp_path / "log")
+    assert [each["request_id"] for each in found[:2]] == ["before", "after"]
+    assert (log.lost, found[2:]) == (1, [{"access_log_lines_lost": 1}])
+    assert [entry.message for entry in caplog.records] == ["a Record could not be encoded (access-log)"]

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.observe.record import UNSPENT, AttemptRecord, Record, RequestOutcome
 from gateway.strict_json import encode
+from policies.prefix_doctor.lineage import Lineage
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import record
 
@@ -88,6 +89,27 @@ def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, ob
     assert record(**{"total_budget": 5.0, **known}).total_met is met
 
 
+@pytest.mark.parametrize(
+    ("known", "met"),
+    [
+        ({"ttft": 0.2, "tpot_budget": 0.05, "tpot": 0.01}, True),
+        ({"ttft": 0.2, "tpot_budget": 0.05, "tpot": 0.06}, False),
+        ({"ttft": 0.9, "tpot_budget": 0.05, "tpot": 0.01}, False),
+        ({"ttft": 0.2, "total_budget": 1.0, "total": 1.5}, False),
+        ({"ttft": 0.2, "ttft_budget": None, "tpot_budget": None}, None),
+        ({"ttft": 0.2, "end": RequestOutcome.UPSTREAM_BROKE}, False),
+        ({"ttft": 0.2, "end": RequestOutcome.CLIENT_GONE}, None),
+        ({"ttft": 0.9, "end": RequestOutcome.CLIENT_GONE}, False),
+        ({"end": RequestOutcome.SHED, "ttft": None}, False),
+        ({"end": RequestOutcome.REFUSED, "ttft": None}, None),
+        ({"stream": False, "ttft": 0.2, "total_budget": 1.0, "total": 0.5}, True),
+    ],
+)
+def test_goodput_is_what_completes_within_every_budget(known: dict[str, object], met: bool | None) -> None:
+    """A caller that leaves a good answer is neither; an answer that broke after a timely first token is not good."""
+    assert record(**known).goodput_met is met
+
+
 # --------------------------------------------------------------------------- JSON
 
 
@@ -119,17 +141,34 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
             "cost_usd": 0.0,
             "status": 0,
             "cause": "",
+            "engine_kv_tokens": 0,
         }
     ]
     assert (shown["ttft_met"], shown["tpot_met"], shown["total_met"]) == (True, True, None)
 
 
 def test_a_record_is_shown_completely_except_for_the_decision() -> None:
-    """Decisions belong to /explain, a diagnosis to /requests; times are those with a meaning outside the process."""
+    """Decisions belong to /explain, a diagnosis to /requests; times are those with a meaning outside the process. The
+    lineage of a prompt, with the cost of its break, is shown by its members."""
     shown = set(record().as_json())
-    left_out = {"arrival", "decision", "tpot_budget", "total_budget", "spent", "trace", "quota", "session", "diagnosis"}
+    left_out = {
+        "arrival",
+        "decision",
+        "tpot_budget",
+        "session_budget",
+        "spent",
+        "trace",
+        "quota",
+        "session",
+        "diagnosis",
+        "gaps",
+    }
+    left_out |= {"lineage", "break_cost"}
+    left_out |= {"quoted"}  # as its two percentiles
+    assert shown >= Lineage().as_json().keys()
     for name in {f.name for f in fields(Record)} - left_out:
         assert name in shown or f"{name}_ms" in shown, name
+    assert {"longest_gap_ms", "p99_gap_ms", "gaps_over_1s"} <= shown
 
 
 def test_unknown_values_are_null() -> None:

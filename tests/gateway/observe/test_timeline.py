@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from contextlib import suppress
 from dataclasses import replace
-from time import monotonic, time
+from time import monotonic
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.api_error import bad_request
-from gateway.observe import timeline
-from gateway.observe.metrics.series import LoopLag
+from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import AttemptRecord, Record, RequestOutcome, Stage
-from gateway.observe.timeline import Recorder, RequestTimeline
-from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Decision, Forecast, Placement
+from gateway.observe.timeline import RequestTimeline
+from policies.types import FOREVER, QUANTILES, AttemptKind, AttemptOutcome, Completion, Decision, Forecast, Placement
 from tests.support.builders import candidate, decided, request, route
 
 pytestmark = pytest.mark.virtual_time
@@ -122,13 +117,14 @@ def test_a_request_without_a_first_token_notes_stalls_until_its_end() -> None:
 def test_a_decision_sets_the_budget_and_the_prediction_of_its_first_choice() -> None:
     """Both count from arrival, the gateway's own time included."""
     life = RequestTimeline(Record(arrival=100.0))
-    chosen = candidate("small/b", 0.2, tokens=90, hit=32, tier=1, probability=0.97)
+    chosen = candidate("small/b", 0.2, tokens=90, hit=32, to_load=(16, 0, 0), tier=1, probability=0.97)
     assert life.decided(decided(chosen, candidate(), deadline=100.8, at=100.01)).chosen is chosen
     found = life.record
     assert found.ttft_budget == pytest.approx(0.8)
     assert found.scorer == "predicted"
     assert (found.pool, found.endpoint, found.tier, found.chance) == ("small", "small/b", 1, 0.97)
     assert (found.prompt_tokens_estimated, found.cached_tokens_predicted) == (90, 32)
+    assert found.cached_tokens_to_load == {"cpu": 16}
     assert found.ttft_predicted_p50 == pytest.approx(0.01 + 0.2)
     assert found.ttft_predicted_p90 == pytest.approx(0.01 + 0.2)
 
@@ -214,7 +210,7 @@ def test_the_first_choice_keeps_its_first_prediction() -> None:
     life = RequestTimeline(Record(arrival=100.0))
     chosen = candidate("small/a", 0.2)
     life.decided(decided(chosen, at=100.1))
-    life.won(chosen, "m", 100.4, 100.4, 100.4, 100.5)
+    life.won(chosen, "m", opened=100.4, connected=100.4, sent=100.4, first_in=100.5)
     assert life.record.ttft_predicted_p50 == pytest.approx(0.3)
     assert Stage.FAILOVER not in life.record.stages
 
@@ -226,6 +222,24 @@ def test_a_forecast_is_kept_at_both_quantiles() -> None:
     life.decided(decided(replace(candidate(), forecast=Forecast(0.1, ratios)), at=100.0))
     assert life.record.ttft_predicted_p50 == pytest.approx(0.16)
     assert life.record.ttft_predicted_p90 == pytest.approx(0.20)
+
+
+def test_the_whole_answer_is_forecast_from_arrival() -> None:
+    """Of the attempt that answers, its end counted like `total`; and the first token of such a route has no budget of
+    its own, though its queue gives it a deadline."""
+    ones = (1.0,) * len(QUANTILES)
+    life = RequestTimeline(Record(arrival=100.0))
+    life.record.total_budget = 60.0
+    tpots = {"small/a": 0.01, "small/b": 0.02}
+    made = replace(
+        decided(candidate("small/a", 0.5), deadline=150.0, at=100.25),
+        completion=lambda each: Completion(Forecast(0.5), tuple(100 * x for x in ones), ones, tpots[each.endpoint.id]),
+    )
+    life.decided(made)
+    assert (life.record.total_predicted_p50, life.record.total_predicted_p90) == (1.75, 1.75)
+    assert life.record.ttft_budget is None
+    life.won(candidate("small/b"), "m", opened=101.0, connected=101.0, sent=101.0, first_in=101.5)
+    assert life.record.total_predicted_p90 == pytest.approx(3.5)
 
 
 def test_labels_and_budgets_come_from_the_configuration() -> None:
@@ -243,110 +257,25 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     assert (found.tpot_budget, found.total_budget) == (None, None)
 
 
-def ended(raised: BaseException | None) -> list[Record]:
-    """State of a recorder after a request ended by the exception."""
-    seen: list[Record] = []
-    made = Recorder([seen.append])
-    with suppress(BaseException), made.timeline(monotonic() - 0.25) as life:
-        life.record.route = "chat"
-        if raised is not None:
-            raise raised
-        life.finished(RequestOutcome.COMPLETED, monotonic())
-    assert list(made.recent) == seen
-    assert made.live == 0
-    return seen
+def test_the_budget_of_a_session_is_of_a_conversation_that_the_client_names() -> None:
+    """A user's name names several conversations at a time."""
+    budgets = []
+    for is_conversation in (True, False):
+        life, asked = RequestTimeline(Record()), request()
+        asked.session, asked.is_conversation = "s", is_conversation
+        life.routed(asked, route("agent", session={"total": "120s"}))
+        budgets.append(life.record.session_budget)
+    assert budgets == [120.0, None]
 
 
-@pytest.mark.parametrize(
-    ("raised", "end", "error"),
-    [
-        (None, RequestOutcome.COMPLETED, ""),
-        (asyncio.CancelledError(), RequestOutcome.CLIENT_GONE, ""),
-        (ConnectionResetError(), RequestOutcome.CLIENT_GONE, ""),
-        (KeyError("route"), RequestOutcome.INTERNAL, "KeyError"),
-        (bad_request("nobody caught it"), RequestOutcome.INTERNAL, "ApiError"),
-        (SystemExit(), RequestOutcome.INTERNAL, "SystemExit"),
-    ],
-)
-def test_every_path_out_leaves_exactly_one_record(
-    raised: BaseException | None, end: RequestOutcome, error: str
-) -> None:
-    """A disconnection is no error; an uncaught exception is the gateway's fault, recorded without its message."""
-    (found,) = ended(raised)
-    assert (found.route, found.end, found.error) == ("chat", end, error)
-    assert found.total >= 0.25
-
-
-def test_an_exception_after_the_noted_end_does_not_change_it() -> None:
-    """The relay knows the end of a stream better than an exception in flight."""
-    seen: list[Record] = []
-    with suppress(asyncio.CancelledError), Recorder([seen.append]).timeline(monotonic() - 1) as life:
-        life.finished(RequestOutcome.UPSTREAM_BROKE, monotonic(), "it broke")
-        raise asyncio.CancelledError
-    assert [(found.end, found.error) for found in seen] == [(RequestOutcome.UPSTREAM_BROKE, "it broke")]
-
-
-def test_exceptions_are_reraised() -> None:
-    """A Record hides no bug, and a cancelled task stays cancelled."""
-    with pytest.raises(asyncio.CancelledError), Recorder().timeline(monotonic()):
-        raise asyncio.CancelledError
-
-
-async def test_a_request_cancelled_in_the_middle_of_an_await_is_recorded() -> None:
-    """The usual way to leave."""
-    made = Recorder()
-
-    async def request() -> None:
-        with made.timeline(monotonic()):
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(request())
-    await asyncio.sleep(0)
-    assert (made.live, list(made.recent)) == (1, [])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert (made.live, [found.end for found in made.recent]) == (0, [RequestOutcome.CLIENT_GONE])
-
-
-def test_a_sink_that_fails_loses_its_own_record_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """Later sinks, the next Record and the caller's answer are unaffected; the bug is logged."""
-    seen: list[Record] = []
-
-    def broken(record: Record) -> None:
-        raise RuntimeError("full")
-
-    made = Recorder([broken, seen.append])
-    with caplog.at_level(logging.ERROR, "firsttoken"):
-        for _ in range(2):
-            with made.timeline(monotonic()) as life:
-                life.finished(RequestOutcome.COMPLETED, monotonic())
-    assert (len(seen), len(made.recent)) == (2, 2)
-    assert [entry.message for entry in caplog.records] == ["record sink failed"] * 2
-
-
-def test_a_record_carries_the_wall_clock_of_its_arrival() -> None:
-    """Arrival lies before now: logs of several machines are compared by wall-clock time."""
-    made = Recorder()
-    with made.timeline(monotonic() - 5.0) as life:
-        pass
-    assert life.record.wall == pytest.approx(time() - 5.0, abs=1.0)
-
-
-def test_a_decision_is_kept_no_longer_than_its_request() -> None:
-    """Hundreds of candidates in hundreds of Records would fill the memory."""
-    made = Recorder()
-    with made.timeline(monotonic()) as life:
-        life.decided(decided())
-        assert life.record.decision is not None
-    (found,) = made.recent
-    assert (found.decision, found.pool) == (None, "small")
-
-
-def test_the_most_recent_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And memory is bounded."""
-    monkeypatch.setattr(timeline, "RECENT", 3)
-    made = Recorder()
-    for i in range(5):
-        with made.timeline(monotonic()) as life:
-            life.record.request_id = str(i)
-    assert [found.request_id for found in made.recent] == ["2", "3", "4"]
+def test_the_time_to_be_done_by_is_the_budget_of_the_whole_answer() -> None:
+    """Of a request without a TTFT budget; a caller's own time counts."""
+    life, soon = RequestTimeline(Record()), request()
+    soon.by = 60.0
+    for asked, on, budget in (
+        (request(), route("nightly", by="6h"), 21600.0),
+        (soon, route("nightly", by="6h"), 60.0),
+        (soon, route(ttft={"budget": "1s"}), None),
+    ):
+        life.routed(asked, on)
+        assert life.record.total_budget == budget

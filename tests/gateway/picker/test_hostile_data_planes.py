@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import threading
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 
-from backends.ext_proc.messages import BodyMode
+from backends.ext_proc.messages import BodyMode, EnvoyMessage
+from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
+from gateway.picker.named_model import named_model
+from gateway.tokenize.estimator import WORKERS
 from tests.gateway.picker.test_picker import (
     CHAT,
     POST,
@@ -21,6 +27,7 @@ from tests.gateway.picker.test_picker import (
     destination,
     headers,
     picking,
+    talk,
 )
 from tests.support.ext_proc import HttpBody, HttpTrailers, ProcessingRequest
 from tests.support.gateways import document, running
@@ -59,6 +66,30 @@ async def test_a_request_that_would_wait_goes_to_no_engine_of_another_model() ->
                 assert found == addresses(servers[:1])
 
 
+async def test_a_body_that_is_parsed_too_late_goes_to_no_engine_of_another_model() -> None:
+    """Large bodies are parsed in threads, in turn: here, both are busy for longer than the answer may take."""
+    async with engines(2) as servers:
+        pools = {"a": engine_pool(servers[0]), "b": engine_pool(servers[1])}
+        routes = {"served": {"tiers": ["a"]}, "other": {"tiers": ["b"]}}
+        async with running(pools, routes, **PICK) as gateway:
+            assert gateway.picker is not None
+            busy, executor = threading.Event(), gateway.estimator.executor
+            held = [executor.submit(busy.wait, 30) for _ in range(WORKERS)]
+            async with grpc_client(gateway.picker.url) as client:
+                body = {"messages": [{"role": "user", "content": "x" * 200_000}], "model": "served"}
+                found = {destination(await Envoy(client, BodyMode.BUFFERED).pick(body)) for _ in range(4)}
+                assert found == addresses(servers[:1])
+                assert not any(each.done() for each in held)
+                busy.set()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"model": 7}', b'{"model": "\xff"}', b'{"\xff": 1}', b'{"a":' + b"[" * 100_000]
+)
+def test_a_body_without_a_model_names_none(body: bytes) -> None:
+    assert named_model(body) == ""
+
+
 async def test_requests_named_an_engine_by_load_alone_are_spread() -> None:
     """Between two polls no engine has told of them."""
     async with picking(4) as (_, client, servers):
@@ -70,7 +101,7 @@ async def test_requests_named_an_engine_by_load_alone_are_spread() -> None:
 
 
 async def test_requests_that_the_queue_would_hold_are_spread() -> None:
-    """A thousand callers at once do not all go to one engine when their 250 ms are over."""
+    """A thousand callers at once do not all go to one engine when their 200 ms are over."""
     async with engines(4) as servers:
         only = engine_pool(*servers, concurrent_requests=1)
         async with running({"only": only}, ROUTES, **PICK) as gateway:
@@ -122,6 +153,15 @@ async def test_headers_of_an_answer_after_its_end_count_nothing() -> None:
         assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
 
 
+async def test_the_message_with_a_body_is_not_kept_while_the_engine_works() -> None:
+    """Of a thousand calls with long answers it would be a second copy of each prompt, which nothing counts."""
+    async with picking() as (_, client, _servers):
+        body = talk("kept")
+        await Envoy(client, BodyMode.BUFFERED).pick(body)
+        size = len(json.dumps(body))
+        assert not [each for each in gc.get_objects() if isinstance(each, EnvoyMessage) and len(each.body) == size]
+
+
 async def test_bodies_of_all_calls_together_have_a_bound() -> None:
     """`server.max_body_bytes`, shared with the data port. Beyond it large ones are refused and small ones are not; all
     is given back when the calls end."""
@@ -136,6 +176,7 @@ async def test_bodies_of_all_calls_together_have_a_bound() -> None:
                     await envoy.tell(request_body=HttpBody(body=b" " * 60_000))
                     for _ in range(5):
                         await envoy.tell(request_body=HttpBody(body=b" " * 60_000))
+                    await asyncio.sleep(0.01)  # all that a call has sent is read before the next call
                 assert (await calls[-1].told()).immediate_response.status.code == 503
                 assert gateway.intake.body_bytes <= 1_000_000 + 8 * 64_000
                 assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
@@ -196,3 +237,38 @@ async def test_ranks_of_a_server_are_one_address() -> None:
                 (timeline,) = (each for each in gateway.recorder.lives if each.record.route == "served")
                 busy = [id for id, load in gateway.monitor.loads().items() if load.in_flight]
                 assert busy == [timeline.record.endpoint]
+
+
+async def test_a_message_that_could_hold_no_valid_body_is_answered_413() -> None:
+    """By its length, before it is there; the end of the call would let the body pass, where Envoy fails open."""
+    async with engines(1) as servers:
+        bounded = {**PICK, "defaults": {"max_body": "100kB"}}
+        async with running({"only": engine_pool(*servers)}, ROUTES, **bounded) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                envoy = Envoy(client, BodyMode.BUFFERED)
+                await envoy.ask(request_headers=headers(POST))
+                await client.send(envoy.call, framed(b"x" * 400_000)[:100])
+                assert (await envoy.told()).immediate_response.status.code == 413
+                assert await client.status(envoy.call) == "0"
+                assert gateway.recorder.recent[-1].status == 413
+
+
+async def test_a_picker_that_stops_ends_its_calls_and_takes_no_more() -> None:
+    """GOAWAY: data planes open their next connection elsewhere."""
+    async with engines(1) as servers, AsyncExitStack() as stack:
+        config = Config.model_validate(document({"only": engine_pool(*servers)}, ROUTES, **PICK))
+        gateway = Gateway(config)
+        await gateway.start()
+        assert gateway.picker is not None
+        client = await stack.enter_async_context(grpc_client(gateway.picker.url))
+        envoy = Envoy(client, BodyMode.BUFFERED)
+        served = destination(await envoy.pick())
+        stopping = asyncio.create_task(gateway.stop(grace=60.0))
+        await eventually(lambda: client.going_away)
+        with pytest.raises(ConnectionError):
+            await stack.enter_async_context(grpc_client(gateway.picker.url))
+        await answered(envoy, served)
+        await eventually(lambda: client.gone)
+        await stopping
+        assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED

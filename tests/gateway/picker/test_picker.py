@@ -6,16 +6,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from backends.ext_proc.messages import PIECE, BodyMode
+from backends.ext_proc.protobuf import sized
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from gateway.picker.picker import DESTINATION
 from gateway.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
+from policies.types import AttemptOutcome
 from tests.support.ext_proc import (
     HeaderMap,
     HeaderValue,
@@ -32,7 +35,7 @@ from tests.support.simulated import engine_pool, engines, eventually
 
 pytestmark = pytest.mark.virtual_time
 
-ROUTES = {"served": {"tiers": ["only"]}}
+ROUTES = {"served": {"tiers": ["only"], "ttft": {"budget": "1s"}}}
 CHAT: dict[str, Any] = {"model": "served", "stream": True, "messages": [{"role": "user", "content": "hello " * 500}]}
 POST = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 FIRST, SECOND = (
@@ -40,6 +43,15 @@ FIRST, SECOND = (
     b'data: {"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n',
 )
 LAST = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+WHOLE = {
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+}
+
+
+def talk(about: str) -> dict[str, Any]:
+    """A prompt of seconds of prefill."""
+    return {**CHAT, "messages": [{"role": "user", "content": f"{about} " * 20_000}]}
 
 
 def headers(values: Mapping[str, str], end: bool = False) -> HttpHeaders:
@@ -87,11 +99,13 @@ def destination(told: ProcessingResponse) -> str:
 
 
 @asynccontextmanager
-async def picking(count: int = 2, **pick: Any) -> AsyncIterator[tuple[Gateway, GrpcClient, list[SimulatedServer]]]:
+async def picking(
+    count: int = 2, pool: Mapping[str, Any] | None = None, **pick: Any
+) -> AsyncIterator[tuple[Gateway, GrpcClient, list[SimulatedServer]]]:
     settings = {"listen": "127.0.0.1:0", **pick}
     async with (
         engines(count) as servers,
-        running({"only": engine_pool(*servers)}, ROUTES, pick=settings) as gateway,
+        running({"only": engine_pool(*servers, **pool or {})}, ROUTES, pick=settings) as gateway,
     ):
         assert gateway.picker is not None
         async with grpc_client(gateway.picker.url) as client:
@@ -102,16 +116,16 @@ def addresses(servers: list[SimulatedServer]) -> set[str]:
     return {server.url.removeprefix("http://") for server in servers}
 
 
-async def answered(envoy: Envoy, served: str) -> None:
-    """The rest of a request that `served` answers as a stream."""
+async def answered(envoy: Envoy, served: str, *chunks: bytes, last: bytes = LAST) -> None:
+    """The rest of a request that `served` answers, by default as a stream."""
     part = ProcessingRequest(response_headers=headers({":status": "200"}), protocol_config=envoy.modes)
     part.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": served})
     await envoy.client.send(envoy.call, framed(part.SerializeToString()))
     await envoy.told()
-    for chunk in (FIRST, SECOND):
+    for chunk in chunks or (FIRST, SECOND):
         await asyncio.sleep(0.02)
         assert (await envoy.ask(response_body=HttpBody(body=chunk))).WhichOneof("response") == "response_body"
-    await envoy.tell(response_body=HttpBody(body=LAST, end_of_stream=True), end=True)
+    await envoy.tell(response_body=HttpBody(body=last, end_of_stream=True), end=True)
     await envoy.told()
     assert await envoy.client.status(envoy.call) == "0"
 
@@ -134,6 +148,60 @@ async def test_a_prompt_goes_back_to_the_engine_that_holds_its_prefix() -> None:
         ] * 3
         assert first.ttft is not None
         assert 0.03 < first.ttft < 0.2  # the second chunk: headers and the chunk of the role are no first token
+
+
+async def test_a_record_tells_of_an_answer_what_that_of_a_served_one_does() -> None:
+    """Model, attempt, tokens and their pace, of which the length of answers is learned."""
+    async with picking() as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED)
+        served = destination(await envoy.pick())
+        await answered(envoy, served, SECOND, SECOND)
+        (record,) = gateway.recorder.recent
+        assert (record.model, record.output_tokens, len(record.attempts)) == ("served", 2, 1)
+        assert record.endpoint.endswith(served)
+        assert record.attempts[0].ending is AttemptOutcome.COMPLETED
+        assert 0.015 < (record.tpot or 0) < 0.1  # a chunk each 20 ms
+
+
+async def test_a_whole_answer_misses_no_first_token() -> None:
+    async with picking() as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED)
+        served = destination(await envoy.pick({**CHAT, "stream": False}))
+        whole = json.dumps(WHOLE).encode()
+        await answered(envoy, served, whole[:40], last=whole[40:])
+        (record,) = gateway.recorder.recent
+        assert (record.end, record.output_tokens, record.ttft_met) == (RequestOutcome.COMPLETED, 3, None)
+        assert record.ttft is not None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_is_not_shown_is_judged_by_its_status_alone(stream: bool) -> None:
+    """Body mode NONE: the call ends with the request."""
+    async with picking() as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED, BodyMode.NONE)
+        await envoy.pick({**CHAT, "stream": stream})
+        await envoy.ask(response_headers=headers({":status": "200"}))
+        await envoy.client.send(envoy.call, b"", end=True)
+        assert await envoy.client.status(envoy.call) == "0"
+        (record,) = gateway.recorder.recent
+        assert (record.end, record.ttft_met) == (RequestOutcome.COMPLETED, None)
+        assert record.attempts[0].ending is AttemptOutcome.COMPLETED
+
+
+async def test_an_answer_that_is_shown_at_its_end_has_no_first_token() -> None:
+    """Body mode BUFFERED: its tokens are counted, and the time of the whole is not taken for that of the first."""
+    async with picking() as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED, BodyMode.BUFFERED)
+        await envoy.pick()
+        await envoy.ask(response_headers=headers({":status": "200"}))
+        await asyncio.sleep(2.0)
+        await envoy.tell(response_body=HttpBody(body=FIRST + SECOND + SECOND + LAST, end_of_stream=True), end=True)
+        await envoy.told()
+        assert await envoy.client.status(envoy.call) == "0"
+        (record,) = gateway.recorder.recent
+        assert (record.end, record.output_tokens) == (RequestOutcome.COMPLETED, 2)
+        assert (record.ttft, record.ttft_met) == (None, None)
+        assert record.attempts[0].ending is AttemptOutcome.COMPLETED
 
 
 async def test_what_served_is_learned_and_not_what_was_picked() -> None:
@@ -238,6 +306,67 @@ async def test_an_answer_comes_in_time_whatever_the_queue_does() -> None:
                 assert not gateway.queue.depth()
 
 
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX])
+async def test_a_request_is_held_for_longer_where_the_data_plane_is_to_wait(mode: BodyMode) -> None:
+    """Where Envoy has a clock, it is asked for the hold and a margin, once and in time. The engine's only place is
+    taken; it is free after 1 s."""
+    async with engines(1) as servers:
+        only = engine_pool(*servers, concurrent_requests=1)
+        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "hold": "10s"}) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                first, second = Envoy(client, BodyMode.BUFFERED), Envoy(client, mode)
+                chosen = destination(await first.pick())
+                now = asyncio.get_running_loop().time
+                began = now()
+                await second.tell(request_headers=headers(POST))
+                if mode is BodyMode.BUFFERED:
+                    await second.told()
+                await second.tell(request_body=HttpBody(body=json.dumps(CHAT).encode(), end_of_stream=True))
+                if mode is BodyMode.BUFFERED:
+                    assert (await second.told()).override_message_timeout.ToMilliseconds() == 10_250
+                    assert now() - began < 0.2
+                await asyncio.sleep(1.0)
+                assert gateway.queue.depth() == {"served": 1}
+                await answered(first, chosen)
+                assert destination(await second.told()) == chosen
+                assert 1.0 < now() - began < 2.0
+
+
+async def test_a_hold_ends_before_the_data_plane_gives_up() -> None:
+    async with engines(1) as servers:
+        only = engine_pool(*servers, concurrent_requests=1)
+        async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "hold": "3s"}) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                await Envoy(client, BodyMode.BUFFERED).pick()
+                began = asyncio.get_running_loop().time()
+                second = Envoy(client, BodyMode.BUFFERED)
+                assert (await second.pick()).override_message_timeout.ToMilliseconds() == 3_250
+                assert destination(await second.told()) in addresses(servers)
+                assert 2.9 < asyncio.get_running_loop().time() - began < 3.25
+
+
+async def test_a_request_that_would_wait_for_longer_is_decided_and_counted_all_the_same() -> None:
+    """The engines prefill for seconds: a request named one by load alone would be lost to the next decision."""
+    async with picking() as (gateway, client, _):
+        await asyncio.gather(*(Envoy(client, BodyMode.BUFFERED).pick(talk(about)) for about in "abcdef"))
+        loads = gateway.fleet.snapshot(monotonic()).loads.values()
+        assert sorted(load.in_flight for load in loads) == [3, 3]
+        assert all(life.record.decision is not None for life in gateway.recorder.lives)
+
+
+async def test_tokens_of_an_answer_in_progress_are_counted() -> None:
+    async with picking() as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED)
+        await envoy.pick()
+        await envoy.ask(response_headers=headers({":status": "200"}))
+        for _ in range(3):
+            await envoy.ask(response_body=HttpBody(body=SECOND))
+        await asyncio.sleep(1)  # the monitor reads them
+        assert [each.output_tokens for each in gateway.monitor.fleet.answering()] == [3]  # type: ignore[attr-defined]
+
+
 async def test_a_caller_who_leaves_frees_the_engine() -> None:
     async with picking(1) as (gateway, client, _):
         envoy = Envoy(client, BodyMode.BUFFERED)
@@ -260,16 +389,19 @@ async def test_a_malformed_message_ends_its_call_alone(raw: bytes) -> None:
 
 
 async def test_health_follows_the_engines() -> None:
-    """1 is SERVING, 2 is not; of any service that is asked for."""
+    """1 is SERVING, 2 is not; of any service that is asked for, but `liveness`: another process would help nobody."""
     async with picking(1) as (gateway, client, servers):
-        call = client.begin(HEALTH)
-        await client.send(call, framed(b"\x0a\x09readiness"), end=True)
-        assert await client.message(call) == b"\x08\x01"
+
+        async def health(service: bytes) -> bytes:
+            call = client.begin(HEALTH)
+            await client.send(call, framed(sized(1, service) if service else b""), end=True)
+            return await client.message(call)
+
+        assert await health(b"readiness") == b"\x08\x01"
         await servers[0].stop()
         await eventually(lambda: not gateway.decider.any_usable(asyncio.get_running_loop().time()))
-        call = client.begin(HEALTH)
-        await client.send(call, framed(b""), end=True)
-        assert await client.message(call) == b"\x08\x02"
+        assert await health(b"") == await health(b"readiness") == b"\x08\x02"
+        assert await health(b"liveness") == b"\x08\x01"
 
 
 async def test_another_service_is_unimplemented() -> None:

@@ -19,9 +19,9 @@ def turn(size: int, name: str = "resp_1") -> KeptTurn:
 
 def test_the_caller_with_the_most_bytes_loses_its_oldest_turn() -> None:
     kept = KeptTurns(max_bytes=100)
-    kept.keep("small", 1, turn(30))
+    kept.put("small", 1, turn(30))
     for socket in range(2, 50):
-        kept.keep("large", socket, turn(30))
+        kept.put("large", socket, turn(30))
     assert kept.get("small", 1) is not None
     assert [socket for socket in range(2, 50) if kept.get("large", socket)] == [48, 49]
     assert kept.size == 90
@@ -29,8 +29,8 @@ def test_the_caller_with_the_most_bytes_loses_its_oldest_turn() -> None:
 
 def test_a_socket_has_its_latest_turn_alone() -> None:
     kept = KeptTurns(max_bytes=100)
-    kept.keep("ann", 1, turn(30, "resp_1"))
-    kept.keep("ann", 1, turn(40, "resp_2"))
+    kept.put("ann", 1, turn(30, "resp_1"))
+    kept.put("ann", 1, turn(40, "resp_2"))
     assert (kept.get("ann", 1), kept.get("bob", 1), kept.size) == (turn(40, "resp_2"), None, 40)
     kept.drop("ann", 1)
     kept.drop("ann", 1)
@@ -39,7 +39,7 @@ def test_a_socket_has_its_latest_turn_alone() -> None:
 
 def test_a_turn_above_the_bound_is_not_kept() -> None:
     kept = KeptTurns(max_bytes=100)
-    kept.keep("ann", 1, turn(101))
+    kept.put("ann", 1, turn(101))
     assert (kept.get("ann", 1), kept.size) == (None, 0)
 
 

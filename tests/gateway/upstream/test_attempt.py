@@ -12,7 +12,8 @@ import pytest
 from backends import failures
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
-from gateway.upstream.attempt import MAX_ERROR, MAX_HELD, BrokenOff, Milestone, WireState
+from backends.stream.held_reply import MAX_ERROR, MAX_HELD
+from gateway.upstream.attempt import BrokenOff, Milestone, WireState
 from policies.types import AttemptOutcome, PoolEstimate
 from tests.support.attempt_stage import REFUSED, RESET, Stage
 from tests.support.builders import (
@@ -42,7 +43,7 @@ def test_bytes_before_the_first_token_are_buffered() -> None:
     """A role, an empty delta, a comment, a usage event: no visible output."""
     stage = Stage().reads(PREAMBLE, COMMENT, EMPTY_DELTA, USAGE)
     assert (stage.firsts, stage.wire.times.first_in, stage.load) == ([], None, (1, 1))
-    assert stage.wire.take_buffered() == PREAMBLE + COMMENT + EMPTY_DELTA + USAGE
+    assert stage.wire.held.take() == PREAMBLE + COMMENT + EMPTY_DELTA + USAGE
 
 
 def test_the_first_visible_output_commits_once() -> None:
@@ -67,7 +68,7 @@ def test_buffered_bytes_go_first_and_every_later_read_at_once() -> None:
     """Reads are neither joined nor split."""
     stage = Stage().reads(PREAMBLE, TOKEN, TOKEN[:20], TOKEN[20:], FINISH)
     assert stage.sink.answer.reads == [PREAMBLE + TOKEN, TOKEN[:20], TOKEN[20:], FINISH]
-    assert stage.wire.take_buffered() == b""
+    assert stage.wire.held.take() == b""
 
 
 def test_an_error_event_before_the_first_token_is_a_failure() -> None:
@@ -154,7 +155,7 @@ def test_a_compressed_answer_is_decompressed_and_judged() -> None:
     packed = gzip.compress(WHOLE)
     stage = Stage(stream=False, headers={"content-encoding": "gzip", "content-length": str(len(packed))})
     assert stage.reads(packed[:20], packed[20:]).ends().firsts == [Milestone.WHOLE]
-    assert (stage.wire.take_buffered(), stage.wire.output_tokens, stage.wire.content_length) == (WHOLE, 2, None)
+    assert (stage.wire.held.take(), stage.wire.output_tokens, stage.wire.content_length) == (WHOLE, 2, None)
     failed = Stage(stream=False, headers={"content-encoding": "gzip"})
     assert (
         failed.reads(gzip.compress(b'{"error":{"message":"m","code":502}}')).ends().failure.kind is FailureKind.SERVER
@@ -244,7 +245,7 @@ def test_a_stream_in_an_error_reply_is_no_answer() -> None:
 def test_the_kept_body_of_an_error_reply_is_bounded() -> None:
     """The error is at the beginning."""
     stage = Stage(status=400).reads(*[b"x" * 10_000] * 1000)
-    assert stage.wire.buffered_bytes < MAX_ERROR + 10_000
+    assert stage.wire.held.size < MAX_ERROR + 10_000
     assert stage.ends().failure.kind is FailureKind.CLIENT
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import HttpCall
 from gateway.upstream.attempt import WireAttempt, WireState
+from gateway.upstream.attempt_figures import KEPT_GAPS, AttemptTimes
 from tests.support.attempt_stage import Stage
 from tests.support.builders import ANSWER, DONE, FINISH, TOKEN, USAGE, WHOLE
 from tests.support.upstream import STREAM_HEAD, Upstream, chunk, turn_until
@@ -74,3 +77,56 @@ def test_tpot_is_the_time_between_the_first_and_the_last_token() -> None:
 def test_tpot_needs_a_stream_of_two_tokens(stream: bool, parts: list[bytes]) -> None:
     """Otherwise there is no gap to measure."""
     assert Stage(stream=stream).reads(*parts).wire.tpot() is None
+
+
+# --------------------------------------------------------------------------- gaps between tokens
+
+
+def gaps_of(gaps: list[float]) -> AttemptTimes:
+    """Times of an answer whose tokens came with these gaps between them, as a read notes them."""
+    times = AttemptTimes(0.0, 0.0)
+    for gap in gaps:
+        if gap > times.gap_floor:
+            times.note_gap(gap)
+    return times
+
+
+def test_longest_and_p99_gap_are_exact_for_1600_tokens() -> None:
+    """In any order; of up to 100 gaps the p99 is the longest."""
+    gaps = [(each * 7919 % 1600) / 2000 for each in range(1600)]
+    found = gaps_of(gaps).gaps(1601)
+    assert (found.longest, found.p99) == (max(gaps), sorted(gaps, reverse=True)[15])
+    assert gaps_of(gaps[:100]).gaps(101).p99 == max(gaps[:100])
+
+
+def test_every_gap_above_a_second_is_counted() -> None:
+    """Also those below the largest that are kept; a gap of a second is none."""
+    found = gaps_of([5.0 + each for each in range(KEPT_GAPS)] + [1.1, 1.0, 0.2, 1.2]).gaps(50)
+    assert found.over_1s == KEPT_GAPS + 2
+
+
+def test_gaps_that_nobody_sees_are_not_kept() -> None:
+    """Of 300 gaps two are of interest: the p99 is the third, and is told to be short."""
+    found = gaps_of([0.009] * 298 + [0.5, 0.2]).gaps(301)
+    assert found == (0.5, None, 0)
+    assert gaps_of([0.009] * 198 + [0.5, 0.2]).gaps(201) == (0.5, 0.2, 0)
+    assert gaps_of([0.009] * 9).gaps(10) == (None, None, 0)
+
+
+def test_an_answer_of_one_read_has_no_gap() -> None:
+    assert AttemptTimes(0.0, 0.0).gaps(5) == (None, None, 0)
+
+
+async def test_gaps_are_between_tokens_and_not_of_a_caller_that_does_not_read() -> None:
+    """A comment is no token; the time in which the caller paused the reading is none of the engine's."""
+    stage = Stage().reads(TOKEN)
+    for seconds, data in ((0.3, COMMENT), (0.4, TOKEN), (0.1, TOKEN)):
+        await asyncio.sleep(seconds)
+        stage.reads(data)
+    stage.wire.pause()
+    await asyncio.sleep(9.0)
+    stage.wire.resume()
+    await asyncio.sleep(0.2)
+    stage.reads(TOKEN)
+    assert stage.wire.times.gaps(5).longest == pytest.approx(0.7, abs=0.01)
+    assert stage.wire.times.long_gaps == 0

@@ -9,7 +9,8 @@ import pytest
 
 from backends import failures
 from backends.interface import FailureKind
-from gateway.upstream.attempt import MAX_ERROR, MAX_EXPANDED, Milestone
+from backends.stream.held_reply import MAX_ERROR, MAX_EXPANDED
+from gateway.upstream.attempt import Milestone
 from tests.support.attempt_stage import Stage
 from tests.support.builders import FINISH, TOKEN
 
@@ -25,7 +26,7 @@ def test_a_bomb_in_an_error_reply_is_cut_and_judged(status: int, kind: FailureKi
     """By its status and its beginning; as long as an uncompressed one may be."""
     bomb = gzip.compress(b'{"error":{"message":"' + SPACES + b'"}}')
     stage = Stage(status=status, stream=stream, headers=GZIP).reads(bomb[:2000], bomb[2000:])
-    assert stage.wire.buffered_bytes == MAX_ERROR
+    assert stage.wire.held.size == MAX_ERROR
     assert stage.ends().failure.kind is kind
 
 

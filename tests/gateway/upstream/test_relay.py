@@ -8,9 +8,9 @@ from time import monotonic
 import pytest
 
 from backends.failures import SILENT, TRUNCATED
+from backends.stream.held_reply import MAX_WHOLE
 from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.support.builders import (
     ANSWER,

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import pytest
 
+from backends.stream.held_reply import MAX_WHOLE
 from gateway.observe.record import RequestOutcome
 from gateway.upstream import relay
-from gateway.upstream.attempt import MAX_WHOLE
 from policies.types import AttemptOutcome
 from tests.support.builders import (
     ANSWER,
@@ -73,7 +73,7 @@ async def test_a_reader_that_catches_up_receives_every_byte(monkeypatch: pytest.
     monkeypatch.setattr(relay, "STALL", 5.0)
     event = TOKEN.replace(b"hi", b"x" * 60_000)
     async with stalled(*[chunk(event)] * 100, chunk(ANSWER), LAST_CHUNK) as (gateway, caller, _):
-        await eventually(lambda: any(c.writer.paused for c in gateway.http_server.connections))
+        await eventually(lambda: any(c.writer.paused for c in gateway.data_port.server.connections))
         caller.writer.transport.resume_reading()  # type: ignore[attr-defined]
         body = b"".join(await caller.chunks())
     assert body == event * 100 + ANSWER
@@ -103,7 +103,7 @@ async def test_a_connection_serves_many_answers() -> None:
             upstream.proceed()
             assert b"".join(await caller.chunks()) == ANSWER
             assert (await caller.whole(post(CHAT)))[2] == WHOLE
-        assert len(gateway.http_server.connections) == 1
+        assert len(gateway.data_port.server.connections) == 1
     assert [found.end for found in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 4
 
 

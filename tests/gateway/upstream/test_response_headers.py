@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.downstream.answer_headers import gateway_headers, response_headers, server_timing
-from gateway.observe.metrics.series import STALL, LoopLag
+from gateway.observe.metrics.loop_lag import STALL, LoopLag
 from gateway.observe.record import AttemptRecord, Stage
 from gateway.observe.timeline import RequestTimeline
 from policies.types import AttemptKind, AttemptOutcome

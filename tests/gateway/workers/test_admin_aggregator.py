@@ -13,11 +13,12 @@ from prometheus_client.core import CounterMetricFamily, Exemplar, HistogramMetri
 
 from gateway.admin.admin_server import AdminServer
 from gateway.config.models import Config
+from gateway.observe.metrics.merged_metrics import encode_counts
 from gateway.reload import ConfigSource
 from gateway.workers import admin_aggregator
 from gateway.workers.admin_aggregator import AdminAggregator
 from gateway.workers.shared_state import SharedState
-from gateway.workers.worker import APPLY, COUNTS, encode_counts
+from gateway.workers.worker import APPLY, COUNTS
 from tests.support.gateways import document, pool
 
 CONFIG = Config.model_validate(document({"only": pool("http://127.0.0.1:9")}))
@@ -88,7 +89,10 @@ async def aggregating(
 async def total(aggregator: AdminAggregator) -> float:
     await aggregator.collect_counters()
     return sum(
-        s.value for metric in aggregator.collect() for s in metric.samples if s.name == "firsttoken_requests_total"
+        s.value
+        for metric in aggregator.merged.collect()
+        for s in metric.samples
+        if s.name == "firsttoken_requests_total"
     )
 
 
@@ -125,6 +129,17 @@ async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path:
         successor = AdminAggregator(CONFIG, SOURCE, [one.path], shared)
         assert await total(successor) == 4
         await successor.close()
+
+
+async def test_a_reload_that_died_between_its_two_steps_is_finished_by_the_next_aggregator(tmp_path: Path) -> None:
+    """The configuration was put down, and no worker told. Without a reload nothing is applied."""
+    shared = SharedState()
+    async with aggregating(tmp_path, shared) as (aggregator, workers):
+        await aggregator.finish_reload()
+        assert [worker.applied for worker in workers] == [0, 0]
+        shared.config.put(CONFIG)
+        await aggregator.finish_reload()
+        assert [worker.applied for worker in workers] == [1, 1]
 
 
 async def test_the_aggregator_serves_exemplars_in_openmetrics(tmp_path: Path) -> None:

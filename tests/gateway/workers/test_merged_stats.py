@@ -11,10 +11,14 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from gateway.admin.admin_views import merge_endpoints
-from gateway.observe.metrics.merged_metrics import add_retired, keep_maxima, merge_metrics
-from gateway.workers.admin_aggregator import decode_counts
+from gateway.observe.metrics.merged_metrics import (
+    add_retired,
+    decode_counts,
+    encode_counts,
+    keep_maxima,
+    merge_metrics,
+)
 from gateway.workers.shared_state import SharedValue
-from gateway.workers.worker import encode_counts
 
 
 def counted(chat: float, batch: float | None = None) -> list[Metric]:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from lab.engines.engine import Engine
 from lab.engines.engine_events import EngineFirstToken, Finished, Refused, StepResult
+from lab.engines.lora_adapters import LoraAdapters
 from lab.engines.virtual_engine import VirtualEngine
 from tests.support.engine_builders import ask, engine, quiet, seconds, virtual
 
@@ -250,8 +252,31 @@ def test_a_request_larger_than_the_cache_is_an_error():
         engine(kv_tokens=320).submit(ask(1, 300, 21), now=0.0)
 
 
+# ------------------------------------------------------------------- LoRA adapters
+
+
+def test_a_request_without_a_place_for_its_adapter_lets_others_pass():
+    """In the order of arrival among those of an adapter that runs, as vLLM skips over `max_loras`."""
+    one = Engine(quiet(), adapters=LoraAdapters(set("ab"), slots=1, load=0.0))
+    for id, (adapter, output) in enumerate([("a", 3), ("b", 1), ("a", 1), ("a", 1)], 1):
+        one.submit(replace(ask(id, 100, output), adapter=adapter), now=0.0)
+    assert firsts(run(one)) == [1, 3, 4, 2]
+
+
+def test_a_request_that_comes_later_passes_one_without_a_place():
+    """While the engine decodes: a queue that nobody could leave is looked at again."""
+    one = VirtualEngine(Engine(quiet(), adapters=LoraAdapters(set("ab"), slots=1, load=0.0)))
+    for id, adapter, at in ((1, "a", 0.0), (2, "b", 0.0), (3, "a", 1.0)):
+        one.run_until(at)
+        one.submit(replace(ask(id, 100, 400 if id == 1 else 1), adapter=adapter), at)
+    begun = [event for event in one.run_until(60.0) if isinstance(event, EngineFirstToken)]
+    assert [event.id for event in begun] == [3, 2]
+    assert begun[0].at == pytest.approx(1.0, abs=0.05)
+
+
 # ------------------------------------------------------------------- fast-forward
 
+ADAPTERS = ("a", "b", "c", "")  # the last: the model itself
 workloads = st.lists(
     st.tuples(st.floats(0, 0.2), st.integers(1, 700), st.integers(1, 120), st.integers(0, 2), st.booleans()),
     min_size=1,
@@ -272,9 +297,10 @@ def single_steps(one: Engine, clock: float, until: float) -> tuple[list[EngineFi
 @settings(max_examples=60, deadline=None)
 @given(workloads, st.integers(0, 9))
 def test_fast_forward_equals_step_by_step(workload: list[tuple[float, int, int, int, bool]], seed: int):
-    """Every event at the same time to the last bit, under preemption, hits, aborts and full batches."""
+    """Every event at the same time to the last bit, under preemption, hits, aborts, full batches and LoRA adapters."""
     profile = quiet(sigma=0.05, overhead=0.015, kv_tokens=1024, max_num_seqs=6, max_num_batched_tokens=256)
-    slow, fast = Engine(profile, seed), VirtualEngine(Engine(profile, seed))
+    slow, other = (Engine(profile, seed, LoraAdapters(set(ADAPTERS), slots=2, load=0.05)) for _ in range(2))
+    fast = VirtualEngine(other)
     now, clock = 0.0, 0.0
     expected: list[Any] = []
     seen: list[Any] = []
@@ -284,7 +310,7 @@ def test_fast_forward_equals_step_by_step(workload: list[tuple[float, int, int, 
         expected += events
         seen += fast.run_until(now)
         for target in (slow, fast):
-            target.submit(ask(id, prompt, output, name=name), now)
+            target.submit(replace(ask(id, prompt, output, name=name), adapter=ADAPTERS[prompt % 4]), now)
             if leaves:
                 target.abort(id - 1)
     expected += single_steps(slow, clock, 1e9)[0]
@@ -300,3 +326,46 @@ def test_fast_forward_takes_many_steps_at_once():
     one.submit(ask(1, 100, 500), now=0.0)
     events = one.run_until(60.0)
     assert (one.steps, [type(event) for event in events]) == (500, [EngineFirstToken, Finished])
+
+
+# ------------------------------------------------------------------- offloaded blocks
+
+
+def offloaded(*prompts: int) -> VirtualEngine:
+    """An engine whose host holds prompts of so many tokens, named by their number; its GPU holds none of them."""
+    one = virtual(kv_tokens=8_192, host_tokens=65_536, load_us=10.0)
+    for name, tokens in enumerate(prompts):
+        one.submit(ask(f"first {name}", tokens, name=name), now=0.0)
+        one.run_until(50.0)
+    one.submit(ask("other", 8_191), now=60.0)
+    one.run_until(90.0)
+    return one
+
+
+def test_offloaded_blocks_are_loaded_and_not_computed():
+    """The first token is late by the load alone, and cached tokens count them."""
+    one = offloaded(4_001)
+    one.submit(ask("again", 4_001, name=0), now=100.0)
+    [first, _] = one.run_until(200.0)
+    computed = seconds(one.engine.profile, 1, 1, pairs=4_000.5)
+    assert first.cached_tokens == 4_000
+    assert first.at - 100.0 == pytest.approx(4_000 * 10e-6 + computed)
+
+
+def test_loads_share_a_link_and_leave_the_engine_to_others():
+    """The second load begins at the end of the first; a new prompt is computed meanwhile."""
+    one = offloaded(2_001, 2_001)
+    for name in (0, 1):
+        one.submit(ask(f"again {name}", 2_001, name=name), now=100.0)
+    one.submit(ask("new", 16), now=100.0)
+    first = {event.id: event.at - 100.0 for event in one.run_until(200.0) if isinstance(event, EngineFirstToken)}
+    assert first["new"] < 0.02 <= first["again 0"] < 0.04 <= first["again 1"]
+
+
+def test_a_request_that_is_dropped_during_its_load_leaves_the_engine_idle():
+    one = offloaded(4_001)
+    one.submit(ask("again", 4_001, name=0), now=100.0)
+    one.run_until(100.01)
+    assert one.abort("again")
+    assert one.run_until(200.0) == []
+    assert (one.engine.unfinished, one.engine.wakes_at(200.0)) == (0, None)

@@ -109,3 +109,31 @@ def test_blocks_are_neither_lost_nor_made(requests: list[tuple[int, int, int, bo
     for chain, private in running:
         cache.release(chain, private)
     assert cache.free == cache.capacity
+
+
+def test_an_evicted_block_can_be_loaded_from_the_host_until_that_is_full():
+    """The end of a prefix is dropped before its start; and without a host nothing is kept."""
+    for host, loadable in ((0, 0), (2, 2), (1, 1)):
+        cache = PrefixCache(2, host)
+        held(cache, ["a", "b"])
+        held(cache, ["x", "y"])
+        assert (cache.match(["a", "b"], 2), cache.loadable(["a", "b"], 0, 2)) == (0, loadable)
+
+
+def test_what_happens_to_blocks_is_told_to_a_listener():
+    """The copy in the host comes before the removal from the GPU: a block is never nowhere between the two."""
+    cache = PrefixCache(1, 1)
+    cache.changes = []
+    held(cache, ["a"])
+    held(cache, ["b"])
+    held(cache, ["c"])
+    assert [(change.medium, change.stored, *change.blocks) for change in cache.changes] == [
+        ("gpu", True, "a"),
+        ("cpu", True, "a"),
+        ("gpu", False, "a"),
+        ("gpu", True, "b"),
+        ("cpu", True, "b"),
+        ("cpu", False, "a"),
+        ("gpu", False, "b"),
+        ("gpu", True, "c"),
+    ]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.tokenize.tokenizers import encoder
-from lab.live.attainment import attainments, wilson
+from lab.intervals import wilson
+from lab.live.attainment import attainments
 from lab.live.live_player import LiveAnswer
 from lab.live.live_report import report
-from lab.live.trace_prompts import TracePrompts, block_tokens
+from lab.live.trace_prompts import TracePrompts
 from lab.traffic.traces import Arrival
 from policies.routes.route import Ttft
 
@@ -92,17 +93,6 @@ def test_equal_blocks_become_equal_text_at_the_beginning() -> None:
     assert first.split()[:1024] == again.split()[:1024]
     assert first.split()[1024:] != again.split()[1024:]
     assert [encoder("o200k_base").count(text) for text in (first, second)] == [1_500, 1_500]
-
-
-def test_blocks_of_an_access_log_have_the_length_that_its_prompts_show() -> None:
-    """One for all: where the hashes are of 400 tokens each, those of 512 would make every prompt longer."""
-    arrivals = [Arrival(0.0, 400 * count + 150, 1, array("Q", range(count))) for count in (3, 5, 9)]
-    assert block_tokens(arrivals) == pytest.approx(400, abs=15)
-    assert block_tokens([Arrival(0.0, 512 * 3 + 1, 1, array("Q", range(3)))]) == 512
-    prompts = TracePrompts(block_tokens(arrivals))
-    short, long = (prompt(prompts, each.prompt_tokens, *each.hashes).split() for each in arrivals[:2])
-    assert [len(short), len(long)] == [1_350, 2_150]
-    assert short[:1_100] == long[:1_100]
 
 
 def test_no_two_runs_send_the_same_text() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from lab.engines.virtual_engine import VirtualEngine
 from lab.replay.player import Player
 from lab.replay.results import ReplayOutcome
-from lab.replay.sim_fleet import Scenario
+from lab.replay.sim_fleet import REFERENCES, Scenario
 from policies.types import AdapterFacts
 from tests.support.replay_builders import arrivals, route, scenario
 
@@ -39,3 +41,9 @@ def test_requests_go_where_their_adapter_is_loaded() -> None:
     ours, round_robin = loads("ours"), loads("round_robin")
     assert ours <= 40, (ours, round_robin)
     assert round_robin >= 5 * ours, (ours, round_robin)
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_the_reference_loads_each_adapter_hardly_more_than_once(reference: str) -> None:
+    """The reference knows which engine holds an adapter, and that a load delays every answer of an engine."""
+    assert len(NAMES) <= loads(reference) <= 2 * len(NAMES)

@@ -47,6 +47,16 @@ def test_everybody_is_answered() -> None:
     assert told.cost == pytest.approx((told.prompt_tokens * 0.1 + told.output_tokens * 0.2) / 1e6)
 
 
+def test_a_logged_turn_waits_for_the_answer_before_however_late_that_is() -> None:
+    """Its caller did. Behind the last arrival it is offered all the same: the log judged it too."""
+    first = replace(BUSY[0], session=1, logged=True, output_tokens=2_000)
+    turn = replace(first, at=first.at + 1.0, think=0.5, follows=True, output_tokens=9)
+    one, other = play(scenario(1), [first, turn]).requests
+    assert one.ended_at is not None
+    assert one.ended_at > turn.at
+    assert other.arrived == pytest.approx(one.ended_at + 0.5)
+
+
 @pytest.mark.parametrize("scorer", BASELINES)
 def test_a_baseline_decides_like_the_gateway(scorer: str) -> None:
     """Every choice in a replay equals the result of `decide` for the same state."""
@@ -185,3 +195,28 @@ def test_one_seed_is_one_outcome_for_replicas_too() -> None:
     """Messages of replicas contain no random names, so equal seeds give equal results."""
     four = replace(scenario(), replicas=4)
     assert play(four, BUSY, 1).requests == play(four, BUSY, 1).requests
+
+
+@pytest.mark.parametrize("scorer", ["ours", "lmetric", "reference"])
+def test_a_caller_leaves_unless_the_first_token_is_there(scorer: str) -> None:
+    """As in the log, from the queue or from an engine, which then computes no more. One who left within the budget is
+    not judged; the others' patience makes no difference."""
+    hasty = [replace(arrival, leaves=0.05) for arrival in BUSY]
+    results = play(scenario(1).with_scorer(scorer), hasty)
+    left = [result for result in results.requests if result.end is ReplayOutcome.LEFT]
+    assert len(left) > 40
+    assert all(result.took == pytest.approx(0.05) and result.first_at is None for result in left)
+    assert not any(map(results.is_judged, left))
+    patient = [replace(arrival, leaves=1e4) for arrival in BUSY]
+    outcomes = Counter(result.end for result in play(scenario(1).with_scorer(scorer), patient).requests)
+    assert outcomes[ReplayOutcome.LEFT] == 0
+
+
+def test_an_answer_without_streaming_is_not_judged_by_its_first_token() -> None:
+    """It arrives whole. What is refused is a miss all the same."""
+    whole = [replace(arrival, stream=False) for arrival in BUSY]
+    results = play(scenario(1), whole)
+    answered = [result for result in results.requests if result.first_at is not None]
+    assert answered
+    assert not any(map(results.is_judged, answered))
+    assert all(results.is_judged(result) for result in results.requests if result.first_at is None)

@@ -40,7 +40,20 @@ def test_a_scorer_returns_one_number_per_endpoint(scorer: str) -> None:
         assert len(RESEARCH_SCORERS[scorer](candidates(*[IDLE] * n, tokens=0), 7, ROUTE)) == n
 
 
-@pytest.mark.parametrize("scorer", ["cache_aware", "lpwl", "lmetric", "token_load", "polyserve", "argmin_ttft"])
+@pytest.mark.parametrize(
+    "scorer",
+    [
+        "cache_aware",
+        "least_load",
+        "dynamo",
+        "weighted_chain",
+        "lpwl",
+        "lmetric",
+        "token_load",
+        "polyserve",
+        "argmin_ttft",
+    ],
+)
 def test_equal_endpoints_get_equal_scores(scorer: str) -> None:
     """A scorer breaks no ties by the order in which endpoints are configured."""
     assert best(scorer, candidates(IDLE, IDLE, IDLE)) == "abc"
@@ -167,6 +180,64 @@ def test_cache_aware_leaves_out_an_overloaded_engine(overload: Load) -> None:
     busy = Load(in_flight=3)
     assert best("cache_aware", candidates(overload, busy, hits=(900, 0))) == "b"
     assert best("cache_aware", candidates(overload, overload, hits=(900, 0))) == "a"
+
+
+# --------------------------------------------------------------------------- least_load
+
+
+def test_least_load_waits_for_pending_tokens() -> None:
+    """Whatever is cached, and however many requests decode."""
+    loads = Load(queued_tokens=3_000), Load(queued_tokens=2_900, in_flight=40)
+    assert best("least_load", candidates(*loads, hits=(1_000, 0))) == "b"
+
+
+def test_least_load_prices_the_kv_cache_in_use_as_a_wait() -> None:
+    """0.15 s at half, 1.35 s at nine tenths: 2,700 pending tokens at 2,000 a second; a full cache stays finite."""
+    for used, tokens in ((0.5, 300), (0.9, 2_700)):
+        for more, expected in ((-1, "b"), (1, "a")):
+            assert best("least_load", candidates(Load(kv_usage=used), Load(queued_tokens=tokens + more))) == expected
+    assert best("least_load", candidates(Load(kv_usage=1.0), Load(kv_usage=0.99))) == "b"
+
+
+# --------------------------------------------------------------------------- Dynamo
+
+
+def test_dynamo_adds_prefill_and_decode_tokens_of_equal_weight() -> None:
+    """A hit of 600 tokens is worth 600 tokens of context, and 300 that wait: these will be in the KV cache too."""
+    for context, expected in ((599, "a"), (601, "b")):
+        assert best("dynamo", candidates(Load(context=context), IDLE, hits=(600, 0))) == expected
+    for queued, expected in ((299, "a"), (301, "b")):
+        assert best("dynamo", candidates(Load(queued_tokens=queued), IDLE, hits=(600, 0))) == expected
+
+
+def test_dynamo_counts_tokens_where_the_number_of_requests_differs() -> None:
+    """Forty short answers weigh less than a long one."""
+    assert best("dynamo", candidates(Load(in_flight=40, context=8_000), Load(in_flight=1, context=9_000))) == "a"
+
+
+# --------------------------------------------------------------------------- llm-d's default profile
+
+
+def test_weighted_chain_gives_a_whole_prefix_three_and_an_empty_queue_two() -> None:
+    """A holder of everything is taken in spite of the longest queue; a holder of two thirds is as good as idle."""
+    busy = Load(waiting=7)
+    assert best("weighted_chain", candidates(busy, IDLE, hits=(700, 0))) == "a"
+    assert best("weighted_chain", candidates(busy, IDLE, hits=(650, 0))) == "b"
+
+
+def test_weighted_chain_scores_a_queue_between_the_longest_and_the_shortest() -> None:
+    """Halfway costs the same in queues of 0 to 2, 0 to 20 and 10 to 12; equal queues cost nothing."""
+    for least, half, most in ((0, 1, 2), (0, 10, 20), (10, 11, 12)):
+        loads = [Load(waiting=queue) for queue in (half, most, least)]
+        assert best("weighted_chain", candidates(*loads, hits=(340, 0, 0))) == "a"
+        assert best("weighted_chain", candidates(*loads, hits=(330, 0, 0))) == "c"
+    assert best("weighted_chain", candidates(Load(waiting=9), Load(waiting=9), hits=(0, 1))) == "b"
+
+
+def test_weighted_chain_prefers_the_emptier_kv_cache() -> None:
+    """At a weight of two: half of the cache in use is worth a third of the prompt."""
+    assert best("weighted_chain", candidates(Load(kv_usage=0.5), IDLE, hits=(340, 0))) == "a"
+    assert best("weighted_chain", candidates(Load(kv_usage=0.5), IDLE, hits=(330, 0))) == "b"
 
 
 # --------------------------------------------------------------------------- predicted_chain

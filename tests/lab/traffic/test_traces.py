@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.traffic.traces import TraceError, agents, at_load, read_trace, spread
+from gateway.records.packed_record import packed
+from gateway.records.record_file import RecordFile
+from lab.traffic.traces import TraceError, agents, at_load, read_log, read_trace, spread
 from tests.support.builders import record
 from tests.support.replay_builders import mooncake
 
@@ -58,7 +60,7 @@ def test_the_gateways_access_log_has_route_and_prefix(tmp_path: Path) -> None:
         (0.0, "chat", 1030, 10),
         (3.0, "agent", 900, 10),
     ]
-    assert (list(found[0].hashes), len(found[1].hashes)) == ([11, 12], 1)
+    assert [len(a.hashes) for a in found] == [1030 // found[0].block, 900 // found[0].block]
 
 
 @pytest.mark.parametrize("end", ["shed", "unavailable", "failed", "client_gone", "upstream_broke", "cut"])
@@ -75,7 +77,7 @@ def test_what_was_not_answered_is_offered_load(tmp_path: Path, end: str) -> None
     ]
     found = read_trace(written(tmp_path, "".join(json.dumps(line) + "\n" for line in told)))
     assert [(a.at, a.prompt_tokens, a.output_tokens) for a in found[2:]] == [(2.0, 900, 7), (3.0, 800, 200)]
-    assert list(found[3].hashes) == [5]
+    assert found[3].leaves == (1.0 if end == "client_gone" else None)
 
 
 def test_times_ascend_from_zero(tmp_path: Path) -> None:
@@ -156,3 +158,17 @@ def test_a_prefix_is_base64_of_64_bit_hashes() -> None:
     """A Record shows block hashes, never text; null without a hash."""
     assert record(prefix=[1]).as_json()["prefix"] == b64encode((1).to_bytes(8, "little")).decode()
     assert record().as_json()["prefix"] is None
+
+
+def test_a_directory_of_records_is_a_trace(tmp_path: Path) -> None:
+    """The same arrivals as of the access log with the same requests; a directory without records is an error."""
+    told = [record(request_id=f"r{at}", wall=1e9 + at, prompt_tokens_estimated=900, prefix=[at]) for at in range(5)]
+    log, kept = tmp_path / "access.jsonl", tmp_path / "records"
+    log.write_text("".join(json.dumps(each.as_json()) + "\n" for each in told))
+    with pytest.raises(TraceError, match=r"no file records-\*\.sqlite"):
+        read_trace(tmp_path)
+    for worker in (0, 1):
+        RecordFile(kept / f"records-{worker}.sqlite", 16_000_000).append([packed(each) for each in told[worker::2]])
+    assert read_trace(kept) == read_trace(log)
+    assert read_log(kept) == read_log(log)
+    assert len(read_trace(kept, limit=2)) == 2

@@ -124,3 +124,11 @@ def test_a_caller_that_leaves_during_a_rescue_cancels_it() -> None:
     race.on(BROKEN, 1.0)
     assert told(race.on(ClientGone(), 1.1)) == ["cancel 2 cancelled"]
     assert race.on(BROKEN, 1.2) == AttemptStep()
+
+
+def test_a_rescue_without_an_idle_limit_is_left_after_the_limit_of_a_first_token() -> None:
+    """Without any limit of time a silent peer would be waited for without end."""
+    race = begun(A, B, rescue=True, limit=5.0)
+    race.on(FirstToken(1), 0.2)
+    step = race.on(BROKEN, 1.0)
+    assert (told(step), step.wake_at) == (["open 2 rescue b"], 6.0)

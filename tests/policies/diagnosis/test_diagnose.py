@@ -60,6 +60,7 @@ CASES: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.MODEL_THINKS, {"thinking": 4.0}),
     (Cause.DECODE_BOUND, {"objective": Objective.TPOT, "tpot": 0.09, "output": 50}),
     (Cause.UNKNOWN, {"stages": SLOW}),
+    (Cause.UNKNOWN, {"stages": {"failover": 1.0}}),
     (Cause.UNKNOWN, {}),
 ]
 
@@ -133,6 +134,12 @@ def test_a_request_shed_for_its_own_prompt_is_long_and_one_behind_others_is_queu
     behind = EngineFacts(forecast_prefill=0.1, backlog=2.0)
     assert verdict(**shed, engine=own, prompt=20_000, cached=None, predicted=0).cause is Cause.LONG_PROMPT
     assert verdict(**shed, engine=behind, neighbours=EQUALS).cause is Cause.QUEUED
+
+
+def test_a_model_that_thinks_is_named_with_the_effort_that_the_caller_asked_for() -> None:
+    """It is what the caller can change."""
+    assert "the effort high" in verdict(thinking=4.0, effort="high").evidence
+    assert "named no effort" in verdict(thinking=4.0).evidence
 
 
 def test_every_stage_before_the_end_has_a_rule() -> None:

@@ -262,3 +262,11 @@ def test_the_caches_of_an_api_are_not_modelled() -> None:
     to = fleet()
     answer(to, prompt(1000, blocks=62), API)
     assert to.hit(API, prompt(1000, blocks=62)) == 0
+
+
+def test_the_size_of_a_kv_cache_is_the_engines_own_report() -> None:
+    """0 until it is reported, and for an endpoint that a reload has removed: the configuration's is a guess."""
+    to = fleet()
+    assert to.engine_kv_tokens(ONE.id) == 0
+    to.on_scrape(ONE.id, EngineLoad(block_size=32, kv_blocks=100), 0.0)
+    assert (to.engine_kv_tokens(ONE.id), to.engine_kv_tokens("p/gone")) == (3_200, 0)

@@ -74,7 +74,7 @@ def test_a_few_samples_scale_the_predictor_of_a_sibling() -> None:
     for i in range(100):
         tokens = 500 + 137 * i % 7000
         answer(to, prompt(tokens), ONE, now=10.0 * i, ttft=0.02 + tokens / 20_000)
-        if i % 20 == 0:
+        if i % 20 == 19:
             answer(to, prompt(1000), TWO, now=10.0 * i + 5, ttft=3 * 0.07)
     assert median_ttft(to, TWO, 6000, now=2000.0) == pytest.approx(3 * 0.32, rel=0.15)
     assert median_ttft(to, ONE, 6000, now=2000.0) == pytest.approx(0.32, rel=0.1)
@@ -255,6 +255,15 @@ def test_predicted_hits_equal_the_engines() -> None:
     answered, _ = serve(profile, conversations(profile, 600, 0.3, Random(5)))
     assert sum(request.hit == request.cached for request in answered) >= 0.97 * len(answered)
     assert sum(request.cached > 0 for request in answered) > 0.2 * len(answered)
+
+
+def test_a_first_token_that_is_known_late_moves_no_clock_back() -> None:
+    """It is inferred from the next report of the engine, and another token came since."""
+    to = fleet()
+    early, late = send(to, now=0.0), send(to, now=0.1)
+    to.on_first_token(late, 0.9)
+    to.on_first_token(early, 0.5)
+    assert load(to, 1.0).last_token_at == 0.9
 
 
 # --------------------------------------------------------------------------- another model behind the URL

@@ -16,7 +16,7 @@ from policies.fleet.peers import NO_LOAD, PeerLoad, PeerReader, combined
 from policies.latency.token_counts import PrefillQueue
 from policies.latency.tpot import STALL_GRID
 from policies.types import FOREVER, NEVER, AttemptOutcome, Endpoint, Health
-from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, TWO, answer, load, prompt, send
+from tests.support.learned_fleet import API, HOSTED, ONE, SMALL, TWO, answer, load, median_ttft, prompt, send
 
 MISS_CURVES = st.just(()) | st.tuples(*[st.sampled_from([0.0, 0.5, 2.0])] * len(STALL_GRID))
 COUNTS = st.integers(0, 1 << 20)
@@ -133,6 +133,30 @@ def test_peer_load_is_not_passed_on() -> None:
     assert all(
         load(of, 0.3).prefill_utilization == pytest.approx(load(three[0], 0.3).prefill_utilization) for of in three
     )
+
+
+def test_a_prefill_of_a_peer_that_ended_before_the_news_of_it_teaches_no_faster_engine() -> None:
+    """The second turn of a conversation, at another process than the first: its first token comes at once."""
+    ours, theirs = fleets()
+    before = median_ttft(ours, tokens=2413)
+    first = send(theirs, prompt(2400, blocks=150))
+    assert load(ours, 0.02).queued_tokens > 1500
+    theirs.request_publish = lambda: None
+    theirs.on_first_token(first, 0.015)
+    answer(ours, prompt(2415, blocks=150), now=0.02, ttft=0.01)
+    assert median_ttft(ours, tokens=2413, now=2.0) > 0.4 * before
+
+
+@pytest.mark.parametrize("taught", [0, 8])
+def test_a_faster_engine_is_learned_behind_reported_prefills(taught: int) -> None:
+    """A first token that no end of these prefills explains is learned from; a trained predictor trusts its reports."""
+    ours, theirs = fleets()
+    for i in range(taught):
+        answer(ours, prompt(2000), now=-100.0 + i, ttft=0.1)
+    alone, before = median_ttft(ours, tokens=2000), median_ttft(ours, tokens=6000)
+    send(theirs, prompt(1000))
+    answer(ours, prompt(2000), now=0.001, ttft=alone if taught else 0.25 * alone)
+    assert median_ttft(ours, tokens=6000, now=2.0) < 0.95 * before
 
 
 def test_requests_of_peers_in_a_scrape_are_not_counted_as_other_traffic() -> None:

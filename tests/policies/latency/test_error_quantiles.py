@@ -43,7 +43,7 @@ def test_quantiles_are_calibrated_on_recent_errors(sigma: float) -> None:
 def test_a_spread_without_samples_is_that_of_another_wider() -> None:
     """Errors of queued prompts begin as those of idle ones do, and wider; its own samples outweigh these."""
     idle, queued = filled(0.2, 300), ErrorQuantiles()
-    queued.widen_from(idle, 1.5, 0.0)
+    queued.widen_from(idle, 0.0, 1.5)
     assert queued.quantiles(0.0) == pytest.approx([ratio**1.5 for ratio in idle.quantiles(0.0)], rel=0.01)
     for _ in range(100):
         queued.observe(2.0, now=0.0)
@@ -77,7 +77,7 @@ def test_the_spread_widens_without_samples() -> None:
 def test_a_warm_start_copies_the_spread() -> None:
     """Until samples of its own."""
     follower = ErrorQuantiles()
-    follower.warm_start_from(filled(0.05, 128), now=0.0)
+    follower.widen_from(filled(0.05, 128), now=0.0)
     assert Forecast(1.0, follower.quantiles(0.0)).p90 < 1.2
 
 

@@ -52,6 +52,15 @@ def test_a_first_token_restarts_the_prefill_of_the_rest() -> None:
     assert ahead(ledger, 1.8) == 1000
 
 
+def test_a_prefill_begins_no_earlier_than_it_was_sent() -> None:
+    """A first token that is known late, from the next report of its engine."""
+    ledger = InflightTokens()
+    ledger.on_sent("a", 1000, now=0.0)
+    ledger.on_sent("b", 1000, now=1.2)
+    ledger.on_first_token("a", now=1.0)
+    assert ahead(ledger, 1.2) == 1000
+
+
 def test_a_first_token_completes_earlier_prompts_up_to_the_remainder() -> None:
     """Only the remainder of the earlier prompt is left."""
     ledger = InflightTokens()

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from policies.latency.answer_lengths import OutputLengths
+from policies.latency.api_predictor import ApiPredictor
 from policies.latency.learned_state import (
     LearnedChanges,
     LearnedErrors,
     LearnedMean,
     LearnedRegression,
 )
-from policies.latency.token_counts import OutputLengths, TokenScale
+from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import TpotPredictor
-from policies.latency.ttft_predictor import ApiPredictor, EnginePredictor, PrefillWork, TtftPredictor, TtftSample
+from policies.latency.ttft_predictor import EnginePredictor, PrefillWork, TtftPredictor, TtftSample
 from policies.types import QUANTILES, TRAINED_SAMPLES
 
 DAY = 86_400.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from policies.latency.answer_lengths import MAX_LENGTH, PRIOR_LENGTH, AnswerLengths, OutputLengths
 from policies.latency.learned_state import LearnedLengths
-from policies.latency.token_counts import MAX_LENGTH, PRIOR_LENGTH, AnswerLengths, OutputLengths
 
 
 def learned(*tokens: int) -> OutputLengths:

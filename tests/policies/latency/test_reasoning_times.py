@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.latency.token_counts import REASONING_AGE, AnswerLengths, ReasoningTimes
+from policies.latency.answer_lengths import REASONING_AGE, AnswerLengths, ReasoningTimes
 from tests.support.decision_fleet import preset
 
 

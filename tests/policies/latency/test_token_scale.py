@@ -56,3 +56,16 @@ def test_the_error_of_a_count_is_large_before_any_report_and_small_after_a_few()
     for _ in range(3):
         scale.observe(10_000, 1, 12_000)
     assert abs(scale.correct(10_000, 1) - 12_000) < scale.error(10_000, 1) < 0.1 * 12_000
+
+
+@pytest.mark.parametrize("text", [10, 1000, 50_000])
+def test_reports_of_a_lying_engine_have_a_bound(text: int) -> None:
+    """A hundred million tokens for any prompt: at most eight times the text, and a large template, are believed."""
+    scale = TokenScale()
+    for _ in range(500):
+        scale.observe(text, 1, 100_000_000)
+    for asked in (1, 1000, 100_000):
+        assert scale.correct(asked, 1) <= 8 * asked + 1024 + 8192
+    for _ in range(60):
+        scale.observe(1000, 1, 1007)
+    assert scale.correct(1000, 1) == pytest.approx(1007, rel=0.3)

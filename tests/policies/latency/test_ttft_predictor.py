@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import e
 from random import Random
 from statistics import median
 
 import pytest
 
+from policies.latency.api_predictor import ApiPredictor
 from policies.latency.tpot import TpotPredictor
 from policies.latency.ttft_predictor import (
+    FADE_AFTER,
+    FADE_S,
     QUEUED_SPREAD,
-    ApiPredictor,
     EnginePredictor,
     PrefillWork,
     TtftPredictor,
@@ -187,6 +190,44 @@ def test_a_warm_start_copies_predictions_and_spread() -> None:
     for _, work in zip(range(10), prompts(random), strict=False):
         teach(new, work, engine(work, 10.0))
     assert median(errors(new, 10.0)) < 0.2
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(0.0, 10.0), (FADE_S, 1 + 9 / e), (3 * FADE_S, 1 + 9 / e**3)])
+def test_an_old_slowness_fades_to_a_siblings_model(seconds: float, times: float) -> None:
+    """A third of the difference is left after a time constant, a twentieth after three."""
+    slow, fast = taught(100, 10.0), taught(100)
+    slow.fade_to(fast, FADE_AFTER + seconds)
+    assert slow.is_fading
+    assert median(errors(slow, times)) < 0.15
+
+
+@pytest.mark.parametrize("times", [10.0, 1.0])
+def test_the_next_sample_tells_whether_an_engine_is_still_slow(times: float) -> None:
+    """One first token: what was learned returns, or is forgotten."""
+    slow, fast, work = taught(100, 10.0), taught(100), prompt(3000)
+    for now in (40.0, 60.0, 80.0):
+        slow.fade_to(fast, now)
+    slow.observe(TtftSample(work, slow.point_estimate(work, 90.0), engine(work, times)), 90.0)
+    assert not slow.is_fading
+    assert median(errors(slow, times)) < 0.15
+
+
+def test_a_slowness_that_does_not_grow_with_the_prompt_fades_too() -> None:
+    """An API server that was short of CPU: two seconds more for every prompt, and no fewer tokens a second."""
+    slow, random = EnginePredictor(), Random(6)
+    for _, work in zip(range(100), prompts(random), strict=False):
+        teach(slow, work, engine(work) + 2.0)
+    slow.fade_to(taught(100), FADE_AFTER + 5 * FADE_S)
+    assert slow.is_fading
+    assert slow.point_estimate(prompt(1000), 0.0) < 1.5 * engine(prompt(1000))
+
+
+def test_a_slightly_slower_engine_does_not_fade() -> None:
+    """Load gives it requests, and so samples."""
+    slower = taught(100, 1.3)
+    slower.fade_to(taught(100), 1000.0)
+    assert not slower.is_fading
+    assert median(errors(slower, 1.3)) < 0.1
 
 
 def api(work: PrefillWork, slower: float = 1.0) -> float:

@@ -110,6 +110,15 @@ def test_the_largest_tenant_is_the_one_with_most_requests_in_all_queues() -> Non
     assert queues.latest_of_largest_tenant().request_key == "c"
 
 
+def test_batch_work_of_the_largest_tenant_makes_room_first() -> None:
+    """Without keys all callers are one tenant, and a chat would be refused for the sake of work that has hours."""
+    queues, batch = EndpointQueues(), held("batch", sequence=1)
+    batch.due = 6 * 3600.0
+    queues.best_effort.hold_late(batch, HoldRule.VALLEY, ONE.id, 0.0)
+    queues.assign(held("chat", 1.0, sequence=2), ONE, HoldRule.PREFILL, 0.0)
+    assert queues.latest_of_largest_tenant().request_key == "batch"
+
+
 @pytest.mark.parametrize("where", ["new", "last", "bound", "leaving", "nowhere"])
 def test_remove_finds_a_request_in_any_queue(where: str) -> None:
     """By the request key alone."""

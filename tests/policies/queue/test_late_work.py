@@ -9,7 +9,6 @@ import pytest
 
 from policies.queue import hold_rules, late_work
 from policies.queue.late_work import (
-    MOST_WRONG,
     PATIENCE,
     PRIOR_S,
     PRIOR_WORK,
@@ -135,15 +134,6 @@ def test_the_wait_is_the_work_over_the_rate_at_which_late_work_begins() -> None:
     assert rate.wait(4.0, START) == pytest.approx(4.0 * PRIOR_S / PRIOR_WORK)
 
 
-def test_a_refusal_of_what_needs_no_prefill_teaches_nothing() -> None:
-    """A request for an API that waits behind all others, as its tenant is above the share."""
-    rate, waiting = LateRate(), prompt([1], prefill_s=0.0)
-    rate.add(waiting, START)
-    rate.on_refused(0.0, 0.0, START + 2 * PATIENCE)
-    rate.leave(waiting, START + 2 * PATIENCE)
-    assert rate.correction == 1.0
-
-
 def test_work_that_does_not_begin_lengthens_the_wait_and_an_empty_queue_forgets() -> None:
     rate = LateRate()
     before, waiting = rate.wait(2.0, START), prompt([1])
@@ -163,61 +153,6 @@ def test_work_that_begins_shortens_the_wait() -> None:
             rate.add(waiting, START + second)
             rate.begin(waiting, START + second)
     assert fast.wait(2.0, START + 20) < slow.wait(2.0, START + 20) / 4
-
-
-@pytest.mark.parametrize(("began_after", "wrong"), [(5.0, 0.5), (10.0, 1.0), (20.0, 2.0)])
-def test_a_refusal_is_a_forecast_and_is_scored_as_one(began_after: float, wrong: float) -> None:
-    """Once the work that was ahead has begun, the time since is compared with the wait that was predicted."""
-    rate = LateRate()
-    waiting = [prompt([1], prefill_s=seconds) for seconds in (3.0, 1.0, 1.0)]
-    for each in waiting:
-        rate.add(each, START)
-    rate.on_refused(4.0, 10.0, START)
-    rate.begin(waiting[0], START + began_after / 2)
-    assert rate.correction == 1.0, "a part of the work has begun"
-    rate.begin(waiting[1], START + began_after)
-    assert rate.correction == pytest.approx(wrong ** (1 / 8))
-
-
-def test_refusals_that_were_wrong_shorten_the_next_waits_and_no_more_than_fourfold() -> None:
-    """Of two seconds instead of a hundred, after which none waits any more."""
-    rate = LateRate()
-    for number in range(100):
-        at, waiting = START + 10 * number, prompt([1], prefill_s=0.1)
-        rate.add(waiting, at)
-        rate.on_refused(4.0, 100.0, at)
-        rate.begin(waiting, at + 2.0)
-    assert rate.correction == pytest.approx(1 / MOST_WRONG)
-
-
-def test_callers_who_hang_up_shorten_no_wait() -> None:
-    """Their work is taken out of the forecasts that counted it, and out of no other."""
-    rate = LateRate()
-    stays, *gone = (prompt([1], prefill_s=1.0) for _ in range(21))
-    rate.add(stays, START)
-    rate.on_refused(1.0, 5.0, START)
-    for each in gone:
-        rate.add(each, START + 1)
-    rate.on_refused(21.0, 210.0, START + 1)
-    for number, each in enumerate(gone):
-        rate.leave(each, START + 2 + number / 100)
-    assert rate.correction == 1.0
-    rate.begin(stays, START + 11.0)
-    assert rate.correction == pytest.approx((11 / 5) ** (1 / 8) * (10 / 10) ** (1 / 8))
-
-
-def test_callers_of_one_key_who_hang_up_shorten_no_wait_of_their_route() -> None:
-    """Through the whole queue, at an engine that takes nothing."""
-    queue = QueueFixture()
-    queue.decode()
-    for number in range(400):
-        queue.enter(f"r{number}", **SHORT_LATE, tenant="flood", blocks=(number,))
-        if number >= 300 and queue.best_effort:
-            queue.leave(queue.best_effort[0])
-        queue.now += 0.01
-    waiting = queue.scheduler.queues.best_effort
-    assert any(decision.outcome is Placement.OVERLOADED for decision in queue.released.values())
-    assert waiting.rate(next(iter(waiting))).correction == 1.0
 
 
 def test_tenants_take_turns_so_a_flood_is_no_work_ahead_of_others() -> None:
@@ -402,4 +337,4 @@ def test_nothing_is_left_of_requests_that_were_cancelled_refused_or_sent() -> No
     assert (waiting.late, queue.scheduler.held) == (False, 0)
     rate = waiting.rate(prompt([1]))
     assert rate.late_forecast(prompt([1]), queue.now)[0] == 0.0
-    assert rate.wait(1.0, queue.now + 1000.0) == pytest.approx(rate.correction * PRIOR_S / PRIOR_WORK)
+    assert rate.wait(1.0, queue.now + 1000.0) == pytest.approx(PRIOR_S / PRIOR_WORK)

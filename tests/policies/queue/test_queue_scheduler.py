@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Literal, get_args
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.fleet.engine_load import EngineLoad
 from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
@@ -102,6 +104,18 @@ def test_an_engine_whose_answers_are_behind_their_tpot_budget_has_no_room() -> N
     assert queue.enter("r", budget=2.0) == []
     assert queue.assigned() == ["r"]
     queue.end(*answers)
+    assert queue.release() == ["r"]
+
+
+@pytest.mark.parametrize("budget", [2.0, 0.01])
+def test_an_engine_with_a_full_kv_cache_has_no_room(budget: float) -> None:
+    """The engine would let the request wait in its own order, or preempt another. In time or late, the request waits
+    here until answers have freed blocks."""
+    queue = QueueFixture()
+    full = EngineLoad(running=9, kv_usage=0.96, block_size=16, kv_blocks=20_000)
+    queue.fleet.on_scrape(ONE.id, full, queue.now)
+    assert queue.enter("r", budget=budget) == []
+    queue.fleet.on_scrape(ONE.id, replace(full, kv_usage=0.9), queue.now)
     assert queue.release() == ["r"]
 
 

@@ -133,4 +133,19 @@ def test_editors_offer_off_for_every_budget() -> None:
         "ttft",
         "tpot",
         "total",
+        "by",
     ]
+
+
+@pytest.mark.parametrize(("own", "asked", "got"), [("6h", None, 21600.0), ("6h", 60.0, 60.0), ("off", None, FOREVER)])
+def test_a_caller_names_another_time_to_be_done_by(own: str, asked: float | None, got: float) -> None:
+    """Sooner or later than the route's, but before the end of its answers."""
+    assert route(by=own).done_within(asked) == got
+    assert route(total={"budget": "2s"}).done_within(60.0) == 20.0
+
+
+@pytest.mark.parametrize("kept", ["ttft", "total"])
+def test_work_that_can_wait_has_no_other_deadline(kept: str) -> None:
+    """`ttft` and `total` of a preset are named."""
+    with pytest.raises(ValidationError, match=f"`{kept}: off`"):
+        route(by="6h", **{kept: {"budget": "1s"}})

@@ -89,13 +89,22 @@ class Page:
                 await asyncio.sleep(0.05)
         return found
 
-    async def screenshot(self, path: Path, scheme: str = "light", width: int = 1360, height: int = 1000) -> None:
+    async def resize(self, width: int, height: int = 1000) -> None:
+        size = {"width": width, "height": height}
+        await self.command("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
+
+    async def press(self, key: str, code: int, text: str = "") -> None:
+        """A key of the keyboard, where the focus is. `code`: Windows key code."""
+        for kind in ("keyDown", "keyUp"):
+            pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+            await self.command("Input.dispatchKeyEvent", type=kind, **pressed, **({"text": text} if text else {}))
+
+    async def screenshot(self, path: Path, scheme: str = "light", width: int = 1280, height: int = 900) -> None:
+        """Of the window alone."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.command("Emulation.setEmulatedMedia", features=features)
-        await self.command(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
-        taken = await self.command("Page.captureScreenshot", captureBeyondViewport=True)
+        await self.resize(width, height)
+        taken = await self.command("Page.captureScreenshot")
         path.write_bytes(b64decode(taken["data"]))  # noqa: ASYNC240
 
     def close(self) -> None:

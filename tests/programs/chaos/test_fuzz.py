@@ -6,6 +6,7 @@ import asyncio
 import json
 
 from backends.interface import Operation
+from gateway.api.inference_request import KEY_HEADERS
 from gateway.api.paths import canonical
 from gateway.proxy import METHODS
 from tests.programs.chaos import fuzz
@@ -15,6 +16,13 @@ async def test_random_input_gets_no_5xx_and_any_chunking_keeps_the_bytes() -> No
     """Raw bytes, bodies by the OpenAPI document, chunk boundaries."""
     found = await asyncio.to_thread(fuzz.run, 300)
     assert found.failures == []
+
+
+def test_the_openapi_document_has_every_header_of_a_key() -> None:
+    document = json.loads(fuzz.OPENAPI.read_text("utf-8"))
+    schemes = document["components"]["securitySchemes"]
+    assert {each.get("name", "authorization") for each in schemes.values()} == set(KEY_HEADERS)
+    assert [*filter(None, document["security"])] == [{name: []} for name in schemes]
 
 
 def test_the_openapi_document_has_the_paths_of_the_data_port() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from socket import socket
-from sys import executable
 from time import monotonic
 from typing import Any
 
@@ -104,71 +99,3 @@ async def test_a_dead_first_address_costs_no_request(tmp_path: Path, version: st
         (holder,) = [server for server in servers if server.requests]
         await holder.stop()
         assert (await ask(session, url, chat("a " * 800)))[0] == 200
-
-
-def free_port() -> int:
-    with socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-async def serve_process(folder: Path, servers: list[SimulatedServer], port: int) -> Process:
-    """`firsttoken serve` with a picker on `port`, once it serves."""
-    config = folder / "pick.yaml"
-    config.write_text(
-        json.dumps(
-            {
-                "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
-                "pools": {"only": engine_pool(*servers)},
-                "routes": ROUTES,
-                "telemetry": {"access_log": "off"},
-                "pick": {"listen": f"127.0.0.1:{port}"},
-            }
-        )
-    )
-    command = [executable, "-m", "gateway.cli", "serve", "--config", str(config)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
-    assert process.stderr is not None
-    while b"serving" not in await process.stderr.readline():
-        pass
-    return process
-
-
-@EVERY_VERSION
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-async def test_a_picker_that_is_killed_or_hangs_costs_no_request(
-    tmp_path: Path, version: str, fault: signal.Signals
-) -> None:
-    """At 50 requests a second; it comes back after two seconds, and is asked again."""
-    port, answers = free_port(), list[tuple[int, float]]()
-    async with engines(3) as servers, aiohttp.ClientSession() as session:
-        pickers = [await serve_process(tmp_path, servers, port)]
-        urls = [server.url for server in servers]
-        async with envoy(tmp_path, version, f"http://127.0.0.1:{port}", urls) as url:
-
-            async def one(number: int) -> None:
-                began = monotonic()
-                status, _ = await ask(session, url, chat(f"{number} hello"))
-                answers.append((status, monotonic() - began))
-
-            async def come_back() -> None:
-                if fault is signal.SIGSTOP:
-                    pickers[0].send_signal(signal.SIGCONT)
-                else:
-                    pickers.append(await serve_process(tmp_path, servers, port))
-
-            tasks = []
-            for number in range(300):
-                if number == 100:
-                    pickers[0].send_signal(fault)
-                if number == 200:
-                    tasks.append(asyncio.create_task(come_back()))
-                tasks.append(asyncio.create_task(one(number)))
-                await asyncio.sleep(0.02)
-            await asyncio.gather(*tasks)
-        for process in pickers:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-    assert [status for status, _ in answers if status != 200] == []
-    print(f"{version} {fault.name}: {len(answers)} of 300 answered, slowest {max(took for _, took in answers):.2f} s")

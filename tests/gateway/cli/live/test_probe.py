@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import yaml
 
@@ -22,6 +23,7 @@ from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
 from gateway.observe.record import Record
 from gateway.tokenize.tokenizers import encoder
+from policies.latency.answer_lengths import KNOWN_ANSWERS, AnswerLengths
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, post
 from tests.support.gateways import document, running
 from tests.support.simulated import engine_pool, engines
@@ -131,6 +133,30 @@ async def test_a_budget_below_the_known_idle_ttft_is_an_error_of_check(command: 
         )
         assert re.fullmatch(expected, command.err)
         assert await command.run("check", "f.yaml") == 0  # 20 s
+
+
+async def test_promises_that_no_tier_keeps_are_notes_of_check(command: ProbeCommand, tmp_path: Path) -> None:
+    """By the pace that was learned and the usual length of the route's answers; a note is no fault."""
+    state = {"state": {"dir": str(tmp_path / "state")}}
+    budgets = {"tpot": {"budget": "1ms"}, "total": {"budget": "20s"}}
+    async with engines(1) as [engine]:
+        pool = engine_pool(engine, context_window=SMALL)
+        write("lost.yaml", {"own": pool}, {"chat": {**ROUTES["chat"], **budgets}}, **state)
+        assert await command.probe(pool, **state) == 0
+        learned, lengths = tmp_path / "state" / "learned.json", AnswerLengths()
+        for _ in range(2 * KNOWN_ANSWERS):
+            lengths.observe_output("chat", 100_000)
+        saved = json.loads(learned.read_bytes())
+        learned.write_bytes(msgspec.json.encode({**saved, "lengths": lengths.learned()}))
+        assert await command.run("check", "lost.yaml") == 0
+    own = rf"own/127\.0\.0\.1:{engine.port}"
+    notes = (
+        rf"note: no tier keeps the tpot of route chat: the fastest endpoint, {own}, has needed [0-9.]+ms per token, and"
+        r" the budget is 1ms\n"
+        r"note: no tier keeps the total of route chat: half of its answers have more than \d+ tokens, which take"
+        rf" [0-9.]+\w+ at {own}, the soonest, and the budget is 20s\n"
+    )
+    assert re.search(notes, command.out)
 
 
 async def test_a_route_with_an_unknown_pool_may_be_faster(command: ProbeCommand, tmp_path: Path) -> None:

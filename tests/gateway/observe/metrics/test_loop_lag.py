@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.observe.metrics.series import BEFORE, LOG_INTERVAL, PERIOD, SETTLING, STALL, LoopLag
+from gateway.observe.metrics.loop_lag import BEFORE, LOG_INTERVAL, PERIOD, SETTLING, STALL, LoopLag
 from tests.support.simulated import eventually
 from tests.support.virtual_time import stall
 

@@ -12,11 +12,16 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
-from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS, Family, Merge, MetricKind
+from gateway.config.kubernetes_section import PodSource
+from gateway.observe.metrics.metric_family import Family, Merge, MetricKind
+from gateway.observe.metrics.metric_table import BY_FAMILY, CATALOG, GROUPS
 from gateway.observe.metrics.series import counter, gauge, histogram
+from gateway.observe.record import AnswerSight, TokenGaps
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
 from policies.diagnosis.usual import Usual
+from policies.prefix_doctor.break_class import BreakClass
+from policies.prefix_doctor.lineage import Lineage, PrefixBreak
 from policies.types import AttemptKind, AttemptOutcome
 from tests.gateway.observe.metrics.test_request_metrics import LOST, WON
 from tests.support.builders import CHAT, calling, get, post, record
@@ -27,12 +32,18 @@ pytestmark = pytest.mark.virtual_time
 
 # Parts missing in a single gateway without Redis and collector.
 ELSEWHERE = {
+    "firsttoken_desired_replicas",
+    "firsttoken_replicas_curve",
+    "firsttoken_replica_replays_total",
+    "firsttoken_replica_replay_seconds_total",
     "firsttoken_quota_refused_total",
     "firsttoken_redis_up",
     "firsttoken_redis_errors_total",
     "firsttoken_replicas",
     "firsttoken_learned_state_saves_total",
     "firsttoken_learned_state_restored_endpoints",
+    "firsttoken_endpoint_evictions_per_second",
+    "firsttoken_endpoint_speculative_acceptance_ratio",
     "firsttoken_workers",
     "firsttoken_worker_starts_total",
     "firsttoken_spans_exported_total",
@@ -47,15 +58,19 @@ ROUTES = {"chat": {"workload": "chat", "tiers": ["engines"], "ttft": {"budget": 
 # --------------------------------------------------------------------------- a live gateway
 
 
+OWN = ("firsttoken_", "llm_d_epp_")
+
+
 async def exposed(gateway: Gateway) -> dict[str, Metric]:
     """The gateway's own families of a page, by the library's names."""
     page = (await get(gateway.admin_url, "/metrics"))[2].decode()
-    return {f.name: f for f in text_string_to_metric_families(page) if f.name.startswith("firsttoken_")}
+    return {f.name: f for f in text_string_to_metric_families(page) if f.name.startswith(OWN)}
 
 
 async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -> None:
     """Both ways, but for parts that it does not have: name, type, labels, help, bounds. A hedge is told, not made."""
-    log = {"telemetry": {"access_log": f"{tmp_path}/access.jsonl"}}
+    log = {"telemetry": {"access_log": f"{tmp_path}/access.jsonl"}, "records": {"dir": f"{tmp_path}/records"}}
+    log["pick"] = {"listen": "127.0.0.1:0"}
     async with engines(1) as servers, running({"engines": engine_pool(*servers)}, ROUTES, **log) as gateway:
         for _ in range(2):
             async with calling(gateway.url) as caller:
@@ -67,12 +82,21 @@ async def test_a_live_gateway_exposes_the_metrics_of_the_table(tmp_path: Path) -
         attempts = [hedge, replace(WON, junk=1)]
         told = record(attempts=attempts, rescue="refused", escalated="length", first_reasoning=0.2, first_answer=0.3)
         told.external_refused, told.left_out = True, {"seed": "seed"}
-        told.cache, told.tags = "miss", ("team",)
+        told.tpot, told.cache, told.tags, told.gaps = 0.02, "miss", ("team",), TokenGaps(1.5, 1.5, 1)
+        told.sight, told.total_predicted_p50, told.total_predicted_p90 = AnswerSight.BODY, 1.0, 2.0
         verdict = CauseVerdict(Cause.QUEUED, "behind 3 requests", "add an engine", "queue", 0.3)
+        told.repaired = ("sort_tools",)
+        told.lineage = Lineage(
+            1, step=2, since=3.0, kept=40, previous=900, broken=PrefixBreak(BreakClass.UUID, "system", 40, 900, 1)
+        )
         told.diagnosis = Diagnosis(verdict, Usual(), Alternatives())
-        gateway.recorder.emit(told)
+        for sink in (*gateway.recorder.sinks, *gateway.recorder.batch_sinks):
+            sink(told)
+        gateway.discovery.pods.left_out[PodSource("default", "vllm")] = 3
         await eventually(lambda: len(gateway.monitor.engine_loads()) == 1 and gateway.recorder.live == 0)
         await eventually(lambda: len(gateway.recorder.recent) == 3)
+        (rates,) = gateway.monitor.engine_rates().values()
+        await eventually(lambda: rates.preemptions_per_s is not None)
         async with calling(gateway.admin_url) as caller:
             beacon = {"request_id": gateway.recorder.recent[0].request_id, "ttft_ms": 250}
             assert (await caller.ask(post(beacon, path="/ttft")))[0] == 204
@@ -98,7 +122,7 @@ def assert_told_of(metric: Metric, row: Family) -> None:
 @pytest.mark.parametrize("row", CATALOG.values(), ids=lambda row: row.name)
 def test_a_row_is_complete_and_has_its_unit_in_its_name(row: Family) -> None:
     """Operators read the page at night."""
-    assert re.fullmatch(r"firsttoken_[a-z0-9_]+", row.name)
+    assert re.fullmatch(r"(firsttoken|llm_d_epp)_[a-z0-9_]+", row.name)
     assert row.name.endswith("_total") == (row.kind is MetricKind.COUNTER)
     assert "\n" not in row.help
     assert not row.help.endswith(".")
@@ -122,6 +146,7 @@ def test_a_gauge_that_each_worker_has_its_own_of_is_a_sum() -> None:
         "firsttoken_requests_in_progress",
         "firsttoken_connections",
         "firsttoken_body_bytes",
+        "llm_d_epp_flow_control_queue_size",
     }
 
 

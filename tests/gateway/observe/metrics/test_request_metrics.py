@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,12 +19,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
-from gateway.observe.metrics.metric_table import CATALOG, TTFT_BOUNDS
+from gateway.observe.metrics.metric_table import CATALOG
+from gateway.observe.metrics.request_families import TTFT_BOUNDS
+from gateway.observe.metrics.request_metrics import PROMPTS, RequestMetrics
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector
-from gateway.observe.metrics.series import BATCH, PROMPTS, Counter, Histogram, RequestMetrics
-from gateway.observe.record import AttemptRecord, RequestOutcome, Stage
+from gateway.observe.metrics.series import Counter, Histogram
+from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGaps
 from gateway.observe.trace_context import Trace
 from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_rates import EngineCounters, EngineRates
+from policies.prefix_doctor.lineage import Lineage
 from policies.routes.route import Route
 from policies.types import AttemptKind, AttemptOutcome, Health, Load
 from tests.support.builders import ANSWER, CHAT, STREAMED, calling, conversing, get, post, record, route
@@ -91,12 +94,13 @@ def test_a_record_is_counted_once_in_each_series() -> None:
         ("chat", "upstream"): 0.19,
         ("chat", "stream"): 0.8,
     }
-    assert exported["slo_total"] == {("chat", name, "true"): 1 for name in ("ttft", "tpot", "total")}
+    assert exported["slo_total"] == {("chat", name, "true"): 1 for name in ("ttft", "tpot", "total", "goodput")}
     assert exported["attempts_total"] == {
         ("small", "primary", "silent"): 1,
         ("small", "fallback", "completed"): 1,
     }
     assert exported["tokens_total"] == {("chat", "small", "input"): 110, ("chat", "small", "output"): 10}
+    assert exported["cached_tokens_total"] == {("chat", "small"): 55}
     assert exported["cost_usd_total"] == {("chat", "small"): 0.003}
     assert exported["prefix_hit_ratio_sum"] == {("small", "predicted"): 0.5, ("small", "reported"): 0.5}
     errors = exported.samples("ttft_prediction_error_seconds_bucket")
@@ -116,21 +120,17 @@ def test_every_kind_and_outcome_of_an_attempt_is_explained(value: AttemptOutcome
     assert f"`{value.value}`" in PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("count", [1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH])
-def test_a_scrape_includes_every_record(count: int) -> None:
-    """Records are counted in batches; a scrape counts the waiting ones."""
-    exported = Exported(*[{}] * count)
-    assert exported["requests_total"] == {("chat", "small", "completed"): count}
-    assert exported["requests_total"] == {("chat", "small", "completed"): count}
-
-
-def test_a_record_that_cannot_be_counted_loses_itself_only(caplog: pytest.LogCaptureFixture) -> None:
-    """A bug of the gateway is logged; Records before and after are counted."""
-    with caplog.at_level(logging.ERROR, "firsttoken"):
-        exported = Exported({}, {"attempts": [None]}, {})
-        found = exported["attempts_total"]
-    assert found == {("small", "primary", "silent"): 2, ("small", "fallback", "completed"): 2}
-    assert [entry.message for entry in caplog.records] == ["record could not be counted"]
+def test_steps_of_sessions_are_counted_with_their_pause_and_what_they_kept() -> None:
+    """By route; a prompt that was not followed, as a short one, is no step."""
+    steps = [Lineage(7), Lineage(7, step=2, since=4.0, kept=450, previous=900)]
+    exported = Exported(*({"lineage": step} for step in steps), {})
+    assert exported["session_steps_bucket"]["chat", "1.0"] == 1
+    assert (exported["session_steps_count"], exported["session_steps_sum"]) == ({("chat",): 2}, {("chat",): 3})
+    assert exported["session_pause_seconds_sum"] == {("chat",): 4.0}
+    assert (exported["session_kept_ratio_count"], exported["session_kept_ratio_sum"]) == (
+        {("chat",): 1},
+        {("chat",): 0.5},
+    )
 
 
 def test_met_and_missed_objectives_are_counted() -> None:
@@ -147,7 +147,31 @@ def test_met_and_missed_objectives_are_counted() -> None:
         ("chat", "tpot", "true"): 2,
         ("chat", "total", "true"): 2,
         ("chat", "total", "false"): 1,
+        ("chat", "goodput", "true"): 1,
+        ("chat", "goodput", "false"): 2,
     }
+
+
+def test_the_longest_gap_of_an_answer_is_a_histogram() -> None:
+    """A short one counts as 0, an answer of one token not at all; gaps above a second are counted singly."""
+    told = {"gaps": TokenGaps(0.3, 0.2, 0)}, {"gaps": TokenGaps(2.0, 1.5, 3)}, {}, {"tpot": None}
+    exported = Exported(*told)
+    assert exported["longest_gap_seconds_sum"] == {("chat", "small"): pytest.approx(2.3)}
+    assert exported["longest_gap_seconds_count"] == {("chat", "small"): 3}
+    assert exported["long_gaps_total"] == {("chat", "small"): 3}
+
+
+def test_rates_of_engines_and_the_verdict_on_their_pool_are_exposed() -> None:
+    """Preemptions alone say that memory is the limit; a rate that no engine tells has no family."""
+    registry, rates = CollectorRegistry(), EngineRates()
+    rates.note(EngineCounters(preemptions=0.0), 0.0)
+    rates.note(EngineCounters(preemptions=5.0), 10.0)
+    registry.register(EndpointCollector(lambda _: "small", lambda: {"a": Load()}, dict, lambda: {"a": rates}))
+    value = registry.get_sample_value
+    labels = {"pool": "small", "endpoint": "a"}
+    assert value("firsttoken_endpoint_preemptions_per_second", labels) == 0.5
+    assert value("firsttoken_endpoint_evictions_per_second", labels) is None
+    assert value("firsttoken_pool_bound", {"pool": "small"}) == 4.0
 
 
 def test_hedges_are_counted_by_outcome() -> None:
@@ -207,6 +231,15 @@ def test_prediction_metrics_show_error_and_coverage() -> None:
     assert exported["ttft_prediction_covered_total"] == {
         ("small", quantile, covered): 1 for quantile in ("p50", "p90") for covered in ("true", "false")
     }
+
+
+def test_the_calibration_of_whole_answers_is_counted_by_route() -> None:
+    """Of completed answers, streamed or not, that were forecast."""
+    forecast = {"total_predicted_p50": 0.9, "total_predicted_p90": 2.0, "total": 1.0}
+    exported = Exported(
+        forecast, {**forecast, "stream": False}, {**forecast, "end": RequestOutcome.CLIENT_GONE}, {"total": 1.0}
+    )
+    assert exported["total_prediction_covered_total"] == {("chat", "p50", "false"): 2, ("chat", "p90", "true"): 2}
 
 
 def test_an_engines_own_times_are_parts_beside_the_stages() -> None:
@@ -552,15 +585,12 @@ def test_engine_loads_are_exposed_as_reported() -> None:
 
 
 def test_version_and_requests_in_progress_are_exposed() -> None:
-    """Version, requests in progress, and lost lines of an access log."""
-    for lost, lines in ((None, None), (lambda: 3, 3.0)):
-        registry = CollectorRegistry()
-        registry.register(GatewayCollector(list, live=lambda: 7, lost=lost))
-        assert registry.get_sample_value("firsttoken_requests_in_progress") == 7
-        assert registry.get_sample_value("firsttoken_access_log_lines_lost_total") == lines
-        (info,) = [s for family in registry.collect() for s in family.samples if s.name == "firsttoken_build_info"]
-        assert ([*info.labels], info.value) == (["version"], 1.0)
-        assert info.labels["version"]
+    registry = CollectorRegistry()
+    registry.register(GatewayCollector(list, live=lambda: 7))
+    assert registry.get_sample_value("firsttoken_requests_in_progress") == 7
+    (info,) = [s for family in registry.collect() for s in family.samples if s.name == "firsttoken_build_info"]
+    assert ([*info.labels], info.value) == (["version"], 1.0)
+    assert info.labels["version"]
 
 
 @pytest.mark.parametrize(("health", "state"), [(Health.UP, 1.0), (Health.PROBING, 0.5), (Health.DOWN, 0.0)])
@@ -577,3 +607,25 @@ def test_endpoints_are_read_when_prometheus_asks(health: Health, state: float) -
     assert value("firsttoken_endpoint_state", {"pool": "large", "endpoint": "b"}) == 1
     loads.pop("a")
     assert value("firsttoken_endpoint_in_flight", labels) is None
+
+
+async def test_requests_are_told_apart_by_model_region_and_the_keys_that_are_listed() -> None:
+    """Labels are of the configuration: neither the name that a caller gives a model, nor a key that is not listed."""
+    keys = [{"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest()} for name in ("team-a", "team-b")]
+    more: dict[str, Any] = {"keys": keys, "telemetry": {"access_log": "off", "label_keys": ["team-a"]}}
+    async with Upstream([STREAMED]) as engine:
+        pools = {"only": {**pool(engine.url), "endpoints": [{"url": engine.url, "region": "eu"}], "model": "qwen"}}
+        async with running(pools, {"chat": {"tiers": ["only"], "ttft": {"budget": "20s"}}}, **more) as gateway:
+            for name in ("team-a", "team-b"):
+                async with calling(gateway.url) as caller:
+                    await caller.ask(post({**CHAT, "stream": True}, f"authorization: Bearer {name}"))
+                    await caller.chunks()
+            await eventually(lambda: len(gateway.recorder.recent) == 2)
+            read = gateway.registry.get_sample_value
+            place = {"model": "qwen", "region": "eu"}
+            for key in ("team-a", ""):
+                counted = {**place, "key": key, "route": "chat", "goodput": "met"}
+                assert read("firsttoken_served_total", counted) == 1
+                assert read("firsttoken_served_ttft_seconds_count", {**place, "key": key}) == 1
+            page = (await get(gateway.admin_url, "/metrics"))[2]
+    assert b"team-b" not in page

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.observe.metrics.request_metrics import RequestMetrics
 from gateway.observe.metrics.scrape_collectors import (
     GatewayCollector,
     Registry,
@@ -13,7 +14,6 @@ from gateway.observe.metrics.scrape_collectors import (
     counts_of,
     route_stats,
 )
-from gateway.observe.metrics.series import RequestMetrics
 from gateway.observe.record import RequestOutcome
 from tests.support.builders import record, route
 

@@ -163,3 +163,19 @@ def test_the_newer_conventions_count_tokens_by_type() -> None:
 def test_otel_semconv_stability_opt_in_selects_the_names(asked: str, newer: bool) -> None:
     """A comma-separated list."""
     assert latest_names({"OTEL_SEMCONV_STABILITY_OPT_IN": asked}) is newer
+
+
+def test_series_of_forgotten_endpoints_are_dropped_unless_another_has_their_attributes() -> None:
+    """A pod is a new endpoint each time: all that ever were would be exported for ever."""
+    served = dict(SERVED)
+    metrics = GenAiMetrics(served)
+    for number in range(50):
+        name = f"small/{number}"
+        served[name] = ServedEndpoint("vllm", "served", f"10.1.0.{number}", 8000)
+        metrics.count(answered(endpoint=name, attempts=[attempt(name)]))
+    served["small/again"] = served["small/49"]
+    metrics.count(answered(endpoint="small/again", attempts=[attempt("small/again")]))
+    metrics.forget([f"small/{number}" for number in range(50)])
+    assert len(metrics._requests) == len(metrics._attempts) == 1
+    for series in (metrics.duration, metrics.usage):
+        assert {dict(attributes)["server.address"] for attributes in series.series} == {"10.1.0.49"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.presets import with_preset
+from gateway.lost_promises import HOLD, LostPromise, LostPromises
 from policies.fleet.fleet import AttemptReport
-from policies.fleet.lost_promises import HOLD, LostPromise, LostPromises
 from policies.latency.tpot import TpotPredictor
 from policies.routes.route import Route
 from tests.support.learned_fleet import ONE, TWO, answer, fleet

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.observe.slow_counts import KEPT, SlowCounts, merge_windows
 from policies.diagnosis.causes import Cause, CauseVerdict
-from policies.diagnosis.slow_counts import KEPT, SlowCounts, merge_windows
 from policies.diagnosis.usual import Sample, Usual
 
 QUEUED = CauseVerdict(Cause.QUEUED, "", "", "queue", 0.25)

@@ -1,0 +1,76 @@
+"""The body of a reply before the commit: kept until it is worth passing on, or judged to be a failure.
+
+Rules:
+- The first visible output of a stream ends the holding; so does a preamble too long to be held.
+- A whole answer is held to its end, unless it is too long: a 200 may hold an error, a page of HTML or half an answer.
+- Of an error reply the beginning is enough.
+"""
+
+from __future__ import annotations
+
+from backends.failures import EMPTY, NOT_EVENTS, TOO_LARGE, of_body
+from backends.interface import Failure, Tap
+from backends.stream.decompression import Decompressor, decompressor
+
+MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
+ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
+MAX_WHOLE = 1 << 20  # bytes held of a whole answer; a longer answer is passed on before its end
+MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
+MAX_ERROR = 64 * 1024  # bytes of an error reply to read
+ENDLESS = 1 << 40  # bytes of a stream, which is not held
+MAX_EXPANDED = 4 << 20  # bytes after decompression of one read of a stream, which are passed on in one call
+
+
+class HeldReply:
+    """Body of one reply, which `tap` reads. `content_type`: lower case; `to_the_end`: a whole answer is held whatever
+    its length; `sent`: bytes of the request."""
+
+    def __init__(
+        self, tap: Tap, content_type: str, is_success: bool, stream: bool, sent: int, *, to_the_end: bool
+    ) -> None:
+        self.size = 0  # bytes
+        self._parts: list[bytes] = []
+        self._tap, self._is_success = tap, is_success
+        self._stream, self._to_the_end = stream, to_the_end
+        self._has_events = "event-stream" in content_type
+        self._longest = MAX_HELD + ECHOES * sent
+
+    def feed(self, data: bytes) -> Failure | bool:
+        """True: the answer has begun, and its bytes are to be passed on."""
+        if self._is_success or self.size < MAX_ERROR:
+            self._parts.append(data)
+            self.size += len(data)
+        if not self._is_success:
+            return False
+        content, failure = self._tap.feed(data), self._tap.failure
+        if not self._stream:
+            return TOO_LARGE if self.size > MAX_REWRITTEN else self.size > MAX_WHOLE and not self._to_the_end
+        if failure is not None and not content:
+            return failure
+        if self._tap.spoiled:  # an error after a token in the same read: the answer has begun, and ended
+            self._parts.pop()
+            return True
+        if self.size <= self._longest:
+            return content
+        return content or self._has_events or NOT_EVENTS
+
+    def take(self) -> bytes:
+        """Return the bytes held, once."""
+        data = b"".join(self._parts)
+        self._parts = []
+        return data
+
+    def judge(self, secret: str) -> Failure | None:
+        """Judge a reply that is over. None: a complete answer, be it without visible output."""
+        if not self._stream:
+            return self._tap.failure
+        if self._tap.ended:
+            return None
+        return self._tap.failure or of_body(b"".join(self._parts), secret) or EMPTY
+
+
+def reply_decompressor(coding: str, *, is_success: bool, stream: bool) -> Decompressor | None:
+    """None: a coding that the gateway does not read."""
+    if not is_success:
+        return decompressor(coding, MAX_ERROR, cut=True)
+    return decompressor(coding, ENDLESS, MAX_EXPANDED) if stream else decompressor(coding, MAX_REWRITTEN)

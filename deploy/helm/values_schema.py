@@ -1,0 +1,145 @@
+"""The JSON Schema of the chart's values: its own keys, and those of the gateway's configuration."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from gateway.config.schema import schema
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+SECONDS: Schema = {"type": "integer", "minimum": 0, "maximum": 86400}
+REPLICAS: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
+NAME: Schema = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$", "maxLength": 253}
+SIZE: Schema = {"type": ["string", "integer"], "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"}
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+ANY: Schema = {"type": "object"}
+ANYTHING: Schema = {"type": "array", "items": ANY}
+VARIABLE_NAME = "^[A-Za-z_][A-Za-z0-9_]*$"
+# Keys that the chart sets itself, by definition of the configuration.
+OWNED = {
+    "ServerSection": ("listen", "admin", "drain", "tls"),
+    "StateSection": ("redis", "dir"),
+    "PickSection": ("listen",),
+}
+
+
+def section(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    """A mapping without other keys."""
+    found: Schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {**found, "required": [*required]} if required else found
+
+
+def one_of(*values: str) -> Schema:
+    return {"type": "string", "enum": [*values]}
+
+
+def image(*required: str) -> Schema:
+    repository, digest = {"type": "string", "minLength": 1}, {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
+    pull = one_of("Always", "IfNotPresent", "Never")
+    return section(required, repository=repository, tag=TEXT, digest=digest, pullPolicy=pull)
+
+
+def values_schema() -> Schema:
+    """Draft 2020-12."""
+    definitions = gateway_definitions()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Values of the chart firsttoken",
+        **section(("image", "config"), **_own(), **_optional(), config={"$ref": "#/$defs/Config"}),
+        "$defs": definitions,
+    }
+
+
+def _own() -> dict[str, Schema]:
+    secret = section(("secret", "key"), secret={**NAME, "minLength": 1}, key={**TEXT, "minLength": 1})
+    peers = {
+        "type": "array",
+        "items": section(podSelector=ANY, namespaceSelector=ANY, ipBlock=ANY) | {"minProperties": 1},
+    }
+    own_image = image("repository")
+    own_image["properties"]["pullSecrets"] = {"type": "array", "items": NAME}
+    return {
+        "global": ANY,
+        "mode": one_of("serve", "pick"),
+        "replicas": REPLICAS,
+        "fullnameOverride": {**NAME, "maxLength": 40},
+        "image": own_image,
+        "env": {
+            "type": "object",
+            "propertyNames": {"pattern": VARIABLE_NAME},
+            "additionalProperties": {"anyOf": [secret, section(("value",), value=TEXT)]},
+        },
+        "redis": section(secret=NAME, key={**TEXT, "minLength": 1}),
+        "tls": section(secret=NAME),
+        "drain": section(wait=SECONDS, grace=SECONDS),
+        "service": section(type=one_of("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=TEXTS),
+        "serviceAccount": section(create=FLAG, name=NAME, annotations=TEXTS),
+        "rbac": section(create=FLAG),
+        "networkPolicy": section(enabled=FLAG, callers=peers, pickers=peers, admin=peers, egress=ANYTHING),
+        "podDisruptionBudget": section(
+            maxUnavailable={"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+%$"}
+        ),
+        "resources": ANY,
+        "stateSize": SIZE,
+        "podAnnotations": TEXTS,
+        "podLabels": TEXTS,
+        "nodeSelector": TEXTS,
+        "tolerations": ANYTHING,
+        "affinity": ANY,
+        "priorityClassName": NAME,
+        "volumes": ANYTHING,
+        "volumeMounts": ANYTHING,
+    }
+
+
+def _optional() -> dict[str, Schema]:
+    engine = section(
+        ("name", "max"), kind={**TEXT, "minLength": 1}, name={**NAME, "minLength": 1}, min=SECONDS, max=REPLICAS
+    )
+    duration = {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"}
+    return {
+        "monitoring": section(
+            serviceMonitor=section(enabled=FLAG, interval=duration, labels=TEXTS),
+            rules=section(enabled=FLAG, labels=TEXTS),
+            dashboards=section(enabled=FLAG, labels=TEXTS, annotations=TEXTS),
+        ),
+        "autoscaling": section(
+            trigger=one_of("prometheus", "metrics-api", "external"),
+            prometheusAddress={"type": "string", "pattern": "^(https?://.+)?$"},
+            engines={"type": "object", "additionalProperties": engine},
+        ),
+        "inferencePool": section(
+            enabled=FLAG,
+            name=NAME,
+            selector=TEXTS,
+            targetPorts={"type": "array", "items": PORT, "minItems": 1, "maxItems": 8, "uniqueItems": True},
+            failureMode=one_of("FailOpen", "FailClose"),
+        ),
+        "envoy": section(
+            enabled=FLAG,
+            replicas=REPLICAS,
+            image=image(),
+            engines=section(selector=TEXTS, host=NAME, port=PORT),
+            maxBodyBytes={"type": "integer", "minimum": 65536, "maximum": 1 << 31},
+            resources=ANY,
+        ),
+    }
+
+
+# ---------------------------------------------------------------- the gateway's configuration
+
+
+def gateway_definitions() -> dict[str, Schema]:
+    """Definitions of the configuration, `Config` included, without what the chart sets."""
+    whole = copy.deepcopy(schema())
+    definitions: dict[str, Schema] = whole.pop("$defs")
+    for name, keys in OWNED.items():
+        for key in keys:
+            del definitions[name]["properties"][key]
+    config = {key: whole[key] for key in ("properties", "type", "additionalProperties")}
+    return {**definitions, "Config": {**config, "required": ["pools"]}}

@@ -1,0 +1,224 @@
+"""Counts Records by the metric table.
+
+Label values come from the configuration, never from callers. Each route's TTFT budget is a bucket, so attainment can be
+read exactly from the histogram.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.observe.metrics.loop_lag import LoopLag
+from gateway.observe.metrics.series import counter, histogram
+from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
+from policies.prefix_doctor.lineage import Lineage
+from policies.prefix_doctor.prompt_outline import PARTS
+from policies.routes.route import Route
+from policies.types import AttemptKind, AttemptOutcome
+
+STAGES_AND_PARTS = (*STAGE_NAMES, "engine_queue", "engine_prefill")  # the last two are parts of `upstream`
+_JUDGED = {True: "met", False: "missed", None: "unjudged"}
+SIZES = (1_000, 4_000, 16_000, 64_000)  # tokens of prompt from which the next class begins
+PROMPTS = ("<1k", "1k-4k", "4k-16k", "16k-64k", ">64k")
+
+
+def budgets(routes: Iterable[Route]) -> tuple[float, ...]:
+    """TTFT budgets of the routes."""
+    return tuple(sorted({route.ttft.budget for route in routes if route.ttft is not None}))
+
+
+class RequestMetrics:
+    """Sink of Records. `loop_lag` is exported too; the owner of the event loop starts it. `flush`: hands over the
+    Records that wait. `labels_of`: labels for the model of a pool, and for the name of a key."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        routes: Iterable[Route],
+        labels_of: Callable[[str, str], tuple[str, str]] = lambda pool, key: ("", ""),
+    ) -> None:
+        within = budgets(routes)
+        self.requests = counter("firsttoken_requests_total")
+        self.ttft = histogram("firsttoken_ttft_seconds", within)
+        self.served = counter("firsttoken_served_total")
+        self.served_ttft = histogram("firsttoken_served_ttft_seconds", within)
+        self.reasoning = histogram("firsttoken_first_reasoning_seconds", within)
+        self.answer = histogram("firsttoken_first_answer_seconds", within)
+        self.by_prompt = histogram("firsttoken_ttft_by_prompt_seconds", within)
+        self.tpot = histogram("firsttoken_tpot_seconds")
+        self.longest_gap = histogram("firsttoken_longest_gap_seconds")
+        self.long_gaps = counter("firsttoken_long_gaps_total")
+        self.stage = histogram("firsttoken_stage_seconds")
+        self.slo = counter("firsttoken_slo_total")
+        self.slow = counter("firsttoken_slow_total")
+        self.predicted = histogram("firsttoken_ttft_predicted_seconds")
+        self.error = histogram("firsttoken_ttft_prediction_error_seconds")
+        self.covered = counter("firsttoken_ttft_prediction_covered_total")
+        self.quoted = counter("firsttoken_ttft_quote_covered_total")
+        self.whole = counter("firsttoken_total_prediction_covered_total")
+        self.hit = histogram("firsttoken_prefix_hit_ratio")
+        self.size_error = histogram("firsttoken_prompt_tokens_error_ratio")
+        self.attempts = counter("firsttoken_attempts_total")
+        self.hedges = counter("firsttoken_hedges_total")
+        self.external_refused = counter("firsttoken_external_refused_total")
+        self.escalations = counter("firsttoken_escalations_total")
+        self.left_out = counter("firsttoken_left_out_total")
+        self.breaks = counter("firsttoken_prefix_breaks_total")
+        self.parts = counter("firsttoken_prompt_part_tokens_total")
+        self.repaired = counter("firsttoken_repaired_total")
+        self.steps = histogram("firsttoken_session_steps")
+        self.pause = histogram("firsttoken_session_pause_seconds")
+        self.kept = histogram("firsttoken_session_kept_ratio")
+        self.rescues = counter("firsttoken_rescues_total")
+        self.sights = counter("firsttoken_picked_answers_total")
+        self.cached = counter("firsttoken_answer_cache_total")
+        self.junk = counter("firsttoken_junk_events_total")
+        self.tokens = counter("firsttoken_tokens_total")
+        self.cached_tokens = counter("firsttoken_cached_tokens_total")
+        self.cost = counter("firsttoken_cost_usd_total")
+        self.tagged = counter("firsttoken_tagged_requests_total")
+        self.tagged_tokens = counter("firsttoken_tagged_tokens_total")
+        self.tagged_cost = counter("firsttoken_tagged_cost_usd_total")
+        self.loop_lag = LoopLag()
+        self._all: list[Collector] = list(vars(self).values())
+        self._labels_of = labels_of
+        self.flush: Callable[[], None] = lambda: None
+        registry.register(self)
+
+    def promise(self, routes: Iterable[Route]) -> None:
+        """Add the budgets of other routes as buckets; existing buckets stay."""
+        self.flush()
+        within = budgets(routes)
+        self.ttft.refine(within)
+        self.served_ttft.refine(within)
+        self.by_prompt.refine(within)
+        self.reasoning.refine(within)
+        self.answer.refine(within)
+
+    def collect(self) -> Iterable[Metric]:
+        """Includes every request that has ended."""
+        self.flush()
+        for series in self._all:
+            yield from series.collect()
+
+    def __call__(self, record: Record) -> None:
+        route, pool, ttft_met = record.route, record.pool, record.ttft_met
+        self.requests.of[route, pool, record.end._value_].value += 1  # an enumeration's own hash is Python
+        times = (*record.spent, record.engine_queue, record.engine_prefill)
+        stages = self.stage.of
+        for stage, spent in zip(STAGES_AND_PARTS, times, strict=True):
+            if spent is not None:
+                stages[route, stage].observe(spent)
+        tpot_met, total_met = record.tpot_met, record.total_met
+        good = goodput_met(record.end, ttft_met, tpot_met, total_met)
+        for objective, met in (("ttft", ttft_met), ("tpot", tpot_met), ("total", total_met), ("goodput", good)):
+            if met is not None:
+                self.slo.of[route, objective, "true" if met else "false"].value += 1
+        if (left := record.session_left) is not None:
+            self.slo.of[route, "session", "true" if left >= 0 else "false"].value += 1
+        model, key = self._labels_of(pool, record.tenant)
+        self.served.of[route, model, record.region, key, _JUDGED[good]].value += 1
+        if record.ttft is not None and record.stream:
+            self.served_ttft.of[model, record.region, key].observe(record.ttft)
+        if record.diagnosis is not None:
+            self.slow.of[route, record.cause].value += 1
+        for attempt in record.attempts:
+            self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
+            self.cost.of[route, attempt.pool].value += attempt.cost_usd
+            if attempt.junk:
+                self.junk.of[(attempt.pool,)].value += attempt.junk
+            if attempt.kind is AttemptKind.HEDGE:
+                self.hedges.of[route, _result(record, attempt)].value += 1
+        if record.external_refused:
+            self.external_refused.of[(route,)].value += 1
+        if record.escalated:
+            self.escalations.of[route, record.escalated].value += 1
+        for tag in record.tags:
+            self.tagged.of[tag, record.end._value_].value += 1
+            self.tagged_tokens.of[(tag,)].value += sum(attempt.tokens for attempt in record.attempts)
+            self.tagged_cost.of[(tag,)].value += record.cost_usd
+        if record.cache:
+            self.cached.of[route, record.cache].value += 1
+        if record.lineage.conversation:
+            self._count_session(record.lineage, route)
+        if (broken := record.lineage.broken) is not None:
+            self.breaks.of[route, broken.cls._value_].value += 1
+        if record.composition is not None:
+            for part, found in zip(PARTS, record.composition, strict=True):
+                if found:
+                    self.parts.of[route, part].value += found
+        for rule in record.repaired:
+            self.repaired.of[route, rule].value += 1
+        for member in set(record.left_out.values()):
+            self.left_out.of[route, pool, member].value += 1
+        if record.sight is not None:
+            self.sights.of[route, record.sight._value_].value += 1
+        if record.rescue:
+            self.rescues.of[route, record.rescue].value += 1
+        if (took := record.scored_ttft) is not None:
+            for percentile, quoted in (("p50", record.ttft_quoted_p50), ("p90", record.ttft_quoted_p90)):
+                if quoted is not None:
+                    self.quoted.of[route, percentile, "true" if took <= quoted else "false"].value += 1
+        if record.total_predicted_p90 is not None and record.end is RequestOutcome.COMPLETED:
+            for percentile, total in (("p50", record.total_predicted_p50), ("p90", record.total_predicted_p90)):
+                self.whole.of[route, percentile, "true" if record.total <= (total or 0.0) else "false"].value += 1
+        if (ttft := record.ttft) is not None:
+            tally = self.ttft.of[route, pool]
+            tally.observe(ttft)
+            if record.trace_id and ((trace := record.trace) is None or trace.sampled or ttft_met is False):
+                tally.examples[bisect_left(tally.bounds, ttft)] = record.trace_id, ttft, record.wall + ttft
+            if record.first_reasoning is not None:
+                self.reasoning.of[route, pool].observe(record.first_reasoning)
+            if record.first_answer is not None:
+                self.answer.of[route, pool].observe(record.first_answer)
+            self._count_answer(record, ttft, route, pool)
+
+    def _count_session(self, lineage: Lineage, route: str) -> None:
+        self.steps.of[(route,)].observe(lineage.step)
+        if lineage.since is not None:
+            self.pause.of[(route,)].observe(lineage.since)
+            if lineage.kept_share is not None:
+                self.kept.of[(route,)].observe(lineage.kept_share)
+
+    def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> None:
+        if record.tpot is not None:
+            self.tpot.of[route, pool].observe(record.tpot)
+            self.longest_gap.of[route, pool].observe(record.gaps.longest or 0.0)
+            if record.gaps.over_1s:
+                self.long_gaps.of[route, pool].value += record.gaps.over_1s
+        estimated, reported = record.prompt_tokens_estimated or 0, record.prompt_tokens_reported
+        prompt = estimated if reported is None else reported
+        self.tokens.of[route, pool, "input"].value += prompt
+        self.tokens.of[route, pool, "output"].value += record.output_tokens or 0
+        predicted_hit, reported_hit = record.cached_tokens_predicted, record.cached_tokens_reported
+        cached = predicted_hit if reported_hit is None else reported_hit
+        if cached is not None:
+            self.cached_tokens.of[route, pool].value += cached
+        if estimated and reported:
+            self.size_error.of[(pool,)].observe(abs(estimated / reported - 1.0))
+        if estimated and record.cached_tokens_predicted is not None:
+            self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
+        if reported and record.cached_tokens_reported is not None:
+            self.hit.of[pool, "reported"].observe(record.cached_tokens_reported / reported)
+        if not record.stream:  # the first byte comes with the last: nothing to compare with a prediction
+            return
+        self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]].observe(ttft)
+        p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
+        if p50 is not None:
+            self.predicted.of[(pool,)].observe(p50)
+            self.error.of[(pool,)].observe(ttft - p50)
+            self.covered.of[pool, "p50", "true" if ttft <= p50 else "false"].value += 1
+        if p90 is not None:
+            self.covered.of[pool, "p90", "true" if ttft <= p90 else "false"].value += 1
+
+
+def _result(record: Record, hedge: AttemptRecord) -> str:
+    """Result of a hedge; the last attempt of a Record has answered."""
+    if record.ttft is not None and hedge is record.attempts[-1]:
+        return "won"
+    return "lost" if hedge.ending is AttemptOutcome.CANCELLED else "failed"

@@ -1,0 +1,127 @@
+"""Follows the prompts of callers, at the end of each request: composition, session and step, breaks and their price.
+
+Text is read only where a break is seen: a window of 400 bytes, of which digests are kept (`policies.prefix_doctor`). At
+most MARKS windows, of prompts of MARKED bytes together, are read in a second; a break without one has the class of the
+one before. Prompts of more than PARTS messages are not followed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic, time
+from typing import Any
+
+from gateway.api.inference_request import InferenceRequest
+from gateway.observe.record import Record, RequestOutcome
+from policies.prefix_doctor.break_class import BreakMark
+from policies.prefix_doctor.lineage import NOTICEABLE, Lineages, PrefixBreak, SentNow
+from policies.prefix_doctor.prefix_ledger import NO_COST, BreakCost, LedgerEntry, PrefixLedger
+from policies.prefix_doctor.prompt_outline import EMPTY, PromptOutline, ReadBreakMark
+from policies.types import Candidate, PoolEstimate, Price
+
+log = logging.getLogger("firsttoken")
+
+MARKS = 50  # windows read in a second: 0.1 ms each, of a prompt of 20 KB
+MARKED = 2_000_000  # bytes of prompts whose windows are read in a second: up to 40 ms of tools
+PARTS = 4096  # messages: 3 us each, on the event loop
+PriceOf = Callable[[str], Price | None]  # by pool
+PrefillSeconds = Callable[[str, int, int], float]  # at an endpoint, of tokens behind so many cached ones
+
+
+class PrefixDoctor:
+    """`price_of`: the price of a pool; None: the pool is gone. `prefill_seconds`: engine time, as learned."""
+
+    def __init__(
+        self,
+        price_of: PriceOf = lambda pool: None,
+        prefill_seconds: PrefillSeconds = lambda endpoint, tokens, hit: 0.0,
+    ) -> None:
+        self._price_of, self._prefill_seconds = price_of, prefill_seconds
+        self._lineages = Lineages()
+        self._ledger = PrefixLedger(monotonic())
+        self._second = self._marks = self._marked = 0  # present second, and windows and bytes read in it
+
+    def on_ended(self, record: Record, request: InferenceRequest | None, estimate: PoolEstimate | None) -> None:
+        """A bug here loses what is known of this prompt only."""
+        if request is None or estimate is None or estimate.outline is None or record.end is RequestOutcome.REFUSED:
+            return
+        if len(request.prompt.digests) > PARTS:
+            return
+        try:
+            self._follow(record, request, estimate.outline())
+        except Exception:
+            log.exception("a prompt could not be followed")
+
+    def advice(self) -> dict[str, Any]:
+        return self._ledger.as_json(monotonic(), time())
+
+    def _follow(self, record: Record, request: InferenceRequest, outline: PromptOutline) -> None:
+        total = record.prompt_tokens_reported or record.prompt_tokens_estimated or 0
+        record.composition = outline.composition.scaled_to(total)
+        if record.ttft is not None and total >= NOTICEABLE:  # the prompt was computed, and may break a prefix
+            sent = SentNow(
+                request.caller or record.tenant,
+                record.route,
+                request.session if request.is_conversation else "",
+                record.arrival,
+                record.arrival + record.total,
+            )
+            record.lineage = self._lineages.follow(sent, outline, self._bounded(outline))
+            if (broken := record.lineage.broken) is not None:
+                record.break_cost = self._cost(record, broken)
+        self._ledger.note(_entry(record, request.caller), monotonic())
+
+    def _cost(self, record: Record, broken: PrefixBreak) -> BreakCost:
+        """Of computing the lost tokens again, at the learned speed of the endpoint: as far off as its first tokens are,
+        on average. Less what was cached all the same, of an older prompt."""
+        candidate, cached = _candidate(record), record.cached_tokens_reported
+        if candidate is None:
+            return NO_COST
+        forecast, hit = candidate.forecast, max(candidate.hit if cached is None else cached, broken.at)
+        lost = max(broken.at + broken.lost - hit, 0)
+        seconds = self._prefill_seconds(record.endpoint, lost, hit) * forecast.p50 / (forecast.point_estimate or 1.0)
+        price = self._price_of(record.pool)
+        usd = 0.0 if price is None else price.of(lost, 0) - price.of(lost, 0, cached=lost)
+        return BreakCost(seconds, _missed_by(record, seconds), max(usd, 0.0))
+
+    def _bounded(self, outline: PromptOutline) -> ReadBreakMark:
+        def read(part: int, start: int, block: int) -> BreakMark | None:
+            return outline.read_mark(part, start, block) if self._may_read(outline.parts[-1].size) else None
+
+        return read
+
+    def _may_read(self, size: int) -> bool:
+        if (second := int(monotonic())) != self._second:
+            self._second = second
+            self._marks = self._marked = 0
+        if self._marks >= MARKS or self._marked + size > MARKED:
+            return False
+        self._marks, self._marked = self._marks + 1, self._marked + size
+        return True
+
+
+def _entry(record: Record, caller: str) -> LedgerEntry:
+    return LedgerEntry(
+        route=record.route,
+        caller=caller or record.tenant,
+        wall=record.wall,
+        composition=record.composition or EMPTY,
+        lineage=record.lineage,
+        cost=record.break_cost,
+        output_tokens=record.output_tokens or 0 if record.end is RequestOutcome.COMPLETED else 0,
+        max_tokens=record.max_tokens,
+        tpot=record.tpot,
+        repaired=record.repaired,
+    )
+
+
+def _missed_by(record: Record, seconds: float) -> bool:
+    """The TTFT budget was missed, and would have been met without these."""
+    budget, came = record.ttft_budget, record.promised
+    return record.ttft_met is False and budget is not None and came is not None and came - seconds <= budget
+
+
+def _candidate(record: Record) -> Candidate | None:
+    ranked: Sequence[Candidate] = () if record.decision is None else record.decision.ranked
+    return next((each for each in ranked if each.endpoint.id == record.endpoint), None)

@@ -1,0 +1,156 @@
+"""History of counts in memory: how much each count grew in the last 5 minutes, hour and day.
+
+Rules:
+- Totals come in every few seconds; a ring of slots for each span keeps their growth. Nothing is done per request.
+- Memory is the number of counts times 216 slots times 8 bytes: 120 KB for a route with 70 counts.
+- A total that decreased is that of another process, which began at zero: the whole total is new.
+- Slots are numbered by the wall clock. Where the clock went back, the present slot takes those ahead of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+Key = tuple[str, ...]
+Grown = Sequence[tuple[int, float]]  # columns, and the growth of their counts
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A window, and the slots that it consists of."""
+
+    name: str
+    slot_s: float
+    slots: int
+
+    @property
+    def seconds(self) -> float:
+        return self.slot_s * self.slots
+
+
+SPANS = {span.name: span for span in (Span("5m", 5.0, 60), Span("1h", 60.0, 60), Span("24h", 900.0, 96))}
+MAX_COUNTS = 20_000  # further ones are not kept: 35 MB
+
+
+@dataclass(slots=True)
+class Slot:
+    """Growth of the counts in one part of a span. `curves`: what was computed of a slot that is over, by route."""
+
+    number: int  # Unix time / slot_s
+    counts: array[float] = field(default_factory=lambda: array("d"))
+    curves: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, grown: Grown, width: int) -> None:
+        self.widen(width)
+        for column, count in grown:
+            self.counts[column] += count
+
+    def widen(self, width: int) -> None:
+        if width > len(self.counts):
+            self.counts.frombytes(bytes(8 * (width - len(self.counts))))
+
+    def sparse(self) -> tuple[list[int], list[float]]:
+        """Columns that are not zero, and their counts."""
+        columns = [column for column, count in enumerate(self.counts) if count]
+        return columns, [self.counts[column] for column in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`slots`: those with samples, oldest first; `totals`: their sum by column; `first`: number of the slot that the
+    span begins with; `covered`: seconds from the first sample to now."""
+
+    span: Span
+    first: int
+    slots: Sequence[Slot]
+    totals: Sequence[float]
+    covered: float
+
+
+class CountHistory:
+    """The first totals are the base: growth is known from there on. `columns`: place of each count in a slot."""
+
+    def __init__(self) -> None:
+        self.columns: dict[Key, int] = {}
+        self._before: Mapping[Key, float] | None = None
+        self._since = inf  # Unix time of the first totals
+        self._rings: dict[str, deque[Slot]] = {name: deque(maxlen=span.slots) for name, span in SPANS.items()}
+
+    def note(self, totals: Mapping[Key, float], wall: float) -> None:
+        """`wall`: Unix time of the totals."""
+        before, self._before, self._since = self._before, totals, min(self._since, wall)
+        grown = [] if before is None else [*self._growth(before, totals)]
+        for name, span in SPANS.items():
+            self._slot(self._rings[name], int(wall // span.slot_s)).add(grown, len(self.columns))
+
+    def _growth(self, before: Mapping[Key, float], totals: Mapping[Key, float]) -> Iterable[tuple[int, float]]:
+        for key, total in totals.items():
+            column, was = self._column(key), before.get(key, 0.0)
+            if total != was and column is not None:
+                yield column, total - was if total > was else total
+
+    def _column(self, key: Key) -> int | None:
+        if key not in self.columns and len(self.columns) >= MAX_COUNTS:
+            return None
+        return self.columns.setdefault(key, len(self.columns))
+
+    @staticmethod
+    def _slot(ring: deque[Slot], number: int) -> Slot:
+        ahead = list[Slot]()
+        while ring and ring[-1].number > number:
+            ahead.append(ring.pop())
+        if not ring or number > ring[-1].number:
+            ring.append(Slot(number))
+        for slot in ahead:
+            ring[-1].add([*enumerate(slot.counts)], len(slot.counts))
+            ring[-1].curves.clear()
+        return ring[-1]
+
+    def window(self, span: Span, wall: float) -> Window:
+        """Up to now; the last slot is the present one, which is not over."""
+        first = int(wall // span.slot_s) - span.slots + 1
+        slots = [slot for slot in self._rings[span.name] if slot.number >= first]
+        for slot in slots:
+            slot.widen(len(self.columns))
+        rows = [bytes(len(self.columns)), *(slot.counts for slot in slots)]
+        totals = [*map(sum, zip(*rows, strict=True))]
+        covered = wall - max(slots[0].number * span.slot_s, self._since) if slots else 0.0
+        return Window(span, first, slots, totals, min(max(covered, 0.0), span.seconds))
+
+    # -- over a restart ---------------------------------------------------------------------
+
+    def as_json(self) -> dict[str, Any]:
+        """Counts by name, and of each slot those that are not zero."""
+        rings = {name: [[slot.number, *slot.sparse()] for slot in ring] for name, ring in self._rings.items()}
+        return {"counts": [*self.columns], "rings": rings}
+
+    def restore(self, counts: Sequence[Key], rings: Mapping[str, Sequence[Sequence[Any]]], wall: float) -> None:
+        """Put the slots of `as_json` before those noted since. Raises ValueError on what cannot be such slots."""
+        restored = {
+            name: [*_slots(rings.get(name, ()), len(counts), wall / span.slot_s)] for name, span in SPANS.items()
+        }
+        columns = [self._column(key) for key in counts]
+        for name, ring in self._rings.items():
+            own = [(slot.number, [*zip(*slot.sparse(), strict=True)]) for slot in ring]
+            ring.clear()
+            for number, grown in restored[name]:
+                self._since = min(self._since, number * SPANS[name].slot_s)
+                known = [(column, count) for at, count in grown if (column := columns[at]) is not None]
+                self._slot(ring, number).add(known, len(self.columns))
+            for number, grown in own:
+                self._slot(ring, number).add(grown, len(self.columns))
+
+
+def _slots(ring: Sequence[Sequence[Any]], width: int, now: float) -> Iterable[tuple[int, Grown]]:
+    """`now`: number of the present slot. Later slots are left out. Raises ValueError."""
+    for number, columns, counts in ring:
+        grown = [*zip(columns, counts, strict=True)]
+        if number < 0 or any(not (0 <= at < width and 0 <= count < 1e18) for at, count in grown):
+            raise ValueError("a slot of no history")
+        if number <= now:
+            yield number, grown

@@ -1,0 +1,129 @@
+"""Figures of each route in a window, from the history of the counts that GET /routes shows.
+
+GET /windows has the counts of a window in the form in which GET /routes has those since the start: a viewer computes
+the same figures of both. Besides it has a curve of the TTFT, and what is left of the day's error budget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from gateway.observe.metrics.quantile import quantile
+from gateway.observe.windows.count_history import SPANS, CountHistory, Key, Slot, Span, Window
+
+BY_LABEL = ("requests", "pools", "tokens", "causes")  # members of a route: counts by a label
+BY_OBJECTIVE = "slo"  # counts by two labels
+OBJECTIVES = ("ttft", "tpot", "total", "goodput")
+HISTOGRAMS = ("ttft_ms", "tpot_ms", "longest_gap_ms")
+TOTALS = ("cost_usd",)
+DAY = SPANS["24h"]
+_LABELS = dict.fromkeys((*BY_LABEL, *HISTOGRAMS), 1) | {BY_OBJECTIVE: 2} | dict.fromkeys(TOTALS, 0)
+_BOUND = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?|inf")  # of a bucket, ms
+
+Columns = Mapping[Key, int]  # of one route, by member and labels
+Point = tuple[float | None, float | None, float]
+
+
+def totals(stats: Mapping[str, Any]) -> dict[Key, float]:
+    """Counts of the answer of GET /routes, by route, member and labels."""
+    found: dict[Key, float] = {}
+    for route in stats["routes"]:
+        name = route["route"]
+        for member in BY_LABEL:
+            found.update({(name, member, label): count for label, count in route[member].items()})
+        for objective, judged in route[BY_OBJECTIVE].items():
+            found.update({(name, BY_OBJECTIVE, objective, met): count for met, count in judged.items()})
+        for member in HISTOGRAMS:
+            bounds = [*route[member]["le"], inf]
+            found.update({(name, member, str(le)): n for le, n in zip(bounds, route[member]["counts"], strict=False)})
+        found.update({(name, member): route[member] for member in TOTALS})
+    return found
+
+
+def is_count(key: Key) -> bool:
+    """The key may be one of `totals`. A saved history is read before anything is computed of it."""
+    _, member, *labels = key if len(key) > 1 else ("", "")
+    return len(labels) == _LABELS.get(member) and (member not in HISTOGRAMS or _BOUND.fullmatch(labels[0]) is not None)
+
+
+def windows_view(history: CountHistory, span: Span, stats: Mapping[str, Any], wall: float) -> dict[str, Any]:
+    """Ready for JSON. `stats`: the present answer of GET /routes, whose routes are shown."""
+    window, day = history.window(span, wall), history.window(DAY, wall)
+    by_route = _by_route(history.columns)
+    routes = []
+    for route in stats["routes"]:
+        columns = by_route.get(route["route"], {})
+        left = error_budget_left(_judged(day, columns), route["ttft_target"])
+        curve = _points(window, columns, route["route"])
+        routes.append({**route, **_counts(window, columns), "error_budget_left": left, "points": curve})
+    shown = {"window": span.name, "window_s": span.seconds, "slot_s": span.slot_s}
+    return {"at": wall, **shown, "covered_s": round(window.covered, 3), "routes": routes}
+
+
+def error_budget_left(judged: Mapping[str, float], target: float | None) -> float | None:
+    """Unused share of the misses that the target allows, below 0 where there were more; None: nothing was promised,
+    or no request was judged."""
+    missed, asked = judged.get("false", 0.0), sum(judged.values())
+    return None if target is None or not asked else round(1.0 - missed / (asked * (1.0 - target)), 4)
+
+
+def _by_route(columns: Mapping[Key, int]) -> dict[str, dict[Key, int]]:
+    found: dict[str, dict[Key, int]] = {}
+    for (route, *rest), column in columns.items():
+        found.setdefault(route, {})[tuple(rest)] = column
+    return found
+
+
+def _judged(day: Window, columns: Columns) -> dict[str, float]:
+    """Requests that met or missed the TTFT budget."""
+    keys = {met: columns.get((BY_OBJECTIVE, "ttft", met)) for met in ("true", "false")}
+    return {met: sum(slot.counts[at] for slot in day.slots) for met, at in keys.items() if at is not None}
+
+
+def _counts(window: Window, columns: Columns) -> dict[str, Any]:
+    """Members of a route as in GET /routes, of the window alone."""
+    grown = window.totals
+    found: dict[str, Any] = {member: {} for member in BY_LABEL}
+    found |= {BY_OBJECTIVE: {objective: {} for objective in OBJECTIVES}, **dict.fromkeys(TOTALS, 0.0)}
+    for (member, *labels), column in columns.items():
+        if member in TOTALS:
+            found[member] = grown[column]
+        elif member == BY_OBJECTIVE:
+            found[member].setdefault(labels[0], {})[labels[1]] = grown[column]
+        elif member in BY_LABEL:
+            found[member][labels[0]] = grown[column]
+    for member in HISTOGRAMS:
+        bounds, places = _buckets(columns, member)
+        found[member] = {"le": bounds, "counts": [grown[place] for place in places]}
+    return found
+
+
+def _buckets(columns: Columns, member: str) -> tuple[list[float], list[int]]:
+    """Ascending bounds, and the columns of their buckets; the last bucket has no bound."""
+    known = sorted((float(labels[0]), at) for (name, *labels), at in columns.items() if name == member)
+    return [bound for bound, _ in known if bound != inf], [at for _, at in known]
+
+
+def _points(window: Window, columns: Columns, route: str) -> list[Point | None]:
+    """p50 and p95 of the TTFT in ms, and requests, of each slot of the span; None: a slot without samples."""
+    bounds, places = _buckets(columns, "ttft_ms")
+    asked = [at for (name, *_), at in columns.items() if name == "requests"]
+    points: list[Point | None] = [None] * window.span.slots
+    for slot in window.slots:
+        at = min(slot.number - window.first, window.span.slots - 1)
+        point = slot.curves.get(route)
+        if point is None:
+            point = _point(slot, bounds, places, asked)
+            if slot is not window.slots[-1]:
+                slot.curves[route] = point
+        points[at] = point
+    return points
+
+
+def _point(slot: Slot, bounds: Sequence[float], places: Sequence[int], asked: Sequence[int]) -> Point:
+    counts = [slot.counts[place] for place in places]
+    p50, p95 = quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.95)
+    return p50, p95, sum(slot.counts[at] for at in asked)

