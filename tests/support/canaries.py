@@ -153,9 +153,9 @@ async def monitored_redis(**limits: Any) -> AsyncIterator[tuple[RedisServer, Red
 
 
 async def await_redis_keys(gateway: Gateway) -> None:
-    """Wait until Redis is connected and the stored key is loaded."""
+    """Wait until Redis is connected and the stored key is in force."""
     await eventually(lambda: gateway.redis is not None and gateway.redis.client.up)
-    await eventually(lambda: gateway.keyring is not None and gateway.keyring.known)
+    await eventually(lambda: gateway.runtime.current.keys.owner(CALLER) is not None)
 
 
 @asynccontextmanager

@@ -92,7 +92,8 @@ def test_equal_blocks_become_equal_text_at_the_beginning() -> None:
     assert first.split()[512:1024] != second.split()[512:1024]
     assert first.split()[:1024] == again.split()[:1024]
     assert first.split()[1024:] != again.split()[1024:]
-    assert [encoder("o200k_base").count(text) for text in (first, second)] == [1_500, 1_500]
+    counts = [encoder("o200k_base").count(text) for text in (first, second)]
+    assert all(1_500 <= count <= 1_501 for count in counts)  # a first word without a space before it may be two tokens
 
 
 def test_no_two_runs_send_the_same_text() -> None:
