@@ -50,11 +50,14 @@ def install_helm() -> None:
 
 
 def download(kind: str) -> None:
-    """Raises RuntimeError for another content than expected."""
+    """Raises RuntimeError for another content than expected, SystemExit without a network."""
     path, digest = CRDS[kind]
     url = f"https://raw.githubusercontent.com/{path}"
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as reply:
-        content = reply.read()
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as reply:
+            content = reply.read()
+    except OSError as error:
+        sys.exit(f"{url} cannot be read ({error}); copy the file to {crd(kind)}")
     if hashlib.sha256(content).hexdigest() != digest:
         raise RuntimeError(f"{url} has another content than expected")
     crd(kind).parent.mkdir(parents=True, exist_ok=True)
