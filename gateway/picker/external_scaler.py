@@ -55,6 +55,7 @@ class ExternalScaler:
             case _:
                 raise GrpcError(UNIMPLEMENTED, "the method is not known")
         if method.startswith("Stream"):
+            call.has_no_end = True
             await asyncio.Event().wait()  # until the caller leaves: nothing changes
 
     def _replicas(self, asked: ScaledObject) -> int | None:

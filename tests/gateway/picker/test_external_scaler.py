@@ -18,7 +18,7 @@ from tests.support.external_scaler import (
 )
 from tests.support.gateways import running
 from tests.support.grpc_client import GrpcClient, framed, grpc_client
-from tests.support.simulated import engine_pool, engines
+from tests.support.simulated import engine_pool, engines, eventually
 
 pytestmark = pytest.mark.virtual_time
 MAIN = ScaledObjectRef(name="llama", namespace="default", scalerMetadata={"pool": "main"})
@@ -102,3 +102,16 @@ async def test_an_unknown_pool_method_or_message_ends_the_call_with_a_status_tha
                 reason = client.trailers[wrong]["grpc-message"]
     assert told == ["5", "12", "3"]
     assert reason.endswith("known: main")
+
+
+@pytest.mark.parametrize("method", ["StreamIsActive", "StreamMetricSpec"])
+async def test_a_stream_to_keda_holds_no_picker_that_stops(method: str) -> None:
+    """A trigger of type external-push keeps the call open for good: the connection ends without it."""
+    async with engines() as servers:
+        pools = {"main": engine_pool(*servers, autoscale={"max": 9})}
+        async with running(pools, {"served": {"tiers": ["main"]}}, pick={"listen": "127.0.0.1:0"}) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                assert await client.message(await call(client, method, MAIN))
+                gateway.picker.close()
+                await eventually(lambda: client.gone)

@@ -229,6 +229,26 @@ def test_a_reader_that_holds_the_log_back_costs_records_and_no_disk(
     assert ids(tmp_path)[-1] == "b"
 
 
+def test_a_file_that_shrinks_under_a_reader_takes_no_more_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page that goes is written to the write-ahead log first: 174 MB became 900 MB, on the way to 16 MB."""
+    monkeypatch.setattr(record_file, "PATIENCE", 0.01)
+    path = tmp_path / "records-0.sqlite"
+    large = RecordFile(path, 30_000_000)
+    overfill(large)
+    large.close()
+    before, small = bytes_of(tmp_path), RecordFile(path, 6_000_000)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchone()
+        with pytest.raises(record_file.LogHeldBack):
+            small.append(rows("lost"))
+        assert bytes_of(tmp_path) < before + 3_000_000
+    small.append(rows("kept"))
+    small.close()
+    assert bytes_of(tmp_path) <= 6_000_000
+    assert ids(tmp_path)[-1] == "kept"
+
+
 async def test_rows_beyond_the_queue_are_lost_and_counted(ring: RecordRing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "most", BATCH + 1)
     for _ in range(2 * BATCH):
