@@ -9,6 +9,7 @@ import pytest
 
 from gateway.picker.external_scaler import SERVICE, UNAVAILABLE, ExternalScaler
 from gateway.picker.grpc_server import Call, GrpcError
+from tests.gateway.picker.test_grpc_port import listening
 from tests.support.external_scaler import (
     GetMetricSpecResponse,
     GetMetricsRequest,
@@ -115,3 +116,10 @@ async def test_a_stream_to_keda_holds_no_picker_that_stops(method: str) -> None:
                 assert await client.message(await call(client, method, MAIN))
                 gateway.picker.close()
                 await eventually(lambda: client.gone)
+
+
+async def test_a_worker_that_does_not_lead_has_keda_ask_on_another_connection() -> None:
+    """KEDA keeps its connection, and would ask this worker for good."""
+    async with listening(ExternalScaler(None).serve) as (_, url), grpc_client(url) as client:
+        assert await client.status(await call(client, "GetMetrics", GetMetricsRequest(scaledObjectRef=MAIN))) == "14"
+        await eventually(lambda: client.gone)
