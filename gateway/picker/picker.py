@@ -28,6 +28,7 @@ from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.paths import canonical
+from gateway.api.request_ids import LONGEST
 from gateway.config.field_types import authority
 from gateway.config.models import PickSection
 from gateway.decider import Decider
@@ -219,7 +220,7 @@ class Picker:
         except ApiError:
             return None
         timeline.end_stage(Stage.PARSE)
-        request.caller = headers.get(FAIRNESS, "")
+        request.caller = headers.get(FAIRNESS, "")[:LONGEST]
         return request
 
     async def _estimated(self, request: InferenceRequest, timeline: RequestTimeline) -> Waiting | None:

@@ -409,3 +409,11 @@ async def test_another_service_is_unimplemented() -> None:
         call = client.begin("/other.Service/Method")
         await client.send(call, framed(b""), end=True)
         assert await client.status(call) == "12"
+
+
+async def test_a_name_of_a_caller_is_kept_to_a_bounded_length() -> None:
+    """Data planes pass on headers of 60 KB, and what is known of a thousand callers is kept by their names."""
+    async with picking() as (gateway, client, _):
+        await Envoy(client, BodyMode.BUFFERED).pick(**{"x-llm-d-inference-fairness-id": "team-" + "a" * 30_000})
+        known = [each.caller for each in gateway.decider.fleet._attempts.values()]
+    assert [len(name) for name in known] == [128]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -171,6 +172,21 @@ def test_a_directory_that_cannot_be_written_to_is_read(tmp_path: Path) -> None:
     before = sorted(folder.iterdir())
     assert ids(folder) == ["a"]
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are for the user of the gateway alone: another one reads why there are none. Root may list anything."""
+    with pytest.raises(UnreadableRecords, match=r"missing: No such file or directory"):
+        stored(tmp_path / "missing")
+
+    def denied(_: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(UnreadableRecords, match=r"Permission denied"):
+        stored(tmp_path)
 
 
 def test_a_directory_without_records_is_an_error(tmp_path: Path) -> None:
