@@ -117,7 +117,7 @@ class RecordFile:
             return False
 
     def _make_room(self, db: sqlite3.Connection) -> None:
-        """Room for the next rows: twice the pages of the write-ahead log. What is removed is written to that log too."""
+        """Room for the next rows: twice the pages of the write-ahead log. Removals are written to that log too."""
         self._shrink_log(db)
         while self._used(db) > self._pages - 2 * LOG_PAGES and db.execute(OLDEST, (SLICE,)).rowcount:
             self._shrink_log(db)

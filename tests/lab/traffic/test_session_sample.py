@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from lab.traffic.session_sample import sampled, with_sessions
 from lab.replay.player import followers
+from lab.traffic.session_sample import sampled, with_sessions
 from lab.traffic.traces import Agents, Arrival, agents
 
 SESSIONS = agents(Agents(seconds=600.0, sessions=1.0), seed=3)

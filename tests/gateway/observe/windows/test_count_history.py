@@ -109,7 +109,7 @@ def test_slots_from_the_future_are_left_out() -> None:
 
 
 def test_routes_that_are_long_gone_take_no_place_after_a_restart() -> None:
-    """Places are bounded, and a saved history outlives every process: one that is full would show no new route again."""
+    """Places are bounded, and a saved history outlives all processes: a full one would never show a new route."""
     gone: list[Key] = [(f"route-{number}", "requests", "completed") for number in range(MAX_COUNTS)]
     full = history((0, {}), (10, dict.fromkeys(gone, 1.0)))
     known = restored(full, 100_000)
