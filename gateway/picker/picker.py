@@ -49,6 +49,7 @@ WITHIN = 0.2  # s; `message_timeout` of deploy/envoy is 0.25 s
 ASK_AFTER = 0.05  # s in the queue, before the data plane is asked for more time: most wait for less
 MARGIN = 0.25  # s that the data plane waits beyond `hold`
 FAIRNESS = "x-gateway-inference-fairness-id"
+UNNAMED = "-"  # caller of requests that name none: no caller at all would be the gateway, which needs no second witness
 # Current names of the control headers, and the names before.
 RENAMED = {
     "x-llm-d-slo-ttft-ms": "x-slo-ttft-ms",
@@ -220,7 +221,7 @@ class Picker:
         except ApiError:
             return None
         timeline.end_stage(Stage.PARSE)
-        request.caller = headers.get(FAIRNESS, "")[:LONGEST]
+        request.caller = headers.get(FAIRNESS, "")[:LONGEST] or UNNAMED
         return request
 
     async def _estimated(self, request: InferenceRequest, timeline: RequestTimeline) -> Waiting | None:

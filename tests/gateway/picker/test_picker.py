@@ -18,7 +18,7 @@ from gateway.observe.record import RequestOutcome
 from gateway.picker.picker import DESTINATION
 from gateway.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
-from policies.types import AttemptOutcome
+from policies.types import AttemptOutcome, Health
 from tests.support.ext_proc import (
     HeaderMap,
     HeaderValue,
@@ -417,3 +417,15 @@ async def test_a_name_of_a_caller_is_kept_to_a_bounded_length() -> None:
         await Envoy(client, BodyMode.BUFFERED).pick(**{"x-llm-d-inference-fairness-id": "team-" + "a" * 30_000})
         known = [each.caller for each in gateway.decider.fleet._attempts.values()]
     assert [len(name) for name in known] == [128]
+
+
+async def test_failures_of_callers_without_a_name_close_no_engine_for_others() -> None:
+    """They may be of one request that is sent again and again: the gateway asks the engine itself."""
+    async with picking() as (gateway, client, servers):
+        for _ in range(20):
+            envoy = Envoy(client, BodyMode.BUFFERED)
+            await envoy.pick()
+            await envoy.ask(response_headers=headers({":status": "500"}))
+            await envoy.ask(response_body=HttpBody(body=b"{}", end_of_stream=True))
+        loads = gateway.decider.fleet.snapshot_for("another", monotonic()).loads
+        assert [load.health for load in loads.values()] == [Health.UP, Health.UP]
