@@ -193,8 +193,9 @@ class Picker:
             return
 
         def more() -> None:
-            asked.more_time(self._hold + MARGIN)
-            limit.reschedule(loop.time() + self._hold)
+            if not limit.expired():  # both are due after a stall of the loop
+                asked.more_time(self._hold + MARGIN)
+                limit.reschedule(loop.time() + self._hold)
 
         later = loop.call_later(ASK_AFTER, more)
         try:

@@ -15,7 +15,7 @@ from backends.ext_proc.messages import PIECE, BodyMode
 from backends.ext_proc.protobuf import sized
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
-from gateway.picker.picker import DESTINATION
+from gateway.picker.picker import DESTINATION, WITHIN
 from gateway.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import AttemptOutcome, Health
@@ -429,3 +429,14 @@ async def test_failures_of_callers_without_a_name_close_no_engine_for_others() -
             await envoy.ask(response_body=HttpBody(body=b"{}", end_of_stream=True))
         loads = gateway.decider.fleet.snapshot_for("another", monotonic()).loads
         assert [load.health for load in loads.values()] == [Health.UP, Health.UP]
+
+
+async def test_a_pick_whose_time_is_over_asks_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stall of the event loop both timers are due in the same turn."""
+    monkeypatch.setattr("gateway.picker.picker.ASK_AFTER", WITHIN)
+    failed = list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    async with picking(1, {"concurrent_requests": 1}, hold="2s") as (_, client, servers):
+        await Envoy(client, BodyMode.BUFFERED).pick()
+        assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
+    assert not failed
