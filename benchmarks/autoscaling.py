@@ -34,11 +34,11 @@ from gateway.config.models import Config
 from lab.capacity.fleet_size import FleetSizeQuestion, FleetSizeResult, replayed
 from lab.capacity.learned_profile import representative
 from lab.capacity.replicas_needed import ReplicasQuestion, replicas_needed
-from lab.capacity.session_sample import with_sessions
 from lab.capacity.smallest_fleet import FleetSearch
 from lab.replay.player import Player
 from lab.replay.results import ReplayOutcome, quantile
 from lab.replay.sim_fleet import Scenario, scenario_from
+from lab.traffic.session_sample import with_sessions
 from lab.traffic.traces import Agents, Arrival, agents
 from policies.autoscale.replica_law import KEPT, ReplicaLaw
 from policies.types import Pool

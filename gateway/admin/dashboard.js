@@ -67,7 +67,7 @@ const FILTERS = ["route", "key", "endpoint", "cause"];
 const viewed = () => {
   const given = new URLSearchParams(location.hash.slice(1));
   return {
-    window: given.get("window") in WINDOWS ? given.get("window") : "now",
+    window: Object.hasOwn(WINDOWS, given.get("window")) ? given.get("window") : "now",
     request: given.get("request") ?? "",
     filters: Object.fromEntries(FILTERS.map((name) => [name, given.get(name) ?? ""])),
   };

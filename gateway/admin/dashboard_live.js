@@ -71,7 +71,7 @@ const look = async () => {
   const due = kept?.window !== span || span === "5m" || looks % SELDOM === 0;
   looks += 1;
   const [routes, fleet, scale, prefixes, misses, linked, history] = await Promise.all([
-    asked("routes"), asked("fleet"), asked("scale"), asked("prefixes"), asked(missesQuery(now, { worst: SHOWN })),
+    asked("routes"), asked("fleet"), asked("scale"), asked("prefixes"), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
     now.request ? asked(`requests?id=${encodeURIComponent(now.request)}`).catch(() => []) : [],
     due ? asked(`windows?window=${span}`) : kept,
   ]);
@@ -86,7 +86,7 @@ const look = async () => {
     showFleet(fleet);
     showScale(scale);
     showPrefixes(prefixes);
-    showFilters(kept, fleet, misses);
+    showFilters(kept, fleet, misses ?? []);
     showMisses(misses, linked.at(-1), routes.at);
     before = routes;
   }

@@ -127,8 +127,10 @@ const missesQuery = ({ window, filters }, more) => {
   return `requests?${new URLSearchParams([["within", within], ...given, ...Object.entries(more)])}`;
 };
 
-// `linked`: the request of the address, which may be of another window, or no miss at all.
-const showMisses = (records, linked, now) => {
+// `linked`: the request of the address, which may be of another window, or no miss at all. `found` null: the gateway does
+// not know a filter of the address, as of a route that a reload has renamed.
+const showMisses = (found, linked, now) => {
+  const records = found ?? [];
   const { request, window } = viewed();
   const all = linked && linked.why && !records.some((one) => one.request_id === request) ? [linked, ...records] : records;
   const longest = Math.max(...all.map((record) => record.ttft_ms ?? record.total_ms), 1);
@@ -136,7 +138,7 @@ const showMisses = (records, linked, now) => {
   const gone = request && !all.some((one) => one.request_id === request);
   const text = linked && gone ? opened(linked) : [`no recent miss has the id ${request}: the access log has its cause`];
   if (gone) rows.unshift(el("tr", {}, el("td", { class: "opened", colspan: COLUMNS }, ...text)));
-  replaceRows(byId("misses").tBodies[0], rows.length ? rows : [nothing(COLUMNS, "nothing missed its budgets or failed")]);
+  replaceRows(byId("misses").tBodies[0], rows.length ? rows : [nothing(COLUMNS, found ? "nothing missed its budgets or failed" : "a filter names what is not there")]);
   const span = WINDOWS[window === "now" ? "5m" : window];
   byId("misses-note").textContent = `${span}, most time over its budget first${records.length === SHOWN ? `; the worst ${SHOWN}` : ""}`;
 };

@@ -20,7 +20,7 @@ MAX_CPU = 30.0  # s of a question: the replays of a usual one take 3 s at most
 class DemandRow(msgspec.Struct, array_like=True, frozen=True):
     """A request that came, answered or not. `prefix`: landmarks of the prompt."""
 
-    at: float  # arrival as Unix time, s
+    at: float  # arrival, s of the gateway's monotonic clock
     route: str
     tenant: str
     session: int  # 0: the caller names none
@@ -33,7 +33,7 @@ class DemandRow(msgspec.Struct, array_like=True, frozen=True):
 @dataclass(frozen=True, slots=True)
 class ReplicasJob:
     """`routes`: dumped, those of the pool; `pools`: all pools of these; `rows`: lines that follow; `now`,
-    `since`: Unix time; rows are complete from `since` on."""
+    `since`: s of the gateway's monotonic clock; rows are complete from `since` on."""
 
     pool: str
     current: int

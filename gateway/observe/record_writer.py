@@ -116,12 +116,12 @@ class RecordWriter(ABC, Generic[Item]):
             try:
                 self.write(given)
             except Exception as error:  # a bug here must not end the thread
-                self._unwritten += len(given)
                 if not self._failing:
                     self.on_failure(error)
                 self._failing = True
+                self._unwritten += len(given)
             else:
-                self._written += len(given)
                 if self._failing:
                     self.on_recovery()
                 self._failing = False
+                self._written += len(given)

@@ -4,7 +4,7 @@ Rules:
 - The target is 1, so that a HorizontalPodAutoscaler with AverageValue sets exactly the metric's value.
 - A pool is always active: it has one engine at least. It has no number until one is found: KEDA falls back.
 - `pool` in the metadata of the trigger names the pool; it may be left out where one pool has `autoscale`.
-- A worker that does not lead has no number: KEDA asks again, or falls back.
+- A worker that does not lead has no number: KEDA asks again, on a new connection, which another worker may take.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ class ExternalScaler:
         """Raises GrpcError."""
         method = call.path.removeprefix(SERVICE)
         asked = await _only_message(call)
+        if self._desired is None:
+            call.redirect()
+            raise GrpcError(UNAVAILABLE, "another worker scales; use GET /scale of the admin port")
         try:
             decode = decode_metrics_request if method == "GetMetrics" else decode_scaled_object
-            replicas = self._replicas(decode(asked))
+            replicas = _replicas(decode(asked), self._desired())
         except ValueError as error:
             raise GrpcError(INVALID_ARGUMENT, str(error)) from None
         match method:
@@ -55,19 +58,19 @@ class ExternalScaler:
             case _:
                 raise GrpcError(UNIMPLEMENTED, "the method is not known")
         if method.startswith("Stream"):
+            call.has_no_end = True
             await asyncio.Event().wait()  # until the caller leaves: nothing changes
 
-    def _replicas(self, asked: ScaledObject) -> int | None:
-        if self._desired is None:
-            raise GrpcError(UNAVAILABLE, "another worker scales; use GET /scale of the admin port")
-        found = self._desired()
-        name = asked.metadata.get("pool", "")
-        if not name and len(found) == 1:
-            [name] = found
-        if name not in found:
-            known = ", ".join(found) or "none"
-            raise GrpcError(NOT_FOUND, f"write the name of a pool with autoscale as pool; known: {known}")
-        return found[name]
+
+def _replicas(asked: ScaledObject, found: Mapping[str, int | None]) -> int | None:
+    """Raises GrpcError."""
+    name = asked.metadata.get("pool", "")
+    if not name and len(found) == 1:
+        [name] = found
+    if name not in found:
+        known = ", ".join(found) or "none"
+        raise GrpcError(NOT_FOUND, f"write the name of a pool with autoscale as pool; known: {known}")
+    return found[name]
 
 
 async def _only_message(call: Call) -> bytes:

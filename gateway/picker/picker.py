@@ -28,6 +28,7 @@ from gateway.admission.route_table import RoutedName
 from gateway.api.api_error import ApiError
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.paths import canonical
+from gateway.api.request_ids import LONGEST
 from gateway.config.field_types import authority
 from gateway.config.models import PickSection
 from gateway.decider import Decider
@@ -48,6 +49,7 @@ WITHIN = 0.2  # s; `message_timeout` of deploy/envoy is 0.25 s
 ASK_AFTER = 0.05  # s in the queue, before the data plane is asked for more time: most wait for less
 MARGIN = 0.25  # s that the data plane waits beyond `hold`
 FAIRNESS = "x-gateway-inference-fairness-id"
+UNNAMED = "-"  # caller of requests that name none: no caller at all would be the gateway, which needs no second witness
 # Current names of the control headers, and the names before.
 RENAMED = {
     "x-llm-d-slo-ttft-ms": "x-slo-ttft-ms",
@@ -191,8 +193,9 @@ class Picker:
             return
 
         def more() -> None:
-            asked.more_time(self._hold + MARGIN)
-            limit.reschedule(loop.time() + self._hold)
+            if not limit.expired():  # both are due after a stall of the loop
+                asked.more_time(self._hold + MARGIN)
+                limit.reschedule(loop.time() + self._hold)
 
         later = loop.call_later(ASK_AFTER, more)
         try:
@@ -219,7 +222,7 @@ class Picker:
         except ApiError:
             return None
         timeline.end_stage(Stage.PARSE)
-        request.caller = headers.get(FAIRNESS, "")
+        request.caller = headers.get(FAIRNESS, "")[:LONGEST] or UNNAMED
         return request
 
     async def _estimated(self, request: InferenceRequest, timeline: RequestTimeline) -> Waiting | None:

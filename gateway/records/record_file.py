@@ -117,13 +117,18 @@ class RecordFile:
             return False
 
     def _make_room(self, db: sqlite3.Connection) -> None:
-        """Room for the next rows: twice the pages of the write-ahead log."""
-        if self._log.stat().st_size > self._log_most and _value(db, "PRAGMA wal_checkpoint(TRUNCATE)"):
-            raise LogHeldBack(f"another process has read {self.path} for long")
+        """Room for the next rows: twice the pages of the write-ahead log. Removals are written to that log too."""
+        self._shrink_log(db)
         while self._used(db) > self._pages - 2 * LOG_PAGES and db.execute(OLDEST, (SLICE,)).rowcount:
-            pass
+            self._shrink_log(db)
         while _value(db, "PRAGMA page_count") > self._pages and _value(db, "PRAGMA freelist_count"):
             db.execute(f"PRAGMA incremental_vacuum({SLICE})").fetchall()
+            self._shrink_log(db)
+
+    def _shrink_log(self, db: sqlite3.Connection) -> None:
+        """Raises LogHeldBack."""
+        if self._log.stat().st_size > self._log_most and _value(db, "PRAGMA wal_checkpoint(TRUNCATE)"):
+            raise LogHeldBack(f"another process has read {self.path} for long")
 
     def _used(self, db: sqlite3.Connection) -> int:
         return _value(db, "PRAGMA page_count") - _value(db, "PRAGMA freelist_count")

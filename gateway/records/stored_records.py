@@ -37,7 +37,10 @@ def stored_records(
     GET /requests. Raises UnreadableRecords."""
     equal = {"request_id": request_id, "route": route}
     given = {column: value for column, value in equal.items() if value is not None}
-    files = sorted(file for file in folder.glob(PATTERN) if file.stat().st_size)
+    try:
+        files = sorted(file for file in folder.iterdir() if file.match(PATTERN) and file.stat().st_size)
+    except OSError as error:
+        raise UnreadableRecords(f"{folder}: {error.strerror}") from None
     if not files:
         raise UnreadableRecords(f"{folder}: no file {PATTERN}; name the directory of `records.dir`")
     for _, _, view in merge(*(_rows(file, (since, until), given) for file in files), key=lambda row: row[:2]):

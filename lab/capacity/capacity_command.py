@@ -16,9 +16,9 @@ from gateway.config.loading import load
 from lab.capacity.budget_shares import budgets_of
 from lab.capacity.capacity_report import CapacityAnswer, as_json, draw, report
 from lab.capacity.fleet_size import FleetSizeQuestion, FleetSizeResult, replayed
-from lab.capacity.session_sample import with_sessions
 from lab.capacity.smallest_fleet import FleetSearch
 from lab.replay.sim_fleet import Scenario, assumed_profiles, scenario_from
+from lab.traffic.session_sample import with_sessions
 from lab.traffic.traces import TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
 from policies.types import FOREVER

@@ -18,10 +18,10 @@ from math import ceil
 
 from backends.server_profiles import Profile
 from lab.capacity.budget_shares import BudgetShare, budget_shares, worst
-from lab.capacity.session_sample import sampled
 from lab.replay.player import Player
 from lab.replay.results import RequestResult, Results
 from lab.replay.sim_fleet import Scenario, ScheduledFault
+from lab.traffic.session_sample import sampled
 from lab.traffic.traces import Arrival
 from policies.latency.learned_state import LearnedEndpoint
 from policies.types import Endpoint, Pool

@@ -35,8 +35,8 @@ from gateway.autoscale.replay_messages import (
 from lab.capacity.capacity_report import reason
 from lab.capacity.learned_profile import representative
 from lab.capacity.replicas_needed import ReplicasQuestion, replicas_needed
-from lab.capacity.session_sample import with_sessions
 from lab.replay.sim_fleet import API, ENGINE, Scenario
+from lab.traffic.session_sample import with_sessions
 from lab.traffic.traces import USUAL_LENGTH, Arrival
 from policies.autoscale.replica_law import KEPT
 from policies.routes.route import DUMPED, Route

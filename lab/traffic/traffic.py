@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gateway.records.log_entries import ChosenBreaks
+from lab.traffic.session_sample import sampled, with_sessions
 from lab.traffic.sessions import closed_loop, is_sessions, read_sessions
 from lab.traffic.traces import AGENTS, BLOCK, Agents, Arrival, TraceError, agents, at_load, coarser, read_trace, spread
 from policies.types import FOREVER
@@ -66,7 +67,9 @@ class TrafficSource:
             return _synthetic(load, seed, starts)[:limit]
         if self.trace.startswith("synthetic:"):
             raise TraceError(f"{self.trace}: unknown synthetic trace; known: {AGENTS}")
-        found = at_load(spread(_read_cached(self.trace, limit, repaired), seed), load)
+        found = spread(_read_cached(self.trace, limit, repaired), seed)
+        is_closed = load != 1.0 and any(each.follows for each in found)
+        found = sampled(with_sessions(found), load, seed) if is_closed else at_load(found, load)
         return [replace(each, session=each.session + starts.before) if each.session else each for each in found]
 
 

@@ -49,7 +49,9 @@ _MASKS: Mapping[BreakClass, re.Pattern[str]] = {
     BreakClass.UUID: re.compile(r"\b[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}\b"),
     BreakClass.TIMESTAMP: TIMESTAMP,
     BreakClass.COUNTER: re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])"),
-    BreakClass.RANDOM_ID: re.compile(r"(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])[0-9A-Za-z_-]{8,}"),
+    BreakClass.RANDOM_ID: re.compile(
+        r"(?<![0-9A-Za-z_-])(?=[A-Za-z_-]*\d)(?=[0-9_-]*[A-Za-z])[0-9A-Za-z_-]{8,}"  # looked for once a word
+    ),
     BreakClass.WHITESPACE: re.compile(r"\s+"),
 }
 

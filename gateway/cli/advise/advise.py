@@ -16,7 +16,7 @@ from gateway.records.log_entries import entry_of, mended
 from policies.prefix_doctor.advice import Advice, advice
 from policies.prefix_doctor.prefix_ledger import PrefixLedger
 
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def advise(args: argparse.Namespace) -> int:
@@ -27,8 +27,7 @@ def advise(args: argparse.Namespace) -> int:
     sums = ask_admin(args.source, "/advise") if is_url else of_log(Path(args.source))
     found = _advice(args.source, sums)
     if args.mended is not None:
-        lines = (json.dumps(row) + "\n" for row in mended(_rows(Path(args.source))))
-        _write(args.mended, "".join(lines), "--mended")
+        _write(args.mended, _mended(Path(args.source)), "--mended")
     if args.html is not None:
         _write(args.html, html_report(found, args.source), "--html")
     print(json.dumps(sums, indent=2) if args.json else report(found, args.source))
@@ -40,15 +39,21 @@ def of_log(path: Path) -> Mapping[str, Any]:
     ledger, first, last = PrefixLedger(0.0, rotates=False), 0.0, 0.0
     for number, row in enumerate(_rows(path), 1):
         try:
-            entry = entry_of(row)
+            if (entry := entry_of(row)) is not None:
+                first, last = min(first or entry.wall, entry.wall), max(last, entry.wall)
+                ledger.note(entry, 0.0)
         except MALFORMED:
             raise ConfigError([f"{path}:{number}: not a line of this version's access log"]) from None
-        if entry is not None:
-            first, last = min(first or entry.wall, entry.wall), max(last, entry.wall)
-            ledger.note(entry, 0.0)
     if not last:
         raise ConfigError([f"{path}: no line tells the parts of its prompt: the log is of an older version, or empty"])
     return {**ledger.as_json(last - first, last), "limits": {}}
+
+
+def _mended(path: Path) -> str:
+    try:
+        return "".join(json.dumps(row) + "\n" for row in mended(_rows(path)))
+    except MALFORMED as error:
+        raise ConfigError([f"{path}: not this version's access log: {error}"]) from None
 
 
 def _advice(source: str, sums: Mapping[str, Any]) -> Advice:

@@ -131,10 +131,9 @@ class CountHistory:
 
     def restore(self, counts: Sequence[Key], rings: Mapping[str, Sequence[Sequence[Any]]], wall: float) -> None:
         """Put the slots of `as_json` before those noted since. Raises ValueError on what cannot be such slots."""
-        restored = {
-            name: [*_slots(rings.get(name, ()), len(counts), wall / span.slot_s)] for name, span in SPANS.items()
-        }
-        columns = [self._column(key) for key in counts]
+        restored = {name: [*_slots(rings.get(name, ()), len(counts), span, wall)] for name, span in SPANS.items()}
+        grew = {at for slots in restored.values() for _, grown in slots for at, _ in grown}
+        columns = {at: self._column(counts[at]) for at in sorted(grew)}  # others are of routes that are long gone
         for name, ring in self._rings.items():
             own = [(slot.number, [*zip(*slot.sparse(), strict=True)]) for slot in ring]
             ring.clear()
@@ -146,11 +145,12 @@ class CountHistory:
                 self._slot(ring, number).add(grown, len(self.columns))
 
 
-def _slots(ring: Sequence[Sequence[Any]], width: int, now: float) -> Iterable[tuple[int, Grown]]:
-    """`now`: number of the present slot. Later slots are left out. Raises ValueError."""
+def _slots(ring: Sequence[Sequence[Any]], width: int, span: Span, wall: float) -> Iterable[tuple[int, Grown]]:
+    """Those of the span up to now. Raises ValueError."""
+    now = wall / span.slot_s
     for number, columns, counts in ring:
         grown = [*zip(columns, counts, strict=True)]
         if number < 0 or any(not (0 <= at < width and 0 <= count < 1e18) for at, count in grown):
             raise ValueError("a slot of no history")
-        if number <= now:
+        if now - span.slots < number <= now:
             yield number, grown

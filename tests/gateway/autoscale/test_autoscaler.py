@@ -25,8 +25,8 @@ from gateway.config.models import Config
 from lab.capacity import replicas_worker
 from lab.capacity.replicas_needed import ReplicasQuestion, replicas_needed
 from lab.capacity.replicas_worker import question_of
-from lab.capacity.session_sample import sampled
 from lab.capacity.smallest_fleet import SmallestFleet
+from lab.traffic.session_sample import sampled
 from lab.traffic.traces import Agents, agents
 from policies.routes.route import DUMPED, Route
 from tests.gateway.autoscale.jobs import job

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +70,18 @@ def test_what_is_no_log_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixtur
     (path := tmp_path / "x.jsonl").write_text(text)
     assert main(["advise", "--from", str(path)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [("max_tokens", "many"), ("wall", 1e400), ("output_tokens", 1e400), ("prefix", 7), ("cached_tokens_reported", "x")],
+)
+def test_a_line_with_an_impossible_value_is_an_error_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], member: str, value: Any
+) -> None:
+    """A log that another program wrote, or that was edited, is no fault of ours."""
+    log = log_of(tmp_path / "access.jsonl", "uuid")
+    rows = [{**json.loads(line), member: value} for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["advise", "--from", str(log), "--mended", str(tmp_path / "mended.jsonl")]) == 2
+    assert "this version's access log" in capsys.readouterr().err

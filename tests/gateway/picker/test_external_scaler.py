@@ -9,6 +9,7 @@ import pytest
 
 from gateway.picker.external_scaler import SERVICE, UNAVAILABLE, ExternalScaler
 from gateway.picker.grpc_server import Call, GrpcError
+from tests.gateway.picker.test_grpc_port import listening
 from tests.support.external_scaler import (
     GetMetricSpecResponse,
     GetMetricsRequest,
@@ -18,7 +19,7 @@ from tests.support.external_scaler import (
 )
 from tests.support.gateways import running
 from tests.support.grpc_client import GrpcClient, framed, grpc_client
-from tests.support.simulated import engine_pool, engines
+from tests.support.simulated import engine_pool, engines, eventually
 
 pytestmark = pytest.mark.virtual_time
 MAIN = ScaledObjectRef(name="llama", namespace="default", scalerMetadata={"pool": "main"})
@@ -102,3 +103,23 @@ async def test_an_unknown_pool_method_or_message_ends_the_call_with_a_status_tha
                 reason = client.trailers[wrong]["grpc-message"]
     assert told == ["5", "12", "3"]
     assert reason.endswith("known: main")
+
+
+@pytest.mark.parametrize("method", ["StreamIsActive", "StreamMetricSpec"])
+async def test_a_stream_to_keda_holds_no_picker_that_stops(method: str) -> None:
+    """A trigger of type external-push keeps the call open for good: the connection ends without it."""
+    async with engines() as servers:
+        pools = {"main": engine_pool(*servers, autoscale={"max": 9})}
+        async with running(pools, {"served": {"tiers": ["main"]}}, pick={"listen": "127.0.0.1:0"}) as gateway:
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                assert await client.message(await call(client, method, MAIN))
+                gateway.picker.close()
+                await eventually(lambda: client.gone)
+
+
+async def test_a_worker_that_does_not_lead_has_keda_ask_on_another_connection() -> None:
+    """KEDA keeps its connection, and would ask this worker for good."""
+    async with listening(ExternalScaler(None).serve) as (_, url), grpc_client(url) as client:
+        assert await client.status(await call(client, "GetMetrics", GetMetricsRequest(scaledObjectRef=MAIN))) == "14"
+        await eventually(lambda: client.gone)

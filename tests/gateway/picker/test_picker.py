@@ -15,10 +15,10 @@ from backends.ext_proc.messages import PIECE, BodyMode
 from backends.ext_proc.protobuf import sized
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
-from gateway.picker.picker import DESTINATION
+from gateway.picker.picker import DESTINATION, WITHIN
 from gateway.picker.picker_service import HEALTH
 from lab.servers.simulated_server import SimulatedServer
-from policies.types import AttemptOutcome
+from policies.types import AttemptOutcome, Health
 from tests.support.ext_proc import (
     HeaderMap,
     HeaderValue,
@@ -409,3 +409,34 @@ async def test_another_service_is_unimplemented() -> None:
         call = client.begin("/other.Service/Method")
         await client.send(call, framed(b""), end=True)
         assert await client.status(call) == "12"
+
+
+async def test_a_name_of_a_caller_is_kept_to_a_bounded_length() -> None:
+    """Data planes pass on headers of 60 KB, and what is known of a thousand callers is kept by their names."""
+    async with picking() as (gateway, client, _):
+        await Envoy(client, BodyMode.BUFFERED).pick(**{"x-llm-d-inference-fairness-id": "team-" + "a" * 30_000})
+        known = [each.caller for each in gateway.decider.fleet._attempts.values()]
+    assert [len(name) for name in known] == [128]
+
+
+async def test_failures_of_callers_without_a_name_close_no_engine_for_others() -> None:
+    """They may be of one request that is sent again and again: the gateway asks the engine itself."""
+    async with picking() as (gateway, client, servers):
+        for _ in range(20):
+            envoy = Envoy(client, BodyMode.BUFFERED)
+            await envoy.pick()
+            await envoy.ask(response_headers=headers({":status": "500"}))
+            await envoy.ask(response_body=HttpBody(body=b"{}", end_of_stream=True))
+        loads = gateway.decider.fleet.snapshot_for("another", monotonic()).loads
+        assert [load.health for load in loads.values()] == [Health.UP, Health.UP]
+
+
+async def test_a_pick_whose_time_is_over_asks_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stall of the event loop both timers are due in the same turn."""
+    monkeypatch.setattr("gateway.picker.picker.ASK_AFTER", WITHIN)
+    failed = list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    async with picking(1, {"concurrent_requests": 1}, hold="2s") as (_, client, servers):
+        await Envoy(client, BodyMode.BUFFERED).pick()
+        assert destination(await Envoy(client, BodyMode.BUFFERED).pick()) in addresses(servers)
+    assert not failed

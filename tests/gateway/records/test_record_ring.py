@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -173,6 +174,21 @@ def test_a_directory_that_cannot_be_written_to_is_read(tmp_path: Path) -> None:
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_directory_that_cannot_be_listed_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are for the user of the gateway alone: another one reads why there are none. Root may list anything."""
+    with pytest.raises(UnreadableRecords, match=r"missing: No such file or directory"):
+        stored(tmp_path / "missing")
+
+    def denied(_: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(UnreadableRecords, match=r"Permission denied"):
+        stored(tmp_path)
+
+
 def test_a_directory_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRecords, match=r"no file records-\*\.sqlite"):
         stored(tmp_path)
@@ -227,6 +243,26 @@ def test_a_reader_that_holds_the_log_back_costs_records_and_no_disk(
         assert bytes_of(tmp_path) <= 8_000_000
     file.append(rows("b"))
     assert ids(tmp_path)[-1] == "b"
+
+
+def test_a_file_that_shrinks_under_a_reader_takes_no_more_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page that goes is written to the write-ahead log first: 174 MB became 900 MB, on the way to 16 MB."""
+    monkeypatch.setattr(record_file, "PATIENCE", 0.01)
+    path = tmp_path / "records-0.sqlite"
+    large = RecordFile(path, 30_000_000)
+    overfill(large)
+    large.close()
+    before, small = bytes_of(tmp_path), RecordFile(path, 6_000_000)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchone()
+        with pytest.raises(record_file.LogHeldBack):
+            small.append(rows("lost"))
+        assert bytes_of(tmp_path) < before + 3_000_000
+    small.append(rows("kept"))
+    small.close()
+    assert bytes_of(tmp_path) <= 6_000_000
+    assert ids(tmp_path)[-1] == "kept"
 
 
 async def test_rows_beyond_the_queue_are_lost_and_counted(ring: RecordRing, monkeypatch: pytest.MonkeyPatch) -> None:

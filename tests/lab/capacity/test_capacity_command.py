@@ -9,6 +9,8 @@ import pytest
 
 from gateway.cli.main import main
 from lab.commands import add_commands
+from policies.prefix_doctor.lineage import Lineage, Link
+from tests.support.builders import record
 from tests.support.replay_builders import CONFIG
 
 
@@ -61,3 +63,21 @@ def test_a_configuration_without_budgets_has_no_answer(tmp_path: Path, capsys: p
     file.write_text(CONFIG.replace("workload: agent", "workload: batch"))
     assert run("synthetic:agents", "--config", str(file)) == 2
     assert "no route of the configuration has a budget" in capsys.readouterr().err
+
+
+def test_a_log_of_the_gateway_is_an_answer(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a conversation asks the same again."""
+    rows = [
+        record(
+            wall=3.0 * step,
+            total=1.0,
+            route="agent",
+            prompt_tokens_estimated=900,
+            lineage=Lineage(conversation=7, step=step + 1, kept=800, link=Link.CONVERSATION),
+        ).as_json()
+        for step in range(12)
+    ]
+    log = tmp_path / "access.log"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(str(log), "--config", config, "--engines", "1..2", "--no-load") == 0
+    assert "engine" in capsys.readouterr().out

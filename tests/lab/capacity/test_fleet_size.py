@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from backends.server_profiles import PROFILES
 from lab.capacity.fleet_size import FleetSizeQuestion, cold_engines, replayed, resized
-from lab.capacity.session_sample import with_sessions
 from lab.capacity.smallest_fleet import FleetSearch
 from lab.engines.engine_events import EngineFirstToken, EngineRequest
 from lab.replay.sim_fleet import ScheduledFault, SimFleet
+from lab.traffic.session_sample import with_sessions
 from lab.traffic.traces import Agents, agents
 from policies.types import Pool
 from tests.support import replay_builders as build

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
+from lab.replay.player import followers
 from lab.traffic.traces import AGENTS, TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
+from policies.prefix_doctor.lineage import Lineage, Link
+from tests.support.builders import record
 from tests.support.replay_builders import agent_sessions, mooncake
 
 
@@ -40,6 +46,36 @@ def test_made_up_sessions_become_more_not_faster() -> None:
     once, twice = (TrafficSource(AGENTS).arrivals(load, 3, None) for load in (1.0, 2.0))
     assert 1.5 < len(twice) / len(once) < 2.5
     assert twice[-1].at > 800
+
+
+def conversations(path: Path) -> Path:
+    """A log of 40 conversations of three turns, each of which comes 2 s after the answer before."""
+    rows = [
+        record(
+            wall=float(start) + 3.0 * step,
+            total=1.0,
+            prompt_tokens_estimated=1_000,
+            lineage=Lineage(conversation=start + 1, step=step + 1, kept=900, link=Link.CONVERSATION),
+        ).as_json()
+        for start in range(40)
+        for step in range(3)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in sorted(rows, key=itemgetter("wall"))))
+    return path
+
+
+def test_conversations_of_a_log_become_more_not_faster(tmp_path: Path) -> None:
+    """A turn waits for the answer before: turns would keep their pace, however soon conversations began, and a fleet
+    would carry any multiple of them."""
+    source = TrafficSource(str(conversations(tmp_path / "access.log")))
+    once, twice, half = (source.arrivals(load, 3, None) for load in (1.0, 2.0, 0.5))
+    assert sum(each.follows for each in once) == 80
+    assert len(twice) == 2 * len(once)
+    assert 0.25 < len(half) / len(once) < 0.75
+    for found in (twice, half):
+        assert found[-1].at > 30.0
+        assert len(followers(found)) == sum(each.follows for each in found)
+        assert {count % 3 for count in Counter(each.session for each in found).values()} == {0}
 
 
 # ---------------------------------------------------------------- sessions

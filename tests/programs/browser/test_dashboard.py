@@ -167,6 +167,19 @@ async def test_windows_and_filters_are_in_the_address_and_survive_a_reload() -> 
         assert page.complaints == []
 
 
+async def test_a_link_that_names_what_is_gone_shows_all_else_and_says_so() -> None:
+    """A route that a reload has renamed, and a window that is none: the filter is there to be taken back."""
+    async with busy() as gateway, browsing() as page:
+        await page.open(f"{gateway.admin_url}/dashboard#window=constructor&route=renamed")
+        await page.until("document.querySelectorAll('#routes .last').length === 2")
+        assert await page.run("document.getElementById('status').textContent") == "live"
+        assert await rows(page, "misses") == [["a filter names what is not there"]]
+        assert await page.run("document.querySelector('[name=window]:checked').value") == "now"
+        await page.run("document.getElementById('filter-route').value = ''")
+        await page.run("document.getElementById('filter-route').dispatchEvent(new Event('change'))")
+        await page.until("document.querySelectorAll('#misses button').length > 1")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_the_page_fits_and_every_control_has_a_name(width: int) -> None:
     """No scrolling sideways but within a table; a screen reader tells every control and every table."""

@@ -128,6 +128,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("serve-apis", {"config": {"passthrough": None}}, "config.routes: there are none"),
     ("serve", {"config": {"keys": []}}, "config.keys: callers need keys"),
     ("serve", {"networkPolicy": {"callers": [{}]}}, "at '/networkPolicy/callers/0'"),
+    ("serve", {"config": {"records": {"dir": "/var/lib/firsttoken/records"}}}, "stateSize: records take up to"),
     ("serve", {"env": {"REDIS_URL": {"value": "redis://r"}}}, "env.REDIS_URL is set by redis.secret"),
     ("serve", {"env": {"KEY": {"secret": "x"}}}, "at '/env/KEY'"),
     ("serve", {"envoy": {"enabled": True}}, "mode: serve carries the bytes itself"),

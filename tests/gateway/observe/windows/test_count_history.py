@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.windows.count_history import SPANS, CountHistory, Key
+from gateway.observe.windows.count_history import MAX_COUNTS, SPANS, CountHistory, Key
 
 NOON = 1_700_000_100.0  # begins a slot of every ring
 SENT: Key = ("chat", "requests", "completed")
@@ -106,6 +106,17 @@ def test_slots_from_the_future_are_left_out() -> None:
     known = restored(history((0, {SENT: 0}), (10, {SENT: 4}), (9000, {SENT: 9})), 60)
     known.note({}, NOON + 60)
     assert grown(known, 60) == {SENT: 4}
+
+
+def test_routes_that_are_long_gone_take_no_place_after_a_restart() -> None:
+    """Places are bounded, and a saved history outlives all processes: a full one would never show a new route."""
+    gone: list[Key] = [(f"route-{number}", "requests", "completed") for number in range(MAX_COUNTS)]
+    full = history((0, {}), (10, dict.fromkeys(gone, 1.0)))
+    known = restored(full, 100_000)
+    known.note({}, NOON + 100_000)
+    known.note({SENT: 4}, NOON + 100_010)
+    assert grown(known, 100_010) == {SENT: 4}
+    assert len(restored(full, 20).columns) == MAX_COUNTS
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from lab.capacity.session_sample import sampled, with_sessions
+from lab.replay.player import followers
+from lab.traffic.session_sample import sampled, with_sessions
 from lab.traffic.traces import Agents, Arrival, agents
 
 SESSIONS = agents(Agents(seconds=600.0, sessions=1.0), seed=3)
@@ -53,6 +54,15 @@ def test_a_prompt_that_begins_with_another_whole_prompt_continues_its_session() 
     one, two, three, four, five = with_sessions([first, other, second, third, foreign])
     assert one.session == three.session == four.session
     assert len({one.session, two.session, five.session}) == 3
+
+
+def test_a_turn_that_follows_another_one_stays_in_its_session() -> None:
+    """Also where its prompt is no longer, as that of a caller who asks again: a replay waits for the turn before."""
+    turns = [Arrival(at, 900, 10, array("Q", [1]), session=7, follows=at > 1.0) for at in (0.0, 1.0, 2.0, 3.0)]
+    first, again, *others = with_sessions(turns)
+    assert first.session != again.session
+    assert {each.session for each in others} == {again.session}
+    assert followers([first, again, *others]) == {2: 3, 3: 4}
 
 
 def test_a_sample_of_prompts_that_share_a_beginning_has_its_share_of_them() -> None:

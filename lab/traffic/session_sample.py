@@ -26,10 +26,11 @@ _SCALE = 1 << 32
 
 
 def with_sessions(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """The same arrivals, in order, each with a session."""
-    chains, found = SessionChains(), list[Arrival]()
+    """The same arrivals, in order, each with a session. A turn that follows another one stays in its session."""
+    chains, latest, found = SessionChains(), dict[int, int](), list[Arrival]()
     for arrival in arrivals:
         session = chains.session(arrival.tenant, arrival.session, arrival.hashes, arrival.prompt_tokens)
+        session = latest[arrival.session] = latest[arrival.session] if arrival.follows else session
         found.append(arrival if session == arrival.session else replace(arrival, session=session))
     return found
 
@@ -57,10 +58,14 @@ def _copied(
         if drawn >= share:
             continue
         if copy:
-            own = array("Q", (block if block in shared else block ^ mark for block in arrival.hashes))
+            own, answer = (_marked(blocks, mark, shared) for blocks in (arrival.hashes, arrival.answer_hashes))
             at = arrival.at + COPY_DELAY * _drawn(arrival.session, ~copy)
-            arrival = replace(arrival, at=at, hashes=own, session=arrival.session ^ mark)
+            arrival = replace(arrival, at=at, hashes=own, answer_hashes=answer, session=arrival.session ^ mark)
         yield arrival
+
+
+def _marked(blocks: Iterable[int], mark: int, shared: frozenset[int]) -> array[int]:
+    return array("Q", (block if block in shared else block ^ mark for block in blocks))
 
 
 def _drawn(session: int, seed: int) -> float:
