@@ -169,6 +169,10 @@ class RequestTimeline:
         if limited:
             self.close((RATE_LIMIT, at))
 
+    def unread(self) -> None:
+        """Note that the caller does not read: the end of the answer is no longer the gateway's to forecast."""
+        self.record.total_predicted_p50 = self.record.total_predicted_p90 = None
+
     def quoted(self, quote: Quote | None) -> None:
         """Note the quote of a request that has entered the queue; that of its first entry remains."""
         if self.record.quoted is None:

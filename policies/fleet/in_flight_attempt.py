@@ -72,6 +72,7 @@ class InFlightAttempt:
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
+    unread: bool = False  # for a while its caller did not read, and nothing was read of it: it shows no pace
 
     @classmethod
     def sent(
@@ -132,7 +133,8 @@ class InFlightAttempt:
         self.first_at, state.last_token_at = now, max(now, state.last_token_at)  # a token may be known late
         self.running, self.context = state.decoding, state.decoding_context
         self.prefill_s = state.interference.prefill_s
-        state.interference.on_first_token(key, self.answer, now)
+        if not self.unread:
+            state.interference.on_first_token(key, self.answer, now)
         state.inflight.on_first_token(key, now)
         state.callers.on_answer(key, self.caller, now)
         self._on_answer()
@@ -142,6 +144,11 @@ class InFlightAttempt:
         self.state.newest_answered = max(self.state.newest_answered, self.sent_at)
         if self.state.adapters is not None:
             self.state.adapters.on_answer(self.prompt.adapter)
+
+    def on_unread(self, key: Hashable) -> None:
+        """The caller does not read: how fast the answer is read from the endpoint says nothing of the endpoint."""
+        self.unread = True
+        self.state.interference.on_ended(key)
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
         """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
@@ -289,7 +296,7 @@ class InFlightAttempt:
             state.cache.on_unanswered(key, pending)
         if report.prompt_tokens is not None and scale is not None and (counted := self.prompt.count()):
             scale.observe(counted, self.prompt.messages, report.prompt_tokens)
-        if report.mean_itl is not None:
+        if report.mean_itl is not None and not self.unread:
             self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
         elif outcome is AttemptOutcome.COMPLETED and not self.stream and (tokens := report.completion_tokens or 0) > 1:
             first = self.predicted_ttft if report.engine_ttft is None else report.engine_ttft
