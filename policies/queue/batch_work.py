@@ -6,7 +6,7 @@ Rules:
 - Engines take batch work at a rate that is measured over as long a past as time is left: of the last minute for what is
   due in minutes, of the last hours for what is due in hours. Work that takes more than HURRY_FROM of the time up to a
   deadline, at this rate, hurries: from 0 there to 1 where all of the time is taken. Valleys for hurried work are less
-  deep; at 1 the work has the turn of a late request. Work that begins raises the rate, so the hurry settles.
+  deep; at 1 the work has the turn of a late request, and the pace of answers holds it no longer. Work that begins raises the rate, so the hurry settles.
 - Batch work comes after all other requests, tenants by recent use of valleys. Valleys used put no tenant above its
   share (`policies.queue.fair_share`).
 - Work is engine time: prefill, and a share of the decoding. A request that cannot end in time makes no other hurry.
@@ -38,7 +38,7 @@ class Valley:
     """The most that an engine may have in use where batch work begins."""
 
     pressure: float  # of the TPOT pressure at which an engine takes no prefill
-    pace: float  # of the tightest TPOT budget in the pool, that a token takes
+    pace: float  # of the tightest TPOT budget in the pool, that a token takes beside answers in progress
     kv_usage: float  # of the KV cache
     misses: float  # expected TPOT misses because of the prefill
     arrivals: float  # requests in time expected at the engine during a prefill above SHORT
@@ -139,7 +139,8 @@ class BatchWork:
         most = DEEP.towards(SHALLOW, hurry) if hurry else DEEP
         if load.tpot_pressure > most.pressure or load.kv_usage > most.kv_usage:
             return False
-        if load.tpot > most.pace * self._paces.get(pool, FOREVER):
+        is_paced = (load.running or load.waiting) and hurry < 1  # else a budget below the engine's own pace ends all work
+        if is_paced and load.tpot > most.pace * self._paces.get(pool, FOREVER):
             return False
         if expected_tpot_misses(load, prefill_s) > most.misses:
             return False

@@ -81,6 +81,27 @@ def test_batch_work_takes_any_engine_of_its_tier_that_is_in_a_valley() -> None:
     assert queue.destination("batch") == TWO.id
 
 
+@pytest.mark.parametrize("by", ["6h", "60s"])
+def test_a_pace_that_an_engine_never_keeps_holds_no_batch_work_where_nothing_runs(by: str) -> None:
+    """20 ms per token, and a route that promises 5 ms: no answer there keeps it, with batch work or without."""
+    queue = QueueFixture()
+    queue.enter("chat", tpot={"budget": "5ms"})
+    queue.complete("chat")
+    queue.now += 20.0
+    assert queue.enter("batch", budget=None, by=by) == ["batch"]
+
+
+def test_batch_work_in_a_hurry_runs_beside_answers_of_an_engine_that_never_keeps_their_pace() -> None:
+    """It has the turn of a late request."""
+    queue = QueueFixture()
+    queue.enter("chat", tpot={"budget": "5ms"})
+    queue.first_tokens("chat")
+    queue.now += 20.0
+    assert queue.enter("batch", budget=None, by="60s") == []
+    queue.now += 60.0 - queue.held("batch").answer_s * 1.5
+    assert queue.release() == ["batch"]
+
+
 def test_batch_work_is_not_quoted() -> None:
     """Hours of waiting by choice would be the error of the quotes of late requests."""
     queue = QueueFixture()
@@ -218,7 +239,7 @@ def test_a_valley_is_ever_less_deep_for_work_in_a_hurry(hurry: float) -> None:
     [
         {"tpot_pressure": 0.5},
         {"kv_usage": 0.6},
-        {"tpot": 0.03},
+        {"tpot": 0.03, "running": 1},
         {"expected_tpot_misses": (0.02,) * len(STALL_GRID)},
     ],
     ids=lambda busy: next(iter(busy)),
