@@ -108,6 +108,7 @@ class RequestTimeline:
         record = self.record
         record.route = route.name
         record.workload = route.workload
+        record.weighs_completion = route.weighs_completion
         record.stream = request.stream
         record.max_tokens = request.max_tokens
         record.choices = request.choices
