@@ -52,11 +52,11 @@ def replay(args: argparse.Namespace) -> int:
     sources = tuple(map(TrafficSource.parse, args.traces))
     traffic = Traffic(sources, args.limit, args.seconds, args.sessions, args.closed)
     logs, scorers = _logs(traffic), _scorers(args.scorers, not args.no_reference)
-    given = {name: _scenario(files, args) for name, files in ((OURS, args.files), (OTHER, args.files_b)) if files}
+    asked = {name: _scenario(files, args) for name, files in ((OURS, args.files), (OTHER, args.files_b)) if files}
     loads = _loads(args.load)
     for text in args.what_if:
-        _changed(given[OURS][0], text, logs)  # a mistake is told before engines are fitted, which takes minutes
-    policies = {name: _with_profiles(scenario, assumed, logs) for name, (scenario, assumed) in given.items()}
+        _changed(asked[OURS][0], text, logs)  # a mistake is told before engines are fitted, which takes minutes
+    policies = {name: _with_profiles(scenario, assumed, logs) for name, (scenario, assumed) in asked.items()}
     policies |= {f"with {text}": _changed(policies[OURS], text, logs) for text in args.what_if}
     tasks = list(_tasks(args, policies, loads, scorers))
     _check_traffic(traffic, policies, tasks[0])

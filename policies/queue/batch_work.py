@@ -6,7 +6,8 @@ Rules:
 - Engines take batch work at a rate that is measured over as long a past as time is left: of the last minute for what is
   due in minutes, of the last hours for what is due in hours. Work that takes more than HURRY_FROM of the time up to a
   deadline, at this rate, hurries: from 0 there to 1 where all of the time is taken. Valleys for hurried work are less
-  deep; at 1 the work has the turn of a late request, and the pace of answers holds it no longer. Work that begins raises the rate, so the hurry settles.
+  deep; at 1 the work has the turn of a late request, and the pace of answers holds it no longer. Work that begins
+  raises the rate, so the hurry settles.
 - Batch work comes after all other requests, tenants by recent use of valleys. Valleys used put no tenant above its
   share (`policies.queue.fair_share`).
 - Work is engine time: prefill, and a share of the decoding. A request that cannot end in time makes no other hurry.
@@ -139,8 +140,8 @@ class BatchWork:
         most = DEEP.towards(SHALLOW, hurry) if hurry else DEEP
         if load.tpot_pressure > most.pressure or load.kv_usage > most.kv_usage:
             return False
-        is_paced = (load.running or load.waiting) and hurry < 1  # else a budget below the engine's own pace ends all work
-        if is_paced and load.tpot > most.pace * self._paces.get(pool, FOREVER):
+        paces = hurry < 1 and (load.running or load.waiting)  # else a budget below the engine's own pace would end it
+        if paces and load.tpot > most.pace * self._paces.get(pool, FOREVER):
             return False
         if expected_tpot_misses(load, prefill_s) > most.misses:
             return False

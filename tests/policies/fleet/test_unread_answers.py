@@ -1,4 +1,4 @@
-"""Answers whose callers do not read: the gateway reads nothing of them meanwhile, so they tell nothing of the engine."""
+"""Answers whose callers do not read: the gateway reads nothing of them meanwhile, so they tell nothing of engines."""
 
 from __future__ import annotations
 
