@@ -13,6 +13,7 @@ from policies.queue.batch_work import (
     DEEP,
     HORIZONS,
     HURRY_FROM,
+    PACED_S,
     PRIOR_RATE,
     PRIOR_S,
     RECHECK,
@@ -252,6 +253,17 @@ def test_whatever_others_may_need_soon_ends_a_valley(busy: dict[str, Any]) -> No
     work.on_dispatched(request, Candidate(ONE, 0, 100, 0, forecast, 1.0, 0.0), START)
     assert work.is_valley("small", 1, Load(), 0.05, 0.0, START)
     assert not work.is_valley("small", 1, Load(**busy), 0.05, 0.0, START)
+
+
+def test_a_pace_that_no_request_wanted_for_an_hour_is_forgotten() -> None:
+    """Its route may be gone. One with a looser budget does not keep it."""
+    work, paced = BatchWork(), Load(tpot=0.03, running=1)
+    for at, budget in ((START, "50ms"), (START + PACED_S / 2, "80ms"), (START + PACED_S, "80ms")):
+        request = waiting(1, 100.0)
+        request.deadline, request.route = at, route(1.0, tpot={"budget": budget})
+        work.on_dispatched(request, Candidate(ONE, 0, 100, 0, Forecast(0.1), 1.0, 0.0), at)
+        assert work.is_valley("small", 1, paced, 0.05, 0.0, at) is (at == START + PACED_S)
+    assert not work.is_valley("small", 1, Load(tpot=0.05, running=1), 0.05, 0.0, at)
 
 
 def test_a_long_prefill_waits_where_requests_in_time_come_often() -> None:
