@@ -64,6 +64,7 @@ class InFlightAttempt:
     reported_queue: float  # tokens of `work.queued_tokens` which this process did not send
     answer: DecodingAnswer
     found_room: bool = True  # in the engine's KV cache, at the sending
+    kv_tokens: int = 0  # of this room, that the prompt takes
     adapter_wait: AdapterWait = LOADED
     kv_load_s: float = 0.0  # to load cached tokens from slower tiers
     first_at: float | None = None
@@ -106,7 +107,8 @@ class InFlightAttempt:
             prefill_rate=(rate := state.predictor.drain_rate),
             reported_queue=max(work.queued_tokens - state.inflight.queue.tokens_left(now, rate), 0.0),
             answer=answer,
-            found_room=state.kv_room.on_sent(work.uncached + sum(candidate.to_load), now),
+            found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
+            kv_tokens=kv_tokens,
             kv_load_s=state.kv_loads.seconds(candidate.to_load),
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
             external_use=external_use,
@@ -155,6 +157,8 @@ class InFlightAttempt:
         state = self.state
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
+        elif self.first_at is None:
+            state.kv_room.on_left(self.kv_tokens, self.sent_at)
         state.inflight.on_ended(key, now)
         state.limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
         if self.prompt.adapter and state.adapters is not None:
