@@ -100,7 +100,7 @@ class LoadMetrics:
             return sizes[0], sum(counts) or None
         gauge = _whole(max(_values(page, self.block_size_gauge), default=None))
         tokens = _total(page, self.tokens_gauge)
-        return gauge, int(tokens / gauge) if gauge and tokens else None
+        return gauge, _whole(tokens / gauge) if gauge and tokens else None
 
 
 def _of_engine(page: bytes, rank: int) -> bytes:
@@ -140,12 +140,12 @@ def _total(page: bytes, names: EngineMetricNames) -> float | None:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return int(value) if value is not None and math.isfinite(value) else None  # a sum of finite values may not be
 
 
 def _label(labels: bytes, name: bytes) -> int:
     """Integer value of a label; 0 if absent."""
-    match = re.search(rb"[{,]" + name + rb'="(\d+)"', labels)
+    match = re.search(rb"[{,]" + name + rb'="(\d{1,18})"', labels)
     return int(match[1]) if match else 0
 
 

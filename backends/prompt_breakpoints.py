@@ -7,7 +7,7 @@ Rules:
 - The end of the system prompt, or of the tools where there is none, is stable from conversation to conversation.
 - The end of a conversation that has gone on for a turn is stable for the next one.
 - At most these two of Anthropic's four, and none where the caller has set its own.
-- Thinking and empty text cannot be marked.
+- Thinking, empty text, and tools with `defer_loading` cannot be marked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def with_breakpoints(body: Mapping[str, Any]) -> dict[str, Any]:
     marked = dict(body)
     if (system := _with_last_marked(_blocks(body.get("system")))) is not None:
         marked["system"] = system
-    elif isinstance(tools := body.get("tools"), list) and tools:
-        marked["tools"] = [*tools[:-1], _marked(plain(tools[-1]))]
+    elif isinstance(tools := body.get("tools"), list):
+        marked["tools"] = _with_last_loaded_marked(tools)
     messages = body.get("messages")
     if isinstance(messages, list) and len(messages) >= _GONE_ON:
         last = plain(messages[-1])
@@ -61,6 +61,16 @@ def _with_last_marked(blocks: Sequence[Any]) -> list[Any] | None:
     if kind == "text" and not last.get("text"):
         return None
     return [*blocks[:-1], _marked(last)]
+
+
+def _with_last_loaded_marked(tools: Sequence[Any]) -> list[Any]:
+    found = list(tools)
+    for i in reversed(range(len(found))):
+        tool = plain(found[i])
+        if not (isinstance(tool, dict) and tool.get("defer_loading")):
+            found[i] = _marked(tool)
+            break
+    return found
 
 
 def _marked(block: Any) -> Any:

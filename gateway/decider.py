@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import random
@@ -141,13 +141,16 @@ class Decider:
         return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet, now)
 
     def learn(self, record: Record) -> None:
-        """Record sink: learns the length of an answer of the route, and of the reasoning before it."""
+        """Record sink: learns the length of an answer of the route, by class where decisions need it, and of the
+        reasoning before it."""
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
-            effort, begins = effort_class(record.reasoning_effort), next(iter(record.prefix), 0)
+            classes: Sequence[Hashable] = ()
+            if record.weighs_completion:
+                classes = effort_class(record.reasoning_effort), record.tenant, next(iter(record.prefix), 0)
             tokens = -(-record.output_tokens // record.choices)
             p90 = record.total_predicted_p90
             under_p90 = None if p90 is None else record.total <= p90
-            self.answer_lengths.observe_output(record.route, tokens, effort, record.tenant, begins, under_p90=under_p90)
+            self.answer_lengths.observe_output(record.route, tokens, *classes, under_p90=under_p90)
         if record.ttft_of == "answer" and record.stream and record.ttft is not None:
             answered = record.total if record.promised is None else record.promised  # at least
             self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())

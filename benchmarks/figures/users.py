@@ -60,7 +60,6 @@ class Prompts:
 
 
 KINDS = [Prompts(size, seen) for size in SIZES for seen in (False, True)]
-EIGHT_NEW = Prompts(8_000, False)
 
 
 @lru_cache(maxsize=1)

@@ -5,11 +5,12 @@ Rules:
 - `strip_cch` removes Claude Code's line (`gateway.tokenize.prefix_breakers`) wherever a line of the system prompt
   begins with it, towards servers that read the line too.
 - `sort_tools` sorts tool definitions by name: the same set, each as it was written. A `cache_control` stays at its
-  place in the list, as it says how much of the list is cached.
+  place in the list, as it says how much of the list is cached. Where it would come to a tool with `defer_loading`,
+  which the API refuses, the list is left alone.
 - `move_timestamp` moves a line of the system prompt that is a time and nothing else, with a label of up to five words,
   to the end of the system prompt. A prompt with several such lines, such as a log, is left alone, and so is one with
-  a fence of code, or with LINES short lines with a figure. So is a line that means something by the line before: it is
-  announced by a colon, has no label, or goes on with a sentence.
+  a fence of code, or with LINES short lines with a figure. So is a line that means something by what is before: it is
+  announced by a colon, has no label, goes on with a sentence, or stands in an `<example>`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ def _in_order(tools: list[Any]) -> list[Any]:
         return tools
     if not any(_MARK in tool for tool in found):
         return [tools[i] for i in places]
+    if any(_MARK in tool and found[i].get("defer_loading") for tool, i in zip(found, places, strict=True)):
+        return tools
     unmarked = [{name: value for name, value in found[i].items() if name != _MARK} for i in places]
     return [
         {**tool, _MARK: marked[_MARK]} if _MARK in marked else tool
@@ -124,7 +127,9 @@ def _time_lines(text: str, left: Iterator[int]) -> list[str]:
 
 
 def _stands_alone(line: str, before: Sequence[str]) -> bool:
-    """True for a labelled time that no earlier line announces or begins the sentence of."""
+    """True for a labelled time that no earlier line announces or begins the sentence of, in no example."""
+    if sum(each.count("<example") - each.count("</example") for each in before) > 0:
+        return False
     above = next((each.rstrip() for each in reversed(before) if each.strip()), "")
     if not above:
         return True

@@ -320,4 +320,6 @@ def engine_load(reported: Mapping[str, float | None]) -> EngineLoad:
             known[name] = int(known[name])
         else:
             del known[name]
+    if not 0 <= known.get("kv_usage", 0.0) <= 1:  # a percentage is no share: the engine would seem full for ever
+        del known["kv_usage"]
     return EngineLoad(**known)  # type: ignore[arg-type]

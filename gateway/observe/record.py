@@ -185,6 +185,7 @@ class Record:
     decision: Decision | None = None  # while the request lives
     prefix: Sequence[int] = ()  # landmarks of the prompt
     session: int = 0  # of the caller, as a hash that is never shown; 0: none is named
+    weighs_completion: bool = False  # decisions of the route depend on the end of the answer
     diagnosis: Diagnosis | None = None  # of a request that missed a budget, or failed
     composition: Composition | None = None  # of the prompt, in tokens
     lineage: Lineage = NO_LINEAGE  # the prompt that this one continues, or departs from

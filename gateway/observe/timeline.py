@@ -108,6 +108,7 @@ class RequestTimeline:
         record = self.record
         record.route = route.name
         record.workload = route.workload
+        record.weighs_completion = route.weighs_completion
         record.stream = request.stream
         record.max_tokens = request.max_tokens
         record.choices = request.choices
@@ -168,6 +169,10 @@ class RequestTimeline:
         self.close((QUEUE, at - limited))
         if limited:
             self.close((RATE_LIMIT, at))
+
+    def unread(self) -> None:
+        """Note that the caller does not read: the end of the answer is no longer the gateway's to forecast."""
+        self.record.total_predicted_p50 = self.record.total_predicted_p90 = None
 
     def quoted(self, quote: Quote | None) -> None:
         """Note the quote of a request that has entered the queue; that of its first entry remains."""

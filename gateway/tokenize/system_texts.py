@@ -76,12 +76,14 @@ def _edited(content: Any, edit: Edit) -> Any:
         return content if text == content else text
     if not isinstance(content, list):
         return content
-    places = [i for i, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    before = [content[i]["text"] for i in places]
+    before = [part["text"] for part in content if _is_text(part)]
     after = list(edit(before))
     if before == after:
         return content
-    parts = list(content)
-    for i, text in zip(places, after, strict=True):
-        parts[i] = {**content[i], "text": text}
-    return [part for i, part in enumerate(parts) if i not in places or part["text"]]
+    edited = iter(after)
+    parts = [{**part, "text": next(edited)} if _is_text(part) else part for part in content]
+    return [part for part in parts if not _is_text(part) or part["text"]]
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)

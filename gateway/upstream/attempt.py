@@ -282,6 +282,7 @@ class WireAttempt:
     def pause(self) -> None:
         if self._exchange is not None:
             self._exchange.pause()
+            self.fleet.on_unread(self)
 
     def resume(self) -> None:
         self.times.last_byte = self.times.quiet_since = monotonic()  # nothing was read

@@ -419,6 +419,7 @@ class Race:
 
     def on_write_paused(self) -> None:
         self.relay.pause()
+        self.routed.timeline.unread()
         if self.winner is not None:
             self.winner.pause()
 

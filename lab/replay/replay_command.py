@@ -51,12 +51,14 @@ def replay(args: argparse.Namespace) -> int:
         raise _error("--seeds 0: must be at least 1")
     sources = tuple(map(TrafficSource.parse, args.traces))
     traffic = Traffic(sources, args.limit, args.seconds, args.sessions, args.closed)
-    logs = _logs(traffic)
-    policies = {OURS: _scenario(args.files, args, logs)}
-    if args.files_b:
-        policies[OTHER] = _scenario(args.files_b, args, logs)
+    logs, scorers = _logs(traffic), _scorers(args.scorers, not args.no_reference)
+    asked = {name: _scenario(files, args) for name, files in ((OURS, args.files), (OTHER, args.files_b)) if files}
+    loads = _loads(args.load)
+    for text in args.what_if:
+        _changed(asked[OURS][0], text, logs)  # a mistake is told before engines are fitted, which takes minutes
+    policies = {name: _with_profiles(scenario, assumed, logs) for name, (scenario, assumed) in asked.items()}
     policies |= {f"with {text}": _changed(policies[OURS], text, logs) for text in args.what_if}
-    tasks = list(_tasks(args, policies))
+    tasks = list(_tasks(args, policies, loads, scorers))
     _check_traffic(traffic, policies, tasks[0])
     results = list(_with_progress(run(tasks, traffic), len(tasks)))
     happened = logs.attainments(policies[OURS].routes)
@@ -72,8 +74,9 @@ def replay(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tasks(args: argparse.Namespace, policies: Mapping[str, Scenario]) -> Iterator[ReplayTask]:
-    loads, scorers = _loads(args.load), _scorers(args.scorers, not args.no_reference)
+def _tasks(
+    args: argparse.Namespace, policies: Mapping[str, Scenario], loads: Sequence[float], scorers: Sequence[str]
+) -> Iterator[ReplayTask]:
     played = {**policies, **{scorer: policies[OURS].with_scorer(scorer) for scorer in scorers}}
     for factor in loads:
         for name, scenario in played.items():
@@ -119,7 +122,8 @@ def _changed(scenario: Scenario, text: str, logs: ReplayedLogs) -> Scenario:
         raise _error(f"--what-if {text}: {error}") from None
 
 
-def _scenario(files: Sequence[Path], args: argparse.Namespace, logs: ReplayedLogs) -> Scenario:
+def _scenario(files: Sequence[Path], args: argparse.Namespace) -> tuple[Scenario, Mapping[str, str]]:
+    """The scenario, and the profiles that it assumes of servers without a configured one, by pool."""
     config = load(files, os.environ)
     if args.workers is not None:
         config = config.with_workers(args.workers)
@@ -130,9 +134,9 @@ def _scenario(files: Sequence[Path], args: argparse.Namespace, logs: ReplayedLog
         scenario = replace(scenario, workers=1, replicas=args.replicas, peer_delay=_peer_delay(args.news))
     if not scenario.routes:
         raise _error("the configuration has no routes to replay on")
-    scenario = _with_profiles(scenario, assumed_profiles(config), logs)
     faults = tuple(_fault(text, scenario) for text in args.fault)
-    return replace(scenario, faults=faults, score_per_1k=_score_per_1k(args.score_per_1k))
+    scenario = replace(scenario, faults=faults, score_per_1k=_score_per_1k(args.score_per_1k))
+    return scenario, assumed_profiles(config)
 
 
 def _with_profiles(scenario: Scenario, assumed: Mapping[str, str], logs: ReplayedLogs) -> Scenario:

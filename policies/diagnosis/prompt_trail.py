@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from policies.diagnosis.facts import EarlierPrompt
+from policies.prefix_doctor.lineage import shared_blocks
 from policies.types import NEVER
 
 PROMPTS = 2048  # kept in each index
@@ -52,7 +53,7 @@ class PromptTrail:
         return EarlierPrompt(
             found.endpoint,
             found.tokens,
-            found.tokens * _shared(found.landmarks, prompt.landmarks) // len(found.landmarks),
+            found.tokens * shared_blocks(found.landmarks, prompt.landmarks) // len(found.landmarks),
             prompt.at - found.at,
             lost_at.get(found.endpoint, NEVER) > found.at,
         )
@@ -63,15 +64,3 @@ def _put(index: OrderedDict[int, SentPrompt], key: int, prompt: SentPrompt) -> N
     index.move_to_end(key)
     if len(index) > PROMPTS:
         index.popitem(last=False)
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Landmarks at the beginning of both. Hashes are chained: equal ones mean an equal beginning up to there."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

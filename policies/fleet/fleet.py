@@ -326,6 +326,12 @@ class Fleet:
             self._learn_ttft(attempt, ttft, now)
         self._touch(attempt.state)
 
+    def on_unread(self, key: Hashable) -> None:
+        """The caller of the attempt does not read, so nothing is read from the endpoint for a while."""
+        if (attempt := self._attempts.get(key)) is not None and not attempt.unread:
+            attempt.on_unread(key)
+            self._touch(attempt.state)
+
     def on_rate_limits(self, key: Hashable, limits: Sequence[RateLimit]) -> None:
         """The reply to an attempt reports what remains of the provider's rate limits."""
         if (attempt := self._attempts.get(key)) is not None:

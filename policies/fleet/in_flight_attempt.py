@@ -64,6 +64,7 @@ class InFlightAttempt:
     reported_queue: float  # tokens of `work.queued_tokens` which this process did not send
     answer: DecodingAnswer
     found_room: bool = True  # in the engine's KV cache, at the sending
+    kv_tokens: int = 0  # of this room, that the prompt takes
     adapter_wait: AdapterWait = LOADED
     kv_load_s: float = 0.0  # to load cached tokens from slower tiers
     first_at: float | None = None
@@ -72,6 +73,7 @@ class InFlightAttempt:
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
+    unread: bool = False  # for a while its caller did not read, and nothing was read of it: it shows no pace
 
     @classmethod
     def sent(
@@ -105,7 +107,8 @@ class InFlightAttempt:
             prefill_rate=(rate := state.predictor.drain_rate),
             reported_queue=max(work.queued_tokens - state.inflight.queue.tokens_left(now, rate), 0.0),
             answer=answer,
-            found_room=state.kv_room.on_sent(work.uncached + sum(candidate.to_load), now),
+            found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
+            kv_tokens=kv_tokens,
             kv_load_s=state.kv_loads.seconds(candidate.to_load),
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
             external_use=external_use,
@@ -132,7 +135,8 @@ class InFlightAttempt:
         self.first_at, state.last_token_at = now, max(now, state.last_token_at)  # a token may be known late
         self.running, self.context = state.decoding, state.decoding_context
         self.prefill_s = state.interference.prefill_s
-        state.interference.on_first_token(key, self.answer, now)
+        if not self.unread:
+            state.interference.on_first_token(key, self.answer, now)
         state.inflight.on_first_token(key, now)
         state.callers.on_answer(key, self.caller, now)
         self._on_answer()
@@ -143,11 +147,18 @@ class InFlightAttempt:
         if self.state.adapters is not None:
             self.state.adapters.on_answer(self.prompt.adapter)
 
+    def on_unread(self, key: Hashable) -> None:
+        """The caller does not read: how fast the answer is read from the endpoint says nothing of the endpoint."""
+        self.unread = True
+        self.state.interference.on_ended(key)
+
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
         """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
         state = self.state
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
+        elif self.first_at is None:
+            state.kv_room.on_left(self.kv_tokens, self.sent_at)
         state.inflight.on_ended(key, now)
         state.limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
         if self.prompt.adapter and state.adapters is not None:
@@ -289,7 +300,7 @@ class InFlightAttempt:
             state.cache.on_unanswered(key, pending)
         if report.prompt_tokens is not None and scale is not None and (counted := self.prompt.count()):
             scale.observe(counted, self.prompt.messages, report.prompt_tokens)
-        if report.mean_itl is not None:
+        if report.mean_itl is not None and not self.unread:
             self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
         elif outcome is AttemptOutcome.COMPLETED and not self.stream and (tokens := report.completion_tokens or 0) > 1:
             first = self.predicted_ttft if report.engine_ttft is None else report.engine_ttft

@@ -46,5 +46,10 @@ class KvRoom:
         self._tokens -= tokens
         return self.tokens(now) >= 0
 
+    def on_left(self, tokens: int, sent_at: float) -> None:
+        """A prompt ended before its first token; what a report has counted meanwhile, the next one tells."""
+        if sent_at > self._reported_at:
+            self._tokens += tokens
+
     def has_overflowed_since(self, at: float) -> bool:
         return self._overflowed_at >= at

@@ -19,6 +19,7 @@ PRIOR = {"cpu": 0.16 / 65_536, "disk": 0.86 / 65_536, "remote": 0.86 / 65_536}
 LEAST = 2_048  # tokens to load, from which the time shows beside the noise of a first token
 WEIGHT = 1 / 8  # of the latest load
 FARTHEST = 4.0  # times the forecast: a longer load had other reasons
+FASTEST = 1 / 256  # of the prior: a cost of 0 would bound every later load by 0
 
 
 class KvLoads:
@@ -35,4 +36,6 @@ class KvLoads:
         expected = self.seconds(tokens)
         error = min(max(seconds, 0.0), FARTHEST * expected) - expected
         step = WEIGHT * error / sum(count * count for count in tokens)
-        self.token_s = [max(cost + step * count, 0.0) for cost, count in zip(self.token_s, tokens, strict=True)]
+        least = [FASTEST * PRIOR[tier] for tier in SLOWER_TIERS]
+        moved = [cost + step * count for cost, count in zip(self.token_s, tokens, strict=True)]
+        self.token_s = [*map(max, moved, least)]

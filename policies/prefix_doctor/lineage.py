@@ -256,7 +256,7 @@ def departure(last: FollowedPrompt, outline: PromptOutline, *, is_template: bool
     number = next(i for i in range(common) if before[i] != digests[i])
     end, cls = _equal_until(before, digests, number)
     if end == number and is_template:
-        end = 1 + max((i for i in range(number, len(outline.parts)) if _is_head(outline, i)), default=number - 1)
+        end = max(_head(outline), number)
     block = shared_blocks(last.hashes, outline.hashes)
     behind = _tokens(outline, end) - outline.tokens_at(block) if end > number else 0.0
     return Departure(outline.parts[number], number, block, max(behind, 0.0), cls)
@@ -283,9 +283,10 @@ def _run(before: array[int], i: int, digests: array[int], j: int) -> int:
     return length
 
 
-def _is_head(outline: PromptOutline, number: int) -> bool:
-    """The part, and all before, are definitions and system messages."""
-    return all(part.role in ("tools", "system") for part in outline.parts[: number + 1])
+def _head(outline: PromptOutline) -> int:
+    """Number of parts before the first one that is neither a definition nor a system message."""
+    parts = outline.parts
+    return next((i for i, part in enumerate(parts) if part.role not in ("tools", "system")), len(parts))
 
 
 def shared_blocks(one: Sequence[int], other: Sequence[int]) -> int:

@@ -6,7 +6,8 @@ Rules:
 - Engines take batch work at a rate that is measured over as long a past as time is left: of the last minute for what is
   due in minutes, of the last hours for what is due in hours. Work that takes more than HURRY_FROM of the time up to a
   deadline, at this rate, hurries: from 0 there to 1 where all of the time is taken. Valleys for hurried work are less
-  deep; at 1 the work has the turn of a late request. Work that begins raises the rate, so the hurry settles.
+  deep; at 1 the work has the turn of a late request, and the pace of answers holds it no longer. Work that begins
+  raises the rate, so the hurry settles.
 - Batch work comes after all other requests, tenants by recent use of valleys. Valleys used put no tenant above its
   share (`policies.queue.fair_share`).
 - Work is engine time: prefill, and a share of the decoding. A request that cannot end in time makes no other hurry.
@@ -31,6 +32,7 @@ ANSWERS = 2.0  # expected times of an answer that are left for it: lengths vary
 DECODING_SHARE = 1 / 8  # of the time of an answer, as engine time: answers share a step
 SHORT = 0.1  # s of prefill that no request in time notices
 ARRIVALS_S = 60.0  # time constant of the rate of requests in time
+PACED_S = 3600.0  # s after the last request with a TPOT budget, until which it counts: a reload may have taken it away
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Valley:
     """The most that an engine may have in use where batch work begins."""
 
     pressure: float  # of the TPOT pressure at which an engine takes no prefill
-    pace: float  # of the tightest TPOT budget in the pool, that a token takes
+    pace: float  # of the tightest TPOT budget in the pool, that a token takes beside answers in progress
     kv_usage: float  # of the KV cache
     misses: float  # expected TPOT misses because of the prefill
     arrivals: float  # requests in time expected at the engine during a prefill above SHORT
@@ -63,7 +65,7 @@ class BatchWork:
         self._dues: list[float] = []  # deadlines as of `_weighed_at`, ascending, and the hurry of each
         self._hurries: list[float] = []
         self._arrivals: dict[str, tuple[float, float]] = {}  # in time: rate per s and its time, by pool
-        self._paces: dict[str, float] = {}  # tightest TPOT budget of a route, by pool
+        self._paces: dict[str, tuple[float, float]] = {}  # tightest TPOT budget of a route and its time, by pool
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -127,19 +129,24 @@ class BatchWork:
             return
         pool, budget = chosen.endpoint.pool, queued.route.tpot_budget(None)
         self._arrivals[pool] = self._rate_at(pool, now) + 1 / ARRIVALS_S, now
-        if budget is not None and budget < self._paces.get(pool, FOREVER):
-            self._paces[pool] = budget
+        if budget is not None and budget <= self._pace_at(pool, now):
+            self._paces[pool] = budget, now
 
     def _rate_at(self, pool: str, now: float) -> float:
         rate, at = self._arrivals.get(pool, (0.0, now))
         return rate * exp((at - now) / ARRIVALS_S)
+
+    def _pace_at(self, pool: str, now: float) -> float:
+        budget, at = self._paces.get(pool, (FOREVER, now))
+        return budget if now - at < PACED_S else FOREVER
 
     def is_valley(self, pool: str, engines: int, load: Load, prefill_s: float, hurry: float, now: float) -> bool:
         """An engine has room for batch work in this hurry, with a prefill of so many seconds."""
         most = DEEP.towards(SHALLOW, hurry) if hurry else DEEP
         if load.tpot_pressure > most.pressure or load.kv_usage > most.kv_usage:
             return False
-        if load.tpot > most.pace * self._paces.get(pool, FOREVER):
+        paces = hurry < 1 and (load.running or load.waiting)  # else a budget below the engine's own pace would end it
+        if paces and load.tpot > most.pace * self._pace_at(pool, now):
             return False
         if expected_tpot_misses(load, prefill_s) > most.misses:
             return False

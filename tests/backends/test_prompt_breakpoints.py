@@ -51,13 +51,17 @@ def marks(value: Any, path: str = "") -> list[str]:
         ({"system": [{"type": "text", "text": "a"}, Raw(b'{"type":"text","text":"b"}')]}, ["/system/1"]),
         ({"system": "s", "tools": [TOOL, TOOL], "messages": TALK[:1]}, ["/system/0"]),
         ({"tools": [TOOL, TOOL], "messages": TALK[:1]}, ["/tools/1"]),
+        ({"tools": [TOOL, {**TOOL, "defer_loading": True}], "messages": TALK[:1]}, ["/tools/0"]),
+        ({"tools": [{**TOOL, "defer_loading": True}], "messages": TALK[:1]}, []),
         ({"system": "", "messages": TALK[:1]}, []),
     ],
 )
 def test_the_ends_of_stable_prefixes_are_marked(body: dict[str, Any], places: list[str]) -> None:
+    """Anthropic refuses a mark on a tool with `defer_loading`."""
     found = marks(sent(body))
     assert set(places) <= set(found)
     assert len(found) <= 2
+    assert not any("defer_loading" in tool and "cache_control" in tool for tool in sent(body).get("tools", []))
 
 
 def test_the_last_block_of_a_conversation_is_marked_with_its_text() -> None:

@@ -154,6 +154,14 @@ def test_an_invalid_number_is_none(value: str) -> None:
     assert VLLM.read_load(page(f"vllm:num_requests_running {value}", "x 1"))["running"] is None
 
 
+def test_figures_that_no_number_holds_are_not_reported() -> None:
+    """Two engines behind one page; Python converts no text of 4,300 digits, and no infinity, to an integer."""
+    huge = [f'vllm:num_requests_running{{engine="{rank}"}} 1e308' for rank in (0, 1)]
+    info = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{"9" * 5000}"}} 1'
+    load = VLLM.read_load(page(*huge, info, "x 1"))
+    assert (load["running"], load["block_size"], load["kv_blocks"]) == (None, 16, None)
+
+
 @given(st.binary(max_size=200), st.integers(0, 9000))
 def test_no_page_breaks_the_reader(noise: bytes, cut: int) -> None:
     """Random bytes, and a real page with random bytes in the middle."""

@@ -137,7 +137,9 @@ async def test_a_whole_answer_is_expected_by_effort_caller_and_route(decider: De
     promised, tenant = route(tiers=["small"], total={"budget": "30s"}), Tenant("web")
     for _ in range(3 * KNOWN_ANSWERS):
         for effort, tokens in (("high", 5000), ("", 50)):
-            decider.learn(record(route="chat", tenant="web", output_tokens=tokens, reasoning_effort=effort))
+            told = {"tenant": "web", "output_tokens": tokens, "reasoning_effort": effort}
+            decider.learn(record(route="chat", weighs_completion=True, **told))
+            decider.learn(record(route="other", **told))
 
     async def expected(body: Mapping[str, Any], own: Route) -> Quantiles:
         asked = await decider.parse(Operation.CHAT, encode(body), {}, 1.0, "req-1")
@@ -148,6 +150,8 @@ async def test_a_whole_answer_is_expected_by_effort_caller_and_route(decider: De
     assert (await expected(hard, promised))[MEDIAN] > 2000 > 200 > (await expected(easy, promised))[MEDIAN]
     assert (await expected({**hard, "max_tokens": 100}, promised))[MEDIAN] == 100
     assert await expected(hard, route(tiers=["small"])) == ()
+    by_class, of_all = (decider.answer_lengths.quantiles("other", None, *names) for names in (("high", "web", 0), ()))
+    assert by_class == of_all  # a route that does not weigh its answers keeps no classes of them
 
 
 async def test_cache_groups_share_no_prefix(decider: Decider) -> None:

@@ -38,14 +38,19 @@ def send(
     now: float = 0.0,
     stream: bool = True,
     caller: str = "",
+    tpot_budget: float | None = None,
 ) -> int:
     """Sends an attempt as a decision would; returns the key."""
     estimate, key = estimate or prompt(), next(KEYS)
-    hit = to.hit(endpoint, estimate)
-    forecast = to.forecast(endpoint, to.snapshot(now).loads[endpoint.id], estimate.tokens, hit, now)
-    candidate = Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0)
-    to.on_sent(key, candidate, estimate, now, stream, caller=caller)
+    to.on_sent(key, candidate_of(to, endpoint, now, estimate), estimate, now, stream, tpot_budget, caller=caller)
     return key
+
+
+def candidate_of(of: Fleet, endpoint: Endpoint, now: float, estimate: PoolEstimate | None = None) -> Candidate:
+    estimate, present = estimate or prompt(), of.snapshot(now).loads[endpoint.id]
+    hit = of.hit(endpoint, estimate)
+    forecast = of.forecast(endpoint, present, estimate.tokens, hit, now)
+    return Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0, load=present)
 
 
 def answer(

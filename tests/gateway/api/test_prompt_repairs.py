@@ -44,6 +44,16 @@ def test_a_cache_mark_of_tools_stays_at_its_place_in_the_list() -> None:
     assert found["tools"] == [{"name": "a"}, {"name": "b", "cache_control": mark}]
 
 
+def test_a_cache_mark_never_comes_to_a_tool_that_is_loaded_later() -> None:
+    """Anthropic refuses a tool with both `cache_control` and `defer_loading`."""
+    mark, later = {"type": "ephemeral"}, {"name": "z", "defer_loading": True}
+    body = {"tools": [later, {"name": "a", "cache_control": mark}], "messages": []}
+    assert mend(MESSAGES, body, RepairRule.SORT_TOOLS) == (body, ())
+    body["tools"].append({"name": "b"})
+    found, _ = mend(MESSAGES, body, RepairRule.SORT_TOOLS)
+    assert found["tools"] == [{"name": "a"}, {"name": "b", "cache_control": mark}, later]
+
+
 @pytest.mark.parametrize(
     ("operation", "body"),
     [
@@ -73,10 +83,11 @@ def test_a_time_moves_to_the_end_of_the_system_prompt_alone(operation: Operation
         "## Last day of the sale\n2026-11-30\nBe kind.",
         "The offer is valid\nuntil 2026-11-30.\nThen it is not.",
         "12 a\n" * LINES + f"{TIME}\nend",
+        "Write a bill.\n<example>\nBill\nDate: 2026-01-01\nSum: 5\n</example>",
     ],
     ids=[
         *("several", "fence of code", "sentence", "last line"),
-        *("announced", "in tags", "under a heading", "end of a sentence", "many lines"),
+        *("announced", "in tags", "under a heading", "end of a sentence", "many lines", "in an example"),
     ],
 )
 def test_a_time_that_is_part_of_something_is_left_alone(text: str) -> None:
@@ -88,7 +99,7 @@ def test_a_time_that_is_part_of_something_is_left_alone(text: str) -> None:
 @pytest.mark.parametrize("line", [TIME, "2026-11-23", "today: 2026-11-23", "Today is 2026-11-23"])
 def test_a_time_that_tells_what_it_is_moves(line: str) -> None:
     """By a label, or as the head of the prompt."""
-    text = f"{line}\nBe kind." if line[0] == "2" else f"<env>\n{line}\n</env>"
+    text = f"{line}\nBe kind." if line[0] == "2" else f"<example>\n</example>\n<env>\n{line}\n</env>"
     rest = text.replace(f"{line}\n", "")
     found, _ = mend(MESSAGES, {"system": text, "messages": []}, RepairRule.MOVE_TIMESTAMP)
     assert found["system"] == f"{rest}\n{line}"

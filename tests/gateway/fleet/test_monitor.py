@@ -275,8 +275,9 @@ async def test_an_error_in_reading_a_page_does_not_stop_polling(caplog: pytest.L
         ({"prefix_queries": 10.0, "prefix_hits": 4.0}, EngineLoad(prefix_queries=10.0, prefix_hits=4.0)),
         ({"unheard_of": 1.0, "waiting": 2.9}, EngineLoad(waiting=2)),
         ({"running": -1.0, "block_size": -16.0, "waiting": 1e300}, EngineLoad()),
+        ({"kv_usage": 45.0, "running": 1.0}, EngineLoad(running=1)),
     ],
 )
 def test_invalid_values_of_a_load_are_ignored(reported: Mapping[str, float | None], load: EngineLoad) -> None:
-    """Counts are non-negative integers; unknown names are ignored."""
+    """Counts are non-negative integers; unknown names are ignored. Usage in percent would close the engine for ever."""
     assert engine_load(reported) == load

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from time import monotonic
 
 import pytest
 
@@ -54,6 +55,22 @@ async def test_a_full_write_buffer_pauses_the_upstream() -> None:
     talk.run.on_end()
     await talk.written()
     assert exchange.steps == ["pause", "resume"]
+
+
+async def test_a_caller_that_does_not_read_teaches_nothing_of_the_server() -> None:
+    """The answer counts no more in the pace of its endpoint, and the forecast of its end is not judged."""
+    talk = Relaying(TOKEN)
+    await talk.to()
+    talk.life.record.total_predicted_p50, talk.life.record.total_predicted_p90 = 1.0, 2.0
+    before = talk.fleet.snapshot(monotonic()).loads["small/a"]
+    talk.writer.on_write_paused()
+    load = talk.fleet.snapshot(monotonic()).loads["small/a"]
+    assert (before.context, load.context, load.in_flight) == (100, 0, 1)
+    assert (talk.life.record.total_predicted_p50, talk.life.record.total_predicted_p90) == (None, None)
+    talk.run.on_body(FINISH + DONE)
+    talk.run.on_end()
+    await talk.written()
+    assert talk.fleet.snapshot(monotonic()).loads["small/a"].in_flight == 0
 
 
 async def test_a_stalled_reader_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

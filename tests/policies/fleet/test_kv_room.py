@@ -85,3 +85,17 @@ def test_an_unknown_engine_is_learned_even_from_waits() -> None:
     to.on_scrape(ONE.id, FULL, 0.0)
     answer(to, now=0.1)
     assert to.statistics(ONE.id, 2.0).samples == 1
+
+
+def test_a_prompt_that_ended_without_a_token_gives_its_room_back() -> None:
+    """A caller that sends long prompts and hangs up would close the engine for all others until the next report. What
+    the report has counted is in it."""
+    to = trained()
+    for _ in range(3):
+        key = send(to, prompt(4_000), now=30.0)
+        to.on_ended(key, AttemptOutcome.CANCELLED, 30.1)
+    assert load(to, 30.2).kv_room == pytest.approx(7_200)
+    key = send(to, prompt(4_000), now=30.3)
+    to.on_scrape(ONE.id, replace(WELL, kv_usage=0.75), 30.4)
+    to.on_ended(key, AttemptOutcome.CANCELLED, 30.5)
+    assert load(to, 30.6).kv_room == pytest.approx(3_200)

@@ -41,3 +41,13 @@ def test_an_absurd_time_moves_a_cost_by_less_than_half() -> None:
     for _ in range(100):
         loads.learn(CPU, -1e9)
     assert 0.0 <= loads.seconds(CPU) < 1e-3
+
+
+def test_a_tier_that_seemed_free_is_measured_again() -> None:
+    """Loads from two tiers that took no time at all leave a cost from which later loads are learned."""
+    loads = KvLoads()
+    for _ in range(50):
+        loads.learn((3_000, 0, 3_000), 0.0)
+    for _ in range(50):
+        loads.learn(CPU, 0.5)
+    assert loads.seconds(CPU) == pytest.approx(0.5, rel=0.1)

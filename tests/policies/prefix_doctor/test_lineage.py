@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 
 from policies.prefix_doctor.lineage import Lineages, Link, SentNow
-from policies.prefix_doctor.prompt_outline import EMPTY, USER, PartOutline, PromptOutline
+from policies.prefix_doctor.prompt_outline import EMPTY, SYSTEM, USER, PartOutline, PromptOutline
 
 CALLERS, MEMORY = 400, 2_000_000
 
@@ -42,6 +42,25 @@ def test_room_among_many_callers_is_made_without_a_look_at_each_for_each_prompt(
         assert calls <= 100 + CALLERS + 10 * given_up
     assert most > 100  # room was made
     assert lineages.bytes <= MEMORY
+
+
+def test_a_prompt_of_many_system_messages_costs_a_look_at_each() -> None:
+    """Of a template that an earlier prompt had, and with nothing else in common: the event loop waits meanwhile."""
+    lineages, parts, calls = Lineages(MEMORY), 2_000, 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    for number in (1, 2):
+        found = [PartOutline(number << 16 | i, SYSTEM, float(i), i) for i in range(1, parts + 1)]
+        digests = array("q", [part.digest for part in found])
+        outline = PromptOutline(found, digests, EMPTY, 0, 7, [], lambda n: n, parts, lambda *place: None)
+        calls = 0
+        sys.setprofile(count)
+        link = lineages.follow(SentNow("caller", "chat", "", 0.0, 1.0), outline, outline.read_mark).link
+        sys.setprofile(None)
+    assert (link, calls < 2 * parts) == (Link.TEMPLATE, True)
 
 
 def test_the_caller_with_most_makes_room_for_the_others() -> None:

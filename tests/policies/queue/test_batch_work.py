@@ -13,6 +13,7 @@ from policies.queue.batch_work import (
     DEEP,
     HORIZONS,
     HURRY_FROM,
+    PACED_S,
     PRIOR_RATE,
     PRIOR_S,
     RECHECK,
@@ -79,6 +80,27 @@ def test_batch_work_takes_any_engine_of_its_tier_that_is_in_a_valley() -> None:
     queue.decode(ONE, **BUSY)
     assert queue.enter("batch", blocks=blocks, **NIGHTLY) == ["batch"]
     assert queue.destination("batch") == TWO.id
+
+
+@pytest.mark.parametrize("by", ["6h", "60s"])
+def test_a_pace_that_an_engine_never_keeps_holds_no_batch_work_where_nothing_runs(by: str) -> None:
+    """20 ms per token, and a route that promises 5 ms: no answer there keeps it, with batch work or without."""
+    queue = QueueFixture()
+    queue.enter("chat", tpot={"budget": "5ms"})
+    queue.complete("chat")
+    queue.now += 20.0
+    assert queue.enter("batch", budget=None, by=by) == ["batch"]
+
+
+def test_batch_work_in_a_hurry_runs_beside_answers_of_an_engine_that_never_keeps_their_pace() -> None:
+    """It has the turn of a late request."""
+    queue = QueueFixture()
+    queue.enter("chat", tpot={"budget": "5ms"})
+    queue.first_tokens("chat")
+    queue.now += 20.0
+    assert queue.enter("batch", budget=None, by="60s") == []
+    queue.now += 60.0 - queue.held("batch").answer_s * 1.5
+    assert queue.release() == ["batch"]
 
 
 def test_batch_work_is_not_quoted() -> None:
@@ -218,7 +240,7 @@ def test_a_valley_is_ever_less_deep_for_work_in_a_hurry(hurry: float) -> None:
     [
         {"tpot_pressure": 0.5},
         {"kv_usage": 0.6},
-        {"tpot": 0.03},
+        {"tpot": 0.03, "running": 1},
         {"expected_tpot_misses": (0.02,) * len(STALL_GRID)},
     ],
     ids=lambda busy: next(iter(busy)),
@@ -231,6 +253,17 @@ def test_whatever_others_may_need_soon_ends_a_valley(busy: dict[str, Any]) -> No
     work.on_dispatched(request, Candidate(ONE, 0, 100, 0, forecast, 1.0, 0.0), START)
     assert work.is_valley("small", 1, Load(), 0.05, 0.0, START)
     assert not work.is_valley("small", 1, Load(**busy), 0.05, 0.0, START)
+
+
+def test_a_pace_that_no_request_wanted_for_an_hour_is_forgotten() -> None:
+    """Its route may be gone. One with a looser budget does not keep it."""
+    work, paced = BatchWork(), Load(tpot=0.03, running=1)
+    for at, budget in ((START, "50ms"), (START + PACED_S / 2, "80ms"), (START + PACED_S, "80ms")):
+        request = waiting(1, 100.0)
+        request.deadline, request.route = at, route(1.0, tpot={"budget": budget})
+        work.on_dispatched(request, Candidate(ONE, 0, 100, 0, Forecast(0.1), 1.0, 0.0), at)
+        assert work.is_valley("small", 1, paced, 0.05, 0.0, at) is (at == START + PACED_S)
+    assert not work.is_valley("small", 1, Load(tpot=0.05, running=1), 0.05, 0.0, at)
 
 
 def test_a_long_prefill_waits_where_requests_in_time_come_often() -> None:
