@@ -9,6 +9,7 @@ Rules:
 - A header is compared as text (`web`), as a number (`>= 2`), or as a flag (`true`: it says true, 1, yes or on;
   `false`: it says anything else, or is absent). An absent header fails the other comparisons.
 - A count that the caller did not give (`output_tokens` is its max_tokens, capped by the route) fails its comparison.
+- An effort of reasoning is compared by its order (`policies.routes.efforts`); one that the caller did not name fails.
 - A reason names the condition and the value, but never a header's value, which may be confidential.
 """
 
@@ -23,6 +24,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
+from policies.routes.efforts import EFFORTS, EffortTest, effort_test
 from policies.types import RequestView
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
@@ -104,6 +106,14 @@ _COUNT_SCHEMA = {
     ],
     "description": "a comparison: '<= 8000', '1000..8000', 3",
 }
+_EFFORT = rf"({'|'.join(EFFORTS)})"
+_EFFORT_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": rf"^\s*((<=|>=|==|<|>)?\s*{_EFFORT}|{_EFFORT}\s*\.\.\s*{_EFFORT})\s*$"},
+        {"type": "array", "items": {"enum": list(EFFORTS)}, "minItems": 1},
+    ],
+    "description": "an effort (high), a comparison ('>= medium', 'low..high'), or a list ([low, medium])",
+}
 _HEADER_SCHEMA = {
     "type": ["string", "number", "boolean"],
     "description": "the text it must equal, a comparison ('>= 2'), or whether it says true",
@@ -111,6 +121,7 @@ _HEADER_SCHEMA = {
 
 # Optional inside the annotation: a condition may be absent, but not empty.
 Count = Annotated[Comparison | None, PlainValidator(comparison), WithJsonSchema(_COUNT_SCHEMA)]
+Effort = Annotated[EffortTest | None, PlainValidator(effort_test), WithJsonSchema(_EFFORT_SCHEMA)]
 Flag = Annotated[bool | None, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
 HeaderTest = Annotated[Comparison | str | bool, PlainValidator(_header_test), WithJsonSchema(_HEADER_SCHEMA)]
 
@@ -132,6 +143,7 @@ class When(BaseModel):
     output_tokens: Count = None
     turns: Count = None
     priority: Count = None
+    reasoning_effort: Effort = None
     tools: Flag = None
     images: Flag = None
     json_schema: Flag = None
@@ -153,10 +165,10 @@ class When(BaseModel):
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
         tests = [*self._conditions, *((_HEADER + name, test) for name, test in self.header.items())]
-        return {name: test.text if isinstance(test, Comparison) else test for name, test in tests}
+        return {name: test.text if isinstance(test, (Comparison, EffortTest)) else test for name, test in tests}
 
     @cached_property
-    def _conditions(self) -> tuple[tuple[str, Comparison | bool], ...]:
+    def _conditions(self) -> tuple[tuple[str, Comparison | EffortTest | bool], ...]:
         named = ((name, getattr(self, name)) for name in type(self).model_fields if name != "header")
         return tuple((name, test) for name, test in named if test is not None)
 
@@ -184,7 +196,9 @@ def _header_name(key: str) -> str:
     return name
 
 
-def _refusal(name: str, test: Comparison | bool, value: float | bool | None) -> str | None:
+def _refusal(name: str, test: Comparison | EffortTest | bool, value: Any) -> str | None:
+    if isinstance(test, EffortTest):
+        return test.refusal(value)
     if isinstance(test, bool):
         return None if value is test else f"{name} is {'false' if test else 'true'}"
     if value is None:
