@@ -78,8 +78,9 @@ class ApiPredictor(TtftPredictor):
 
     def learner_of(self, effort: str, now: float) -> ApiPredictor:
         if effort and not self._by_effort:
-            unnamed = self._by_effort[""] = self._narrower(now)
+            unnamed = self._narrower(now)
             unnamed.restore(self.learned(now), 0.0, now)
+            self._by_effort[""] = unnamed
         if self._by_effort and effort not in self._by_effort:
             self._by_effort[effort] = self._narrower(now)
         return self.of(effort)
@@ -108,7 +109,7 @@ class ApiPredictor(TtftPredictor):
         self._prior = sibling._overall.read(now, sibling._prior, 1.0)
         self._idle_errors.widen_from(sibling._idle_errors, now)
         for effort, times in sibling._by_effort.items() if sibling is not self._wider else ():
-            self.learner_of(effort, now).warm_start_from(times, now)
+            self._by_effort.setdefault(effort, self._narrower(now)).warm_start_from(times, now)
 
     def observe(self, sample: TtftSample, now: float) -> None:
         super().observe(sample, now)
@@ -139,7 +140,7 @@ class ApiPredictor(TtftPredictor):
             self._by_length.setdefault(bits, _DecayedMean()).restore(mean, age, now)
         self.samples = round(saved.samples * kept_share(age))
         for effort, times in saved.by_effort.items():
-            self.learner_of(effort, now).restore(times, age, now)
+            self._by_effort.setdefault(effort, self._narrower(now)).restore(times, age, now)
 
     def _start_regime(self, factor: float) -> None:
         for mean in (self._overall, *self._by_length.values()):
