@@ -33,7 +33,7 @@ _SECONDS: Mapping[str, tuple[float, float]] = {  # a small model; a large one, o
     "xai": (0.8, 3.6),
 }
 # OpenAI's reasoning models show no reasoning in chat completions: the first token comes after all of it. By class of
-# effort; without a word for it they think with medium effort.
+# effort; a request without one is answered with medium effort.
 _HIDDEN: Mapping[str, float] = {"none": 0.9, "minimal": 1.0, "low": 2.0, "medium": 4.0, "": 4.0, "high": 12.0}
 _HIDES = re.compile(r"(^|/)(o[1345]|gpt-5)(-(mini|nano|pro|preview))?(-\d{4}.*)?$")
 _SMALL = re.compile(r"(^|[^a-z0-9])(mini|nano|flash|haiku|lite|small|instant|tiny|1?\db)([^a-z0-9]|$)")

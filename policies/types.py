@@ -94,7 +94,9 @@ class Pool:
     adapters: AdapterFacts | None = None
     requests_per_minute: float | None = None  # to each endpoint, from this process
     tokens_per_minute: float | None = None  # of prompts and answers
-    prior_ttft: Mapping[str, float] = field(default_factory=lambda: UNKNOWN_TTFT)  # s, of an API, by class of effort
+    prior_ttft: Mapping[str, float] = field(
+        default_factory=lambda: UNKNOWN_TTFT, hash=False
+    )  # s, of an API, by class of effort
 
 
 class Health(Enum):

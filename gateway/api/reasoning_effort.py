@@ -17,7 +17,7 @@ from gateway.strict_json import decode
 from policies.routes.efforts import EFFORTS
 
 MOST = 10_000_000  # tokens, beyond which a budget is none
-SWITCHED_ON = "medium"  # thinking that is switched on without a word for how much: OpenAI's default effort
+SWITCHED_ON = "medium"  # of thinking that is switched on without an effort or a budget: OpenAI's default
 
 _GEMINI, _TEMPLATE = ("extra_body", "google", "thinking_config"), "chat_template_kwargs"
 _SWITCHES = (("enable_thinking",), (_TEMPLATE, "enable_thinking"), (_TEMPLATE, "thinking"))
