@@ -24,13 +24,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
-from policies.routes.efforts import EFFORTS, EffortTest, effort_test
+from policies.routes.efforts import EFFORTS, place_of
 from policies.types import RequestView
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _NUMERIC = re.compile(rf"\s*{_NUMBER}\s*")
 _COMPARISON = re.compile(rf"\s*(<=|>=|==|<|>)\s*({_NUMBER})\s*")
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*")
+_EFFORT = re.compile(r"\s*(<=|>=|==|<|>)?\s*([^\s<>=]+)\s*")
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -80,6 +81,38 @@ def _range(low: str, high: str) -> Comparison:
     return Comparison(f"{low}..{high}", ((">=", float(low)), ("<=", float(high))))
 
 
+@dataclass(frozen=True, slots=True)
+class EffortTest:
+    """Efforts of reasoning, by their places in EFFORTS; `text` is the YAML form."""
+
+    text: str | tuple[str, ...]
+    places: frozenset[int]
+
+    def refusal(self, effort: str) -> str | None:
+        wanted = self.text if isinstance(self.text, str) else " or ".join(self.text)
+        if not effort:
+            return f"reasoning_effort is not given, and must be {wanted}"
+        return None if place_of(effort) in self.places else f"reasoning_effort {effort} is not {wanted}"
+
+
+def _effort_test(value: Any) -> EffortTest:
+    """Parses `high`, `>= medium` or a list of efforts. Raises ValueError."""
+    if isinstance(value, EffortTest):
+        return value
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(each, str) and _EFFORT.fullmatch(each) for each in value)
+    ):
+        return EffortTest(tuple(value), frozenset(map(place_of, value)))
+    if not isinstance(value, str) or (match := _EFFORT.fullmatch(value)) is None:
+        raise ValueError("write an effort like high, a comparison like '>= medium', or a list like [low, medium]")
+    holds, bound = _OPERATORS[match[1] or "=="], place_of(match[2])
+    if not (places := frozenset(place for place in range(len(EFFORTS)) if holds(place, bound))):
+        raise ValueError(f"'{value}' holds for no effort: {EFFORTS[0]} is the least, {EFFORTS[-1]} the most")
+    return EffortTest(value.strip(), places)
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -106,13 +139,12 @@ _COUNT_SCHEMA = {
     ],
     "description": "a comparison: '<= 8000', '1000..8000', 3",
 }
-_EFFORT = rf"({'|'.join(EFFORTS)})"
 _EFFORT_SCHEMA = {
     "anyOf": [
-        {"type": "string", "pattern": rf"^\s*((<=|>=|==|<|>)?\s*{_EFFORT}|{_EFFORT}\s*\.\.\s*{_EFFORT})\s*$"},
+        {"type": "string", "pattern": rf"^\s*(<=|>=|==|<|>)?\s*({'|'.join(EFFORTS)})\s*$"},
         {"type": "array", "items": {"enum": list(EFFORTS)}, "minItems": 1},
     ],
-    "description": "an effort (high), a comparison ('>= medium', 'low..high'), or a list ([low, medium])",
+    "description": "an effort (high), a comparison ('>= medium'), or a list ([low, medium])",
 }
 _HEADER_SCHEMA = {
     "type": ["string", "number", "boolean"],
@@ -121,7 +153,7 @@ _HEADER_SCHEMA = {
 
 # Optional inside the annotation: a condition may be absent, but not empty.
 Count = Annotated[Comparison | None, PlainValidator(comparison), WithJsonSchema(_COUNT_SCHEMA)]
-Effort = Annotated[EffortTest | None, PlainValidator(effort_test), WithJsonSchema(_EFFORT_SCHEMA)]
+Effort = Annotated[EffortTest | None, PlainValidator(_effort_test), WithJsonSchema(_EFFORT_SCHEMA)]
 Flag = Annotated[bool | None, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
 HeaderTest = Annotated[Comparison | str | bool, PlainValidator(_header_test), WithJsonSchema(_HEADER_SCHEMA)]
 
