@@ -19,7 +19,6 @@ from gateway.admission.auth import Tenant
 from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.api.prompt_repairs import repaired
-from gateway.api.reasoning_effort import effort_class, reasoning_effort
 from gateway.downstream.http_request import HttpRequest
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.timeline import landmarks
@@ -28,6 +27,7 @@ from gateway.tokenize.estimator import Estimator
 from gateway.tokenize.prompt_reader import PromptText
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
+from policies.routes.efforts import class_of
 from policies.routes.route import Route
 from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
@@ -99,7 +99,7 @@ class Decider:
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
-        text = PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters)
+        text = _text(request, route, tenant)
         cap = route.output_cap(request.max_tokens)
         expected = self.answer_lengths.expected_output(route.name, cap)
         estimate = await self._read(text, expected)
@@ -119,7 +119,7 @@ class Decider:
         self, request: InferenceRequest, route: Route, tenant: Tenant, estimate: PromptEstimate
     ) -> PromptEstimate:
         """The estimate by an exact count."""
-        text = PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters)
+        text = _text(request, route, tenant)
         found = await self._count(text, estimate.output_tokens)
         return replace(found, uncached_tokens=estimate.uncached_tokens)
 
@@ -146,14 +146,15 @@ class Decider:
         if record.end is RequestOutcome.COMPLETED and record.output_tokens:
             classes: Sequence[Hashable] = ()
             if record.weighs_completion:
-                classes = effort_class(record.reasoning_effort), record.tenant, next(iter(record.prefix), 0)
+                classes = class_of(record.reasoning_effort), record.tenant, next(iter(record.prefix), 0)
             tokens = -(-record.output_tokens // record.choices)
             p90 = record.total_predicted_p90
             under_p90 = None if p90 is None else record.total <= p90
             self.answer_lengths.observe_output(record.route, tokens, *classes, under_p90=under_p90)
         if record.ttft_of == "answer" and record.stream and record.ttft is not None:
             answered = record.total if record.promised is None else record.promised  # at least
-            self.answer_lengths.observe_reasoning(record.route, record.pool, answered - record.ttft, monotonic())
+            seconds, effort = answered - record.ttft, class_of(record.reasoning_effort)
+            self.answer_lengths.observe_reasoning(record.route, record.pool, effort, seconds, monotonic())
 
     def any_usable(self, now: float) -> bool:
         """An endpoint is up for all callers."""
@@ -169,18 +170,23 @@ def queued_request(
     sequence: int,
     now: float,
 ) -> QueuedRequest:
-    lengths, tokens = fleet.answer_lengths, UNKNOWN
+    lengths, tokens, effort = fleet.answer_lengths, UNKNOWN, class_of(request.reasoning_effort)
     if route.weighs_completion:
-        effort, cap = effort_class(reasoning_effort(request.body)), route.output_cap(request.max_tokens)
+        cap = route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
     return QueuedRequest(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=lengths.expected_reasoning(route, now) if request.stream else None,
+        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
         answer_tokens=tokens,
         decode_s=fleet.decode_seconds(route, tokens),
     )
+
+
+def _text(request: InferenceRequest, route: Route, tenant: Tenant) -> PromptText:
+    about, effort = (tenant.cache_group, tenant.name, route.adapters), class_of(request.reasoning_effort)
+    return PromptText(request.prompt, route.pools, *about, effort=effort)
 
 
 def _beginning(estimate: PromptEstimate) -> int:

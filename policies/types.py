@@ -21,6 +21,7 @@ from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 NEVER = float("-inf")
 FOREVER = float("inf")
 TINY = 1e-9
+UNKNOWN_TTFT: Mapping[str, float] = {"": 0.4}  # s to the first token of an API, before any; a guess
 
 # --------------------------------------------------------------------------- the fleet
 
@@ -93,6 +94,9 @@ class Pool:
     adapters: AdapterFacts | None = None
     requests_per_minute: float | None = None  # to each endpoint, from this process
     tokens_per_minute: float | None = None  # of prompts and answers
+    prior_ttft: Mapping[str, float] = field(
+        default_factory=lambda: UNKNOWN_TTFT, hash=False
+    )  # s, of an API, by class of effort
 
 
 class Health(Enum):
@@ -167,6 +171,7 @@ class RequestView:
     images: bool = False
     json_schema: bool = False
     priority: int = 0
+    reasoning_effort: str = ""  # as the caller asked (`policies.routes.efforts`); empty: it named none
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names; only headers in a `when`
     pinned: str = ""  # id of the endpoint that holds state of this request; empty: any endpoint may serve it
     session: str = ""
@@ -221,6 +226,7 @@ class PoolEstimate:
     text_tokens: int = 0  # of text, before correction
     messages: int = 1
     adapter: str = ""  # LoRA adapter that answers; empty: the model itself
+    effort: str = ""  # class of the reasoning effort (`policies.routes.efforts`); empty: none is named
     margin: int = 0  # tokens more or less, nearly always; 0: counted
     counted_text: Callable[[], int] | None = field(default=None, compare=False, repr=False)  # 0: not counted yet
     outline: Callable[[], PromptOutline] | None = field(default=None, compare=False, repr=False)
@@ -300,6 +306,15 @@ class Forecast:
             return QUANTILES[0] * x / ratios[0]
         low, q = ratios[i - 1], QUANTILES[i - 1]
         return q + (QUANTILES[i] - q) * (x - low) / (ratios[i] - low)
+
+    def followed_by(self, then: Forecast) -> Forecast:
+        """Both times in a row. Deviations from the medians add up as those of independent quantities: by their
+        squares."""
+        unit, middle, ratios = self.point_estimate or TINY, self.p50 + then.p50, []
+        for i, (own, other) in enumerate(zip(self.ratios, then.ratios, strict=True)):
+            deviation = hypot(own * unit - self.p50, other * then.point_estimate - then.p50)
+            ratios.append((middle + (deviation if i > MEDIAN else -deviation)) / unit)
+        return Forecast(unit, tuple(ratios), self.tpot, self.samples, self.prefill)
 
     @property
     def trained(self) -> bool:

@@ -26,6 +26,7 @@ from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit
+from gateway.api.reasoning_effort import reasoning_effort
 from gateway.api.state_ids import StateIds
 from gateway.strict_json import (
     MAX_DEPTH,
@@ -278,6 +279,7 @@ def parse(
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,
         images=parsed.images,
+        reasoning_effort=reasoning_effort(parsed.members),
         priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=headers.get("traceparent", "")[:128],
         session=session,

@@ -15,6 +15,7 @@ from backends.catalog import KINDS, BackendKind
 from backends.http.tls_files import TlsFiles
 from backends.http.tunnel import ProxyAddress
 from backends.interface import BackendConfig
+from backends.prior_ttft import prior_ttft
 from gateway.config import field_types as fields
 from gateway.config.config_errors import did_you_mean
 from gateway.config.endpoint_section import Discovered, EndpointAddress, EndpointSection
@@ -358,4 +359,5 @@ class PoolSection(Section):
             adapters=None if self.adapters is None else self.adapters.facts,
             requests_per_minute=self.requests_per_minute and self.requests_per_minute / processes,
             tokens_per_minute=self.tokens_per_minute and self.tokens_per_minute / processes,
+            prior_ttft=prior_ttft(self.backend, self.model),
         )

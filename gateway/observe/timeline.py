@@ -13,7 +13,6 @@ from time import monotonic
 
 from backends.interface import EngineTimes
 from gateway.api.inference_request import InferenceRequest
-from gateway.api.reasoning_effort import reasoning_effort
 from gateway.api.request_start import sent_before
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.record import (
@@ -323,7 +322,7 @@ class RequestTimeline:
         record = self.record
         record.prefix = self.landmarks()
         if self.request is not None:
-            record.reasoning_effort = reasoning_effort(self.request.body)
+            record.reasoning_effort = self.request.reasoning_effort
         if record.ttft is not None:
             self.close((STREAM, at))
         else:

@@ -62,7 +62,7 @@ from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of, look, obstacle_of, patience, peers_of, without_caller
-from policies.attempts.hedging import patience_until
+from policies.attempts.hedging import leave_by, patience_until
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook, first_token_limit
 from policies.attempts.retry_rules import is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
@@ -380,6 +380,9 @@ class AttemptMachine:
             pending.await_whole(limits, has_next=limits.limit_at < FOREVER and self._advance(now))
         elif self._deadline < FOREVER and self._advance(now):
             doubt_at = patience_until(candidate.forecast, self._walk.upcoming_p50, now, self._deadline)
+            if not candidate.forecast.trained:
+                upcoming = self._walk.upcoming.forecast
+                doubt_at = min(doubt_at, leave_by(candidate.forecast, upcoming, now, self._deadline))
             pending.recheck_at = min(doubt_at, limit_at)
         self.pending[attempt.number] = pending
         self._actions.append(Open(attempt, charged))

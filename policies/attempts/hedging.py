@@ -16,13 +16,16 @@ Rules:
   case; but not less than 1 s or an eighth of the time allowed: a budget of 30 s is in no hurry. The p99 of a forecast
   that is not trained is a guess; past the deadline, the silence of such an attempt has lasted long enough where it is
   longer than the forecast by what a fresh attempt would take: the two together take twice the better one at most.
+- An API that has shown nothing yet may hang, and no look into it tells. It is left at the last moment that leaves the
+  next candidate the same chance of its forecast as its own silence has used up, of one half at least (`leave_by`). An
+  engine is not: its siblings would take as long.
 - Where a second copy may be sent, the first need not be given up: see `hedge_at`.
 - Moments are searched on a fixed grid, so a replay finds the same ones.
 """
 
 from __future__ import annotations
 
-from policies.types import Forecast
+from policies.types import FOREVER, MEDIAN, QUANTILES, Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
 OVERDUE, OVERDUE_LEAST, OVERDUE_SHARE = 3.0, 1.0, 0.125  # of the own p99; s; of the time allowed
@@ -32,10 +35,22 @@ STEP, STEP_LEAST, GROWTH = 0.1, 0.02, 1.3  # first step of the search for `hedge
 
 
 def patience_until(own: Forecast, upcoming: float, sent: float, deadline: float) -> float:
-    """Time before which silence is no evidence. `upcoming`: the median of the next candidate, s."""
+    """Time before which silence is no evidence, but for `leave_by`. `upcoming`: the median of the next candidate, s."""
     patience = sent + max(PATIENCE * own.p90, PATIENCE_LEAST)
     last_chance = deadline - upcoming  # later, the next would more likely miss than make it
     return last_chance if sent < last_chance < patience else patience
+
+
+def leave_by(own: Forecast, upcoming: Forecast, sent: float, deadline: float) -> float:
+    """Last moment at which an API with a forecast that is a guess is left for `upcoming` before the deadline; FOREVER:
+    there is no time for both, or this rule does not apply."""
+    if own.trained or own.prefill:
+        return FOREVER
+    for i in range(len(QUANTILES) - 1, MEDIAN - 1, -1):
+        last = deadline - upcoming.ratios[i] * upcoming.point_estimate
+        if sent + own.ratios[i] * own.point_estimate <= last:
+            return last
+    return FOREVER
 
 
 def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
@@ -67,6 +82,7 @@ def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadl
         made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
         if made > most:
             most, best = made, at
+    best = min(best, leave_by(own, upcoming, sent, deadline))
     if best < deadline:
         return max(min(best, overdue), now)
     return max(deadline, overdue if own.trained else min(overdue, max(least, sent + own.p50 + upcoming.p50)))

@@ -88,7 +88,7 @@ class EndpointState:
         self.shown = self.breaker.state  # as reported to the operator
         self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()
-        self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor()
+        self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor(pool.prior_ttft)
         self.tpot_predictor = TpotPredictor()
         self.pace = ErrorQuantiles()  # of TPOT / `tpot_of`
         self.model = ""  # as named by the engine; empty: not yet
@@ -360,7 +360,8 @@ class EndpointState:
         if before in ("", model):
             return ""
         self._times[before] = self.predictor, self.tpot_predictor, self.calibration
-        unknown = EnginePredictor() if self.pool.local else ApiPredictor(), TpotPredictor(), Calibration()
+        untaught = EnginePredictor() if self.pool.local else ApiPredictor(self.pool.prior_ttft)
+        unknown = untaught, TpotPredictor(), Calibration()
         times = self._times.pop(model, unknown)
         self.predictor, self.tpot_predictor = times[:2]
         self.calibration, self.pace = times[2], ErrorQuantiles()

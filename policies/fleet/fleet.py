@@ -143,7 +143,7 @@ class Fleet:
                 waited, load_s = adapter_wait.seconds, adapter_wait.engine_s
             hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
             wait = waited + state.kv_loads.seconds(to_load) if to_load else waited
-            forecast = state.predictor.predict(load, prompt.tokens, hit, now, wait, load_s)
+            forecast = state.predictor.of(prompt.effort).predict(load, prompt.tokens, hit, now, wait, load_s)
             candidates.append(
                 Candidate(
                     endpoint=state.endpoint,

@@ -18,7 +18,7 @@ from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.kv_loads import LEAST
 from policies.latency.token_counts import PrefillQueue, TokenScale
 from policies.latency.tpot import MIN_TPOT, DecodingAnswer
-from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftSample
+from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
 from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstimate
@@ -98,7 +98,7 @@ class InFlightAttempt:
             candidate=candidate,
             prompt=prompt,
             work=work,
-            predicted_ttft=state.predictor.point_estimate(work, now),
+            predicted_ttft=state.predictor.of(prompt.effort).point_estimate(work, now),
             predicted_tpot=state.tpot_of(candidate.load, candidate.prompt_tokens),
             sent_at=now,
             stream=stream,
@@ -182,7 +182,7 @@ class InFlightAttempt:
         by its count: a wrong estimate of a key's texts is no other speed of the engine."""
         queue, work, predicted = self.queue, self.work, self.predicted_ttft
         if wrong := max(self.prompt_tokens - work.prompt_tokens, 1 - work.uncached):
-            predict, work = self.state.predictor.point_estimate, work.with_more(wrong)
+            predict, work = self._predictor.point_estimate, work.with_more(wrong)
             predicted *= predict(work, self.sent_at) / predict(self.work, self.sent_at)
         if queue.tokens:
             rate = self.state.predictor.prefill_rate(queue.context_per_token)
@@ -204,13 +204,19 @@ class InFlightAttempt:
         if self._shows_kv_load:
             state.kv_loads.learn(self.candidate.to_load, ttft - self.predicted_ttft)
             return False
-        state.predictor.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
+        learner = state.predictor.learner_of(self.prompt.effort, now)
+        learner.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
         return True
 
     def learn_silence(self, now: float) -> None:
         """Teaches that no token has come by now."""
         if not self._may_have_waited_for_blocks:
-            self.state.predictor.observe_at_least(self.sample(now - self.sent_at - self._waited), now)
+            learner = self.state.predictor.learner_of(self.prompt.effort, now)
+            learner.observe_at_least(self.sample(now - self.sent_at - self._waited), now)
+
+    @property
+    def _predictor(self) -> TtftPredictor:
+        return self.state.predictor.of(self.prompt.effort)
 
     @property
     def _waited(self) -> float:

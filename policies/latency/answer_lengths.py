@@ -2,19 +2,20 @@
 
 Lengths are distributions by class: route, then effort of reasoning, tenant, and head of the prompt. The narrowest class
 with KNOWN_ANSWERS answers tells; a new class starts from the distribution of the wider one. Each tenant has a class of
-its own before any other tenant's can push it out.
+its own before any other tenant's can push it out. Seconds of reasoning are told apart from the first token (the two
+clocks of a model): by route and pool, then effort.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping
-from math import exp
+from math import ceil, exp
 
 from policies.latency.learned_state import LearnedLengths, kept_share
 from policies.latency.online_learning import ErrorQuantiles
 from policies.routes.route import Route
-from policies.types import FOREVER, MEDIAN, Quantiles
+from policies.types import FOREVER, MEDIAN, QUANTILES, Forecast, Quantiles
 
 PRIOR_LENGTH = 256  # tokens of an answer, before any
 PRIOR_ANSWERS = 8  # answers which the prior counts for
@@ -23,13 +24,14 @@ LENGTH_WEIGHT = 1 / 64  # of the latest answer in the mean
 MAX_LENGTH = 131_072  # tokens: a longer answer is a wrong report
 STRETCH_STEP, MAX_STRETCH = 0.05, 4.0  # by which an answer moves the stretch; most, either way
 NARROWER = 64  # classes within a class; the one longest without an answer is dropped
+NO_REASONING = Forecast(0.0)
 AGELESS = 0.0  # time of every length: answers do not become shorter by night
-REASONING_SAMPLES = 64  # latest answers of a route at a pool
+REASONING_SAMPLES = 64  # latest answers of a class
 REASONING_AGE = 600.0  # s; older answers are forgotten, so a pool left for its reasoning is tried again
 
 
 class ReasoningTimes:
-    """Seconds from the first token to the first token of the answer, of a route's latest answers at a pool."""
+    """Seconds from the first token to the first token of the answer, of the latest answers of a class."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=REASONING_SAMPLES)  # (time, s)
@@ -37,10 +39,20 @@ class ReasoningTimes:
     def observe(self, seconds: float, now: float) -> None:
         self._samples.append((now, seconds))
 
-    def quantile(self, share: float, now: float) -> float:
-        """The time that `share` of the answers kept to; 0 where nothing is known."""
-        known = sorted(seconds for at, seconds in self._samples if now - at < REASONING_AGE)
-        return known[min(int(share * len(known)), len(known) - 1)] if known else 0.0
+    def recent(self, now: float) -> list[float]:
+        """Ascending."""
+        return sorted(seconds for at, seconds in self._samples if now - at < REASONING_AGE)
+
+
+def reasoning_forecast(own: list[float], wider: list[float]) -> Forecast:
+    """Seconds of reasoning of a class, by recent times, ascending. A class with less than KNOWN_ANSWERS is filled up
+    with times of the wider one. Not known: none, so that a pool without times is tried."""
+    if lacking := len(wider) and max(KNOWN_ANSWERS - len(own), 0):
+        own = sorted([*own, *(wider[int((i + 0.5) * len(wider) / lacking)] for i in range(lacking))])
+    last = len(own) - 1
+    if last < 0:
+        return NO_REASONING
+    return Forecast(1.0, tuple([own[min(ceil(q * (last + 2)) - 1, last)] for q in QUANTILES]))
 
 
 class OutputLengths:
@@ -115,7 +127,7 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._outputs: dict[str, OutputLengths] = {}  # by route
-        self._reasoning = defaultdict[tuple[str, str], ReasoningTimes](ReasoningTimes)  # by route and pool
+        self._reasoning = defaultdict[tuple[str, ...], ReasoningTimes](ReasoningTimes)  # by route, pool (and effort)
 
     def expected_output(self, route: str, max_tokens: int | None = None) -> int:
         """Expected tokens of an answer which may have at most `max_tokens`."""
@@ -133,16 +145,23 @@ class AnswerLengths:
             self._outputs[route] = OutputLengths()
         self._outputs[route].observe(tokens, *narrower, under_p90=under_p90)
 
-    def expected_reasoning(self, route: Route, now: float) -> Mapping[str, float] | None:
-        """Seconds of reasoning before the answer, by pool, that the route's target share of answers kept to; None: the
-        route's budget is not of the answer."""
+    def expected_reasoning(self, route: Route, effort: str, now: float) -> Mapping[str, Forecast] | None:
+        """Seconds of reasoning before the answer, by pool, of a class of effort; None: the route's budget is not of the
+        answer."""
         if not route.promises_answer:
             return None
-        return {pool: self._reasoning[route.name, pool].quantile(route.target, now) for pool in route.pools}
+        return {pool: self._expected_reasoning((route.name, pool), effort, now) for pool in route.pools}
 
-    def observe_reasoning(self, route: str, pool: str, seconds: float, now: float) -> None:
-        """The answer began `seconds` after the first token."""
-        self._reasoning[route, pool].observe(seconds, now)
+    def _expected_reasoning(self, model: tuple[str, str], effort: str, now: float) -> Forecast:
+        if (wider := self._reasoning.get(model)) is None:
+            return NO_REASONING
+        own = self._reasoning.get((*model, effort))
+        return reasoning_forecast([] if own is None else own.recent(now), wider.recent(now))
+
+    def observe_reasoning(self, route: str, pool: str, effort: str, seconds: float, now: float) -> None:
+        """The answer began `seconds` after the first token. `effort`: class of the effort asked for."""
+        for of_class in ((route, pool), (route, pool, effort)):
+            self._reasoning[of_class].observe(seconds, now)
 
     def learned(self) -> Mapping[str, LearnedLengths]:
         """Output tokens by route: the state that survives a restart."""

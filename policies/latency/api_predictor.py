@@ -1,16 +1,25 @@
-"""TTFT of a hosted API: recent latency by prompt length, as an API shows no queue."""
+"""TTFT of a hosted API: recent latency by prompt length and effort of reasoning, as an API shows no queue.
+
+Rules:
+- Some APIs hide their reasoning: the first token comes after all of it. So each class of effort that was asked for has
+  means and errors of its own, and starts from those of all requests.
+- Requests that name no effort are a class too, with all that was learned before the first request named one: no caller
+  makes the forecast of others a guess again.
+- Before the first token an API takes the time of its kind and model (`Pool.prior_ttft`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import exp, log
-from typing import Self
 
 from policies.latency.learned_state import LearnedApi, LearnedMean, kept_share
 from policies.latency.online_learning import CHANGE_SAMPLES
 from policies.latency.ttft_predictor import PrefillWork, TtftPredictor, TtftSample
-from policies.types import NEVER, Forecast, Load
+from policies.types import NEVER, UNKNOWN_TTFT, Forecast, Load
 
-API_BASE = 0.4  # s
+API_BASE = 0.4  # s: the means are of ratios to this reference
 API_TOKEN = 1 / 20_000  # s per token
 API_HALF_LIFE = 3600.0  # s: load follows the hour of the day; a sooner change is a new regime
 API_MEMORY = 48.0  # samples which a length's mean remembers at most
@@ -53,17 +62,40 @@ class _DecayedMean:
 class ApiPredictor(TtftPredictor):
     """An API: means by prompt length, in powers of two, each shrunk towards the mean of all."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: Mapping[str, float] = UNKNOWN_TTFT, wider: ApiPredictor | None = None) -> None:
+        """`prior`: s to the first token of a short prompt, by class of effort; `wider`: of all efforts."""
         super().__init__()
         self.max_prefill_rate = self.drain_rate = 1 / API_TOKEN
+        self._wider = wider
+        self._prior = log(prior[""] / API_BASE)
         self._overall = _DecayedMean()
         self._by_length: dict[int, _DecayedMean] = {}
+        several = prior.items() if len(prior) > 1 else ()
+        self._by_effort = {effort: ApiPredictor({"": seconds}, self) for effort, seconds in several}
+
+    def of(self, effort: str) -> ApiPredictor:
+        return self._by_effort.get(effort, self)
+
+    def learner_of(self, effort: str, now: float) -> ApiPredictor:
+        if effort and not self._by_effort:
+            unnamed = self._narrower(now)
+            unnamed.restore(self.learned(now), 0.0, now)
+            self._by_effort[""] = unnamed
+        if self._by_effort and effort not in self._by_effort:
+            self._by_effort[effort] = self._narrower(now)
+        return self.of(effort)
+
+    def _narrower(self, now: float) -> ApiPredictor:
+        """A new class, which starts from all efforts."""
+        found = ApiPredictor(wider=self)
+        found.warm_start_from(self, now)
+        return found
 
     def point_estimate(self, work: PrefillWork, now: float) -> float:
         return self._estimate(work.prompt_tokens, now)
 
     def _estimate(self, tokens: int, now: float) -> float:
-        overall = self._overall.read(now, 0.0, 1.0)
+        overall = self._overall.read(now, self._prior, 1.0)
         mean = self._by_length.get(tokens.bit_length())
         return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
 
@@ -73,9 +105,16 @@ class ApiPredictor(TtftPredictor):
         estimate = load.wait + self._estimate(tokens, now)
         return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples)
 
-    def warm_start_from(self, sibling: Self, now: float) -> None:
-        self._overall.add(sibling._overall.read(now, 0.0, 1.0), now)
+    def warm_start_from(self, sibling: ApiPredictor, now: float) -> None:
+        self._prior = sibling._overall.read(now, sibling._prior, 1.0)
         self._idle_errors.widen_from(sibling._idle_errors, now)
+        for effort, times in sibling._by_effort.items() if sibling is not self._wider else ():
+            self._by_effort.setdefault(effort, self._narrower(now)).warm_start_from(times, now)
+
+    def observe(self, sample: TtftSample, now: float) -> None:
+        super().observe(sample, now)
+        if (wider := self._wider) is not None:
+            wider.observe(replace(sample, predicted=wider.point_estimate(sample.work, now)), now)
 
     def _learn(self, sample: TtftSample, ttft: float, now: float) -> None:
         tokens = sample.work.prompt_tokens
@@ -90,6 +129,7 @@ class ApiPredictor(TtftPredictor):
             errors=self._idle_errors.learned(now),
             overall=self._overall.learned(now),
             by_length={bits: mean.learned(now) for bits, mean in self._by_length.items()},
+            by_effort={effort: times.learned(now) for effort, times in self._by_effort.items()},
         )
 
     def restore(self, saved: LearnedApi, age: float, now: float) -> None:
@@ -99,6 +139,8 @@ class ApiPredictor(TtftPredictor):
         for bits, mean in saved.by_length.items():
             self._by_length.setdefault(bits, _DecayedMean()).restore(mean, age, now)
         self.samples = round(saved.samples * kept_share(age))
+        for effort, times in saved.by_effort.items():
+            self._by_effort.setdefault(effort, self._narrower(now)).restore(times, age, now)
 
     def _start_regime(self, factor: float) -> None:
         for mean in (self._overall, *self._by_length.values()):

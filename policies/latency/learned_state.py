@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any
 
 from policies.types import QUANTILES
 
@@ -28,6 +29,7 @@ MAX_TERMS = 16
 MAX_COUNT = 10**12
 MAX_NUMBER = 1e18  # of tokens, attention pairs, seconds
 MAX_OWN_SAMPLES = 64
+MAX_EFFORTS = 64  # classes of reasoning effort
 MAX_LENGTHS = 64  # classes of prompt length
 MAX_NAME = 1024  # characters
 SINGULAR = 1e-6  # relative: what rounding may make of a covariance
@@ -44,7 +46,7 @@ def _within(name: str, values: Iterable[float], least: float, most: float) -> No
             raise ValueError(f"{name} outside of {least:g} to {most:g}")
 
 
-def _at_most(name: str, values: Sequence[object] | Mapping[int, object], most: int) -> None:
+def _at_most(name: str, values: Sequence[object] | Mapping[Any, object], most: int) -> None:
     if len(values) > most:
         raise ValueError(f"{name} of more than {most}")
 
@@ -141,18 +143,24 @@ class LearnedMean:
 
 @dataclass(frozen=True, slots=True)
 class LearnedApi:
-    """TTFT of an API. `by_length`: by the bits of a prompt's number of tokens."""
+    """TTFT of an API. `by_length`: by the bits of a prompt's number of tokens; `by_effort`: by class of effort."""
 
     samples: int
     changes: LearnedChanges
     errors: LearnedErrors
     overall: LearnedMean
     by_length: dict[int, LearnedMean] = field(default_factory=dict)
+    by_effort: dict[str, LearnedApi] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _within("samples", (self.samples,), 0, MAX_COUNT)
         _at_most("lengths", self.by_length, MAX_LENGTHS)
         _within("lengths", self.by_length, 0, 64)
+        _at_most("efforts", self.by_effort, MAX_EFFORTS)
+        for effort, times in self.by_effort.items():
+            _at_most("effort", effort, MAX_NAME)
+            if times.by_effort:
+                raise ValueError("efforts within an effort")
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,14 @@ class TtftPredictor(ABC):
     def warm_start_from(self, sibling: Self, now: float) -> None:
         """Begins with what another endpoint of the pool learned."""
 
+    def of(self, effort: str) -> Self:
+        """The predictor for requests of a class of reasoning effort: engines show their reasoning, so have one."""
+        return self
+
+    def learner_of(self, effort: str, now: float) -> Self:
+        """The predictor that learns from such a request."""
+        return self
+
     def typical_ttft(self, now: float) -> float:
         """Of a TYPICAL prompt at an idle endpoint, s."""
         return self.point_estimate(TYPICAL, now)

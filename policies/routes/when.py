@@ -9,6 +9,7 @@ Rules:
 - A header is compared as text (`web`), as a number (`>= 2`), or as a flag (`true`: it says true, 1, yes or on;
   `false`: it says anything else, or is absent). An absent header fails the other comparisons.
 - A count that the caller did not give (`output_tokens` is its max_tokens, capped by the route) fails its comparison.
+- An effort of reasoning is compared by its order (`policies.routes.efforts`); one that the caller did not name fails.
 - A reason names the condition and the value, but never a header's value, which may be confidential.
 """
 
@@ -23,12 +24,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
+from policies.routes.efforts import EFFORTS, place_of
 from policies.types import RequestView
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _NUMERIC = re.compile(rf"\s*{_NUMBER}\s*")
 _COMPARISON = re.compile(rf"\s*(<=|>=|==|<|>)\s*({_NUMBER})\s*")
 _RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*")
+_EFFORT = re.compile(r"\s*(<=|>=|==|<|>)?\s*([^\s<>=]+)\s*")
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -78,6 +81,38 @@ def _range(low: str, high: str) -> Comparison:
     return Comparison(f"{low}..{high}", ((">=", float(low)), ("<=", float(high))))
 
 
+@dataclass(frozen=True, slots=True)
+class EffortTest:
+    """Efforts of reasoning, by their places in EFFORTS; `text` is the YAML form."""
+
+    text: str | tuple[str, ...]
+    places: frozenset[int]
+
+    def refusal(self, effort: str) -> str | None:
+        wanted = self.text if isinstance(self.text, str) else " or ".join(self.text)
+        if not effort:
+            return f"reasoning_effort is not given, and must be {wanted}"
+        return None if place_of(effort) in self.places else f"reasoning_effort {effort} is not {wanted}"
+
+
+def _effort_test(value: Any) -> EffortTest:
+    """Parses `high`, `>= medium` or a list of efforts. Raises ValueError."""
+    if isinstance(value, EffortTest):
+        return value
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(each, str) and _EFFORT.fullmatch(each) for each in value)
+    ):
+        return EffortTest(tuple(value), frozenset(map(place_of, value)))
+    if not isinstance(value, str) or (match := _EFFORT.fullmatch(value)) is None:
+        raise ValueError("write an effort like high, a comparison like '>= medium', or a list like [low, medium]")
+    holds, bound = _OPERATORS[match[1] or "=="], place_of(match[2])
+    if not (places := frozenset(place for place in range(len(EFFORTS)) if holds(place, bound))):
+        raise ValueError(f"'{value}' holds for no effort: {EFFORTS[0]} is the least, {EFFORTS[-1]} the most")
+    return EffortTest(value.strip(), places)
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -104,6 +139,13 @@ _COUNT_SCHEMA = {
     ],
     "description": "a comparison: '<= 8000', '1000..8000', 3",
 }
+_EFFORT_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "pattern": rf"^\s*(<=|>=|==|<|>)?\s*({'|'.join(EFFORTS)})\s*$"},
+        {"type": "array", "items": {"enum": list(EFFORTS)}, "minItems": 1},
+    ],
+    "description": "an effort (high), a comparison ('>= medium'), or a list ([low, medium])",
+}
 _HEADER_SCHEMA = {
     "type": ["string", "number", "boolean"],
     "description": "the text it must equal, a comparison ('>= 2'), or whether it says true",
@@ -111,6 +153,7 @@ _HEADER_SCHEMA = {
 
 # Optional inside the annotation: a condition may be absent, but not empty.
 Count = Annotated[Comparison | None, PlainValidator(comparison), WithJsonSchema(_COUNT_SCHEMA)]
+Effort = Annotated[EffortTest | None, PlainValidator(_effort_test), WithJsonSchema(_EFFORT_SCHEMA)]
 Flag = Annotated[bool | None, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
 HeaderTest = Annotated[Comparison | str | bool, PlainValidator(_header_test), WithJsonSchema(_HEADER_SCHEMA)]
 
@@ -132,6 +175,7 @@ class When(BaseModel):
     output_tokens: Count = None
     turns: Count = None
     priority: Count = None
+    reasoning_effort: Effort = None
     tools: Flag = None
     images: Flag = None
     json_schema: Flag = None
@@ -153,10 +197,10 @@ class When(BaseModel):
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
         tests = [*self._conditions, *((_HEADER + name, test) for name, test in self.header.items())]
-        return {name: test.text if isinstance(test, Comparison) else test for name, test in tests}
+        return {name: test.text if isinstance(test, (Comparison, EffortTest)) else test for name, test in tests}
 
     @cached_property
-    def _conditions(self) -> tuple[tuple[str, Comparison | bool], ...]:
+    def _conditions(self) -> tuple[tuple[str, Comparison | EffortTest | bool], ...]:
         named = ((name, getattr(self, name)) for name in type(self).model_fields if name != "header")
         return tuple((name, test) for name, test in named if test is not None)
 
@@ -184,7 +228,9 @@ def _header_name(key: str) -> str:
     return name
 
 
-def _refusal(name: str, test: Comparison | bool, value: float | bool | None) -> str | None:
+def _refusal(name: str, test: Comparison | EffortTest | bool, value: Any) -> str | None:
+    if isinstance(test, EffortTest):
+        return test.refusal(value)
     if isinstance(test, bool):
         return None if value is test else f"{name} is {'false' if test else 'true'}"
     if value is None:

@@ -35,6 +35,7 @@ from policies.types import (
     Completion,
     Endpoint,
     FleetSnapshot,
+    Forecast,
     Health,
     Load,
     Pool,
@@ -71,7 +72,7 @@ class PlacementRequest:
     sequence: int  # number of the request: turns round robin and breaks ties
     tenant: str = ""  # for fairness
     weight: float = 1.0  # of the tenant
-    reasoning: Mapping[str, float] | None = None  # s before the answer, by pool, where the budget is of the answer
+    reasoning: Mapping[str, Forecast] | None = None  # before the answer, by pool, where the budget is of the answer
     answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
     decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
@@ -83,7 +84,7 @@ class PlacementRequest:
             self.request.ttft_budget, self.estimate.uncached_tokens
         )
         if self.reasoning:
-            self.deadline -= min(self.reasoning.values())
+            self.deadline -= self.least_reasoning
         if self.deadline == FOREVER and self.route.total is not None:
             self.deadline = self.total_deadline - self.decode_s
         self.due = FOREVER
@@ -102,9 +103,17 @@ class PlacementRequest:
         route = self.route
         return route.total is not None and route.ttft is None and self.request.ttft_budget is None
 
+    @property
+    def least_reasoning(self) -> float:
+        """Seconds of reasoning that the target share of answers keeps to at the pool with the least: the deadline
+        leaves these."""
+        return min(each.quantile(self.route.target) for each in self.reasoning.values()) if self.reasoning else 0.0
+
     def extra_reasoning(self, pool: str) -> float:
-        """Seconds of reasoning at the pool beyond the least of the route's pools, which the deadline allows for."""
-        return self.reasoning[pool] - min(self.reasoning.values()) if self.reasoning else 0.0
+        """The same at the pool, beyond the least."""
+        if not self.reasoning:
+            return 0.0
+        return self.reasoning[pool].quantile(self.route.target) - self.least_reasoning
 
 
 # --------------------------------------------------------------------------- filter and forecast
@@ -190,8 +199,9 @@ class CandidateSet:
         elif usable := self._usable(number, pool, prompt, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
-            left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
-            able = self.view.candidates(usable, prompt, number, price, self.now, left)
+            able = self.view.candidates(usable, prompt, number, price, self.now, self.left)
+            if self.queued.reasoning:
+                able = with_answer(self.queued, able, self.left)
             self.tiers.append(with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able)
 
     def completion(self, candidate: Candidate) -> Completion | None:
@@ -283,6 +293,16 @@ class CandidateSet:
         else:
             bearable = wait < self.left
         return replace(load, wait=max(load.wait, wait)) if bearable else None
+
+
+def with_answer(queued: PlacementRequest, candidates: list[Candidate], left: float) -> list[Candidate]:
+    """The candidates with their chances of the answer's first token: TTFT and reasoning are independent. `left`: s
+    until the deadline, which allows for the least reasoning."""
+    reasoning, within = queued.reasoning, left + queued.least_reasoning
+    if not reasoning:
+        return candidates
+    answers = [each.forecast.followed_by(reasoning[each.endpoint.pool]) for each in candidates]
+    return [replace(each, probability=it.probability(within)) for each, it in zip(candidates, answers, strict=True)]
 
 
 def with_total(

@@ -2,7 +2,7 @@
 
 Rules:
 - The deadline is the arrival of the request plus the budget: time spent in the gateway counts. Where the budget is of
-  the answer, the first token must leave time for the reasoning, by the pool's own earlier answers.
+  the answer, the first token must leave time for the reasoning, by the pool's earlier answers of the same effort.
 - The first of the ranking (`policies.routing.ranking`) is taken where its tier qualifies. Where none does, `on_miss` of
   the route says what follows.
 - Nothing is shed on a guess: while the forecast of a usable endpoint is not trained, a request that would be shed is
@@ -21,6 +21,7 @@ from policies.routing.candidates import (
     FleetView,
     PlacementRequest,
     find_candidates,
+    with_answer,
     with_total,
 )
 from policies.routing.ranking import in_ms, rank, walk_tiers
@@ -154,9 +155,8 @@ def _probability_when_idle(
 ) -> float:
     idle = {candidate.endpoint.id: Load(at=now, scraped_at=now)}
     prompt = queued.estimate.pools[candidate.endpoint.pool]
-    left = budget - queued.extra_reasoning(candidate.endpoint.pool)
-    found = view.candidates(idle, prompt, candidate.tier, candidate.price, now, left)
-    [alone] = with_total(queued, view, found, now, spent=False)
+    found = view.candidates(idle, prompt, candidate.tier, candidate.price, now, budget)
+    [alone] = with_total(queued, view, with_answer(queued, found, budget), now, spent=False)
     return alone.probability
 
 

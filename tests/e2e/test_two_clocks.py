@@ -105,3 +105,44 @@ async def test_a_tier_whose_reasoning_takes_too_long_is_left_for_the_next() -> N
             await eventually(lambda count=number: len(gateway.recorder.recent) > count)
         pools = [record.pool for record in gateway.recorder.recent]
     assert pools == ["thinker", "direct", "direct"]
+
+
+async def test_the_effort_of_reasoning_chooses_the_tier() -> None:
+    """A word or a budget of thinking tokens; a request that names none goes on to the next tier."""
+    tiers = [{"pool": "thinker", "when": {"reasoning_effort": ">= medium"}}, "direct"]
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({"reasoning_effort": "high"}, "thinker"),
+        ({"reasoning_effort": "low"}, "direct"),
+        ({"reasoning": {"max_tokens": 4000}}, "thinker"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "direct"),
+        ({}, "direct"),
+    ]
+    async with (
+        Upstream([STREAM_HEAD + REST]) as thinker,
+        Upstream([STREAM_HEAD + REST]) as direct,
+        running({"thinker": pool(thinker.url), "direct": pool(direct.url)}, {"chat": {"tiers": tiers}}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for body, _ in asked:
+            await caller.ask(post({**CHAT, "stream": True, **body}))
+            await caller.chunks()
+        await eventually(lambda: len(gateway.recorder.recent) == len(asked))
+        assert [record.pool for record in gateway.recorder.recent] == [name for _, name in asked]
+
+
+async def test_an_api_that_hides_its_reasoning_is_forecast_by_effort() -> None:
+    """Its first token comes after all of the reasoning: 0.2 s with low effort, 4 s with high."""
+    predicted, took = dict[str, float](), {"low": 0.2, "high": 4.0}
+    asked = ["low", "high"] * 10
+    async with (
+        Upstream(*([Pause(took[effort]), STREAM_HEAD + REST] for effort in asked)) as only,
+        running({"only": pool(only.url)}, {"chat": {"tiers": ["only"]}}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for number, effort in enumerate(asked):
+            await caller.ask(post({**CHAT, "stream": True, "reasoning_effort": effort}))
+            await caller.chunks()
+            await eventually(lambda count=number: len(gateway.recorder.recent) > count)
+            predicted[effort] = last(gateway).ttft_predicted_p50 or 0.0
+    assert predicted["low"] < 0.5
+    assert predicted["high"] > 2.0

@@ -20,6 +20,16 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         (Operation.CHAT, {"reasoning_effort": "high"}, "high"),
         (Operation.CHAT, {"reasoning": {"effort": "low"}}, "low"),
         (Operation.CHAT, {"reasoning": {"max_tokens": 2000}}, "2000 tokens"),
+        (Operation.CHAT, {"extra_body": {"google": {"thinking_config": {"thinking_budget": 800}}}}, "800 tokens"),
+        (Operation.CHAT, {"extra_body": {"google": {"thinking_config": {"thinking_level": "low"}}}}, "low"),
+        (Operation.CHAT, {"extra_body": {"google": {"thinking_config": {"thinking_budget": -1}}}}, ""),
+        (Operation.CHAT, {"extra_body": {"google": {"thinking_config": {"thinking_budget": 0}}}}, "none"),
+        (Operation.CHAT, {"enable_thinking": True, "thinking_budget": 4000}, "4000 tokens"),
+        (Operation.CHAT, {"enable_thinking": True}, "medium"),
+        (Operation.CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "none"),
+        (Operation.CHAT, {"chat_template_kwargs": {"thinking": True}}, "medium"),
+        (Operation.CHAT, {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "high"}, "high"),
+        (Operation.CHAT, {"chat_template_kwargs": {"thinking": 1, "other": "text"}}, ""),
         (Operation.CHAT, {}, ""),
         (Operation.CHAT, {"reasoning": None, "thinking": "yes"}, ""),
         (Operation.RESPONSES, {"reasoning": {"effort": "minimal", "summary": "auto"}}, "minimal"),
@@ -34,7 +44,7 @@ def test_the_effort_is_read_from_a_body_of_each_dialect(
     """As the gateway parses it: nested members may still be JSON."""
     prompt = {"input": "hi"} if operation is Operation.RESPONSES else {"messages": MESSAGES, "max_tokens": 9000}
     request = parse(operation, json.dumps({"model": "m", **prompt, **members}).encode(), {}, 0.0, "req-1")
-    assert reasoning_effort(request.body) == effort
+    assert request.reasoning_effort == effort
 
 
 @pytest.mark.parametrize("effort", ["my secret plan", "HIGH", "", 7, -1, True, None, ["high"], {"a": 1}, 10**30])

@@ -126,6 +126,10 @@ SERVER_KEYS = (
             "routes.r.tiers[0].when.turns: 'many' is not a comparison; write it like '<= 8000', '1000..8000' or 3",
         ),
         (
+            route(tiers="[{pool: p, when: {reasoning_effort: hihg}}]"),
+            "routes.r.tiers[0].when.reasoning_effort: 'hihg' is no effort of reasoning; did you mean 'high'?",
+        ),
+        (
             route(tiers="[{pool: p, when: {header.x-team: '>= a'}}]"),
             "routes.r.tiers[0].when.\"header.x-team\": '>= a' is not a comparison; "
             "write it like '<= 8000', '1000..8000' or 3",

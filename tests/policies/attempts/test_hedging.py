@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.attempts.hedging import GRID, HUNG, abandon_at, patience_until
+from policies.attempts.hedging import GRID, HUNG, abandon_at, leave_by, patience_until
 from policies.latency.online_learning import PRIOR
-from policies.types import Forecast
+from policies.types import FOREVER, Forecast
 from tests.support.decision_fleet import P90, RATIOS
 
 COLD = tuple(map(exp, PRIOR))  # the spread of a forecast without samples
@@ -136,3 +136,25 @@ def test_a_fresh_attempt_that_would_take_as_long_is_no_reason_to_start_anew() ->
     own = Forecast(3.8, COLD, samples=0)
     assert abandoned_at(own, own, deadline=4.0) == pytest.approx(7.6)
     assert abandoned_at(own, Forecast(0.5, COLD, samples=0), deadline=4.0) <= 4.3
+
+
+@given(st.floats(0.05, 5), st.floats(0.05, 5), st.booleans(), st.floats(0.2, 12))
+def test_a_cold_api_that_hangs_leaves_the_next_its_forecast(
+    own_p50: float, next_p50: float, trained: bool, deadline: float
+) -> None:
+    """Where the medians of both fit before the deadline: the next candidate has half of its chance at least."""
+    own, upcoming = Forecast(own_p50, COLD), Forecast(next_p50, COLD, samples=100 * trained)
+    asked_at = min(patience_until(own, upcoming.p50, 0.0, deadline), leave_by(own, upcoming, 0.0, deadline))
+    left_at = abandon_at(own, upcoming, 0.0, asked_at, deadline)
+    assert left_at >= min(own_p50, asked_at)
+    if own_p50 + next_p50 <= deadline:
+        assert deadline - left_at >= next_p50 * (1 - 1e-9)
+
+
+def test_only_an_api_with_a_guessed_forecast_is_left_early() -> None:
+    """An engine's siblings would take as long; what was learned tells of silence by itself."""
+    cold, upcoming = Forecast(1.5, COLD), Forecast(1.0, COLD)
+    assert leave_by(cold, upcoming, 0.0, 4.0) == pytest.approx(4.0 - upcoming.quantile(0.7))
+    assert leave_by(replace(cold, prefill=0.3), upcoming, 0.0, 4.0) == FOREVER
+    assert leave_by(replace(cold, samples=100), upcoming, 0.0, 4.0) == FOREVER
+    assert leave_by(cold, cold, 0.0, 2.9) == FOREVER

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.reasoning_effort import effort_class
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.latency.answer_lengths import KNOWN_ANSWERS, NARROWER, AnswerLengths
 from policies.latency.online_learning import KNOWN_AGE, KNOWN_SAMPLES
+from policies.routes.efforts import class_of
 from policies.types import (
     MEDIAN,
     NINETIETH,
@@ -62,9 +62,9 @@ def test_an_effort_of_reasoning_is_a_class_of_its_own() -> None:
     found = AnswerLengths()
     for _ in range(30):
         found.observe_output("r", 100, "low", "t", 0)
-        found.observe_output("r", 9000, effort_class("8192 tokens"), "t", 0)
+        found.observe_output("r", 9000, class_of("8192 tokens"), "t", 0)
     assert found.quantiles("r", None, "low", "t", 0)[NINETIETH] < 200
-    assert found.quantiles("r", None, effort_class("9000 tokens"), "t", 0)[MEDIAN] > 5000
+    assert found.quantiles("r", None, class_of("9000 tokens"), "t", 0)[MEDIAN] > 5000
     assert 100 < found.quantiles("r", None, "unheard-of", "t", 0)[MEDIAN] < 9100
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from policies.routes.efforts import EFFORTS
 from policies.routes.when import When
 from policies.types import RequestView
 
@@ -42,6 +44,51 @@ def test_a_count_is_compared(condition: Any, holds_for: list[int], fails_for: li
 
 
 @pytest.mark.parametrize(
+    ("condition", "holds_for"),
+    [
+        ("high", ["high", "8193 tokens"]),
+        ("== high", ["high", "8193 tokens"]),
+        (">= medium", ["medium", "high", "xhigh", "max", "2049 tokens", "8193 tokens"]),
+        ("< low", ["none", "minimal"]),
+        (["none", "medium"], ["none", "medium", "2049 tokens"]),
+    ],
+)
+def test_an_effort_of_reasoning_is_compared_in_its_order(condition: Any, holds_for: list[str]) -> None:
+    """A budget of thinking tokens counts as the effort that it is translated to. Without an effort none holds."""
+    tested, budgets = when(reasoning_effort=condition), ["2048 tokens", "2049 tokens", "8193 tokens"]
+    holding = [effort for effort in ["", *EFFORTS, *budgets] if not tested.refuses(ask(reasoning_effort=effort), 1)]
+    assert holding == holds_for
+
+
+@pytest.mark.parametrize(
+    ("condition", "error"),
+    [
+        ("hihg", "'hihg' is no effort of reasoning; did you mean 'high'?"),
+        (">= 3", "'3' is no effort of reasoning; there are none, minimal, low, medium, high, xhigh, max"),
+        (["low", "7"], "'7' is no effort of reasoning; there are none"),
+        ("low..high", "'low..high' is no effort of reasoning"),
+        (["low", 7], "write an effort like high"),
+        (["8192 tokens"], "write an effort like high"),
+        ([], "write an effort like high, a comparison like '>= medium', or a list"),
+        (True, "write an effort like high"),
+        ("< none", "'< none' holds for no effort: none is the least, max the most"),
+    ],
+)
+def test_a_wrong_effort_is_an_error_with_the_right_form(condition: Any, error: str) -> None:
+    """A misspelt effort must not become a condition that never holds."""
+    with pytest.raises(ValidationError, match=re.escape(error)):
+        when(reasoning_effort=condition)
+
+
+@pytest.mark.parametrize("text", ["high", ">= medium", ["low", "high"]])
+def test_an_effort_is_written_as_it_was_read(text: Any) -> None:
+    """A dumped condition reads as the same one."""
+    tested = when(reasoning_effort=text)
+    assert json.loads(tested.model_dump_json()) == {"reasoning_effort": text}
+    assert When.model_validate(tested.model_dump()) == tested
+
+
+@pytest.mark.parametrize(
     ("conditions", "request_", "reason"),
     [
         ({"prompt_tokens": "<= 8000"}, {}, "prompt_tokens 9120 is not <= 8000"),
@@ -49,6 +96,9 @@ def test_a_count_is_compared(condition: Any, holds_for: list[int], fails_for: li
         ({"output_tokens": "<= 256"}, {}, "output_tokens is not given, and must be <= 256"),
         ({"turns": 1}, {"user_turns": 4}, "turns 4 is not == 1"),
         ({"priority": "0..5"}, {"priority": -1}, "priority -1 is not 0..5"),
+        ({"reasoning_effort": ">= high"}, {}, "reasoning_effort is not given, and must be >= high"),
+        ({"reasoning_effort": ["low", "high"]}, {"reasoning_effort": "max"}, "reasoning_effort max is not low or high"),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "9000 tokens"}, "reasoning_effort 9000 tokens is not low"),
         ({"tools": False}, {"tools": True}, "tools is true"),
         ({"images": True}, {}, "images is false"),
         ({"json_schema": False}, {"json_schema": True}, "json_schema is true"),
@@ -162,6 +212,7 @@ def test_editors_know_every_condition() -> None:
         "output_tokens",
         "turns",
         "priority",
+        "reasoning_effort",
         "tools",
         "images",
         "json_schema",

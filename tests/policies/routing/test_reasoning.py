@@ -8,7 +8,7 @@ import pytest
 
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.tiers import decide
-from policies.types import Decision, Placement, RequestView
+from policies.types import Decision, Forecast, Placement, RequestView
 from tests.support.decision_fleet import DecisionScenario, budget, order, preset
 
 FLEET = {"large": {"L": 0.5}, "small": {"s": 0.2}}  # probability 0.9 at 700 and 280 ms
@@ -18,7 +18,8 @@ def decided(reasoning: Mapping[str, float] | None, seconds: float, **route: str)
     scenario = DecisionScenario(FLEET)
     promised = preset("chat", {"name": "r", "tiers": list(FLEET), **budget(seconds), **route})
     request = RequestView(0.0, stream=True)
-    queued = QueuedRequest("r", request, scenario.estimate, promised, 0, reasoning=reasoning)
+    times = None if reasoning is None else {pool: Forecast(seconds) for pool, seconds in reasoning.items()}
+    queued = QueuedRequest("r", request, scenario.estimate, promised, 0, reasoning=times)
     return decide(queued, scenario.fleet, scenario.beliefs, 0.0)
 
 

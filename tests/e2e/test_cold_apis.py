@@ -1,0 +1,35 @@
+"""A fresh gateway in front of an API that hangs: it is left in time for the next tier to make the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
+from tests.support.gateways import pool, running
+from tests.support.simulated import eventually
+from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
+
+pytestmark = pytest.mark.virtual_time
+
+ANSWER = STREAM_HEAD + chunk(TOKEN + FINISH + DONE) + LAST_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("model", "budget"), [("gpt-4.1-mini", 3.0), ("gpt-4.1-mini", 1.5), ("gpt-4.1", 3.0), ("gpt-4.1", 2.0)]
+)
+async def test_the_first_hang_of_a_cold_api_costs_no_budget(model: str, budget: float) -> None:
+    """Nothing is known of either API but its name; the second answers in 0.5 s."""
+    routes = {"chat": {"tiers": ["first", "second"], "ttft": {"budget": f"{budget}s", "target": 0.7}, "hedge": "off"}}
+    async with (
+        Upstream([Pause(60.0), ANSWER]) as first,
+        Upstream([Pause(0.5), ANSWER]) as second,
+        running({"first": pool(first.url, model=model), "second": pool(second.url)}, routes) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        await caller.ask(post({**CHAT, "stream": True}))
+        await caller.chunks()
+        await eventually(lambda: gateway.recorder.recent)
+        record = last(gateway)
+    assert [attempt.pool for attempt in record.attempts] == ["first", "second"]
+    assert record.ttft is not None
+    assert record.ttft < budget
