@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
+from gateway.api.answer_quality import held_tokens
 from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.api.prompt_repairs import repaired
@@ -166,7 +167,7 @@ def queued_request(
     sequence: int,
     now: float,
 ) -> QueuedRequest:
-    lengths, tokens = fleet.answer_lengths, UNKNOWN
+    lengths, tokens, held = fleet.answer_lengths, UNKNOWN, held_tokens(route, request)
     if route.weighs_completion:
         effort, cap = effort_class(reasoning_effort(request.body)), route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
@@ -177,6 +178,7 @@ def queued_request(
         reasoning=lengths.expected_reasoning(route, now) if request.stream else None,
         answer_tokens=tokens,
         decode_s=fleet.decode_seconds(route, tokens),
+        judging=fleet.judging_seconds(route, min(held, estimate.output_tokens), now) if held else None,
     )
 
 

@@ -72,18 +72,21 @@ class PlacementRequest:
     tenant: str = ""  # for fairness
     weight: float = 1.0  # of the tenant
     reasoning: Mapping[str, float] | None = None  # s before the answer, by pool, where the budget is of the answer
+    judging: Mapping[str, float] | None = None  # s from a first token to the end of its opening, by pool, if judged
     answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
     decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
     due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
+    unseen: Mapping[str, float] | None = field(init=False)  # s from a first token to that of the budget, by pool
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
 
     def __post_init__(self) -> None:
         self.deadline = self.request.arrival + self.route.ttft_budget(
             self.request.ttft_budget, self.estimate.uncached_tokens
         )
-        if self.reasoning:
-            self.deadline -= min(self.reasoning.values())
+        self.unseen = _added(self.reasoning, self.judging)
+        if self.unseen:
+            self.deadline -= min(self.unseen.values())
         if self.deadline == FOREVER and self.route.total is not None:
             self.deadline = self.total_deadline - self.decode_s
         self.due = FOREVER
@@ -102,9 +105,16 @@ class PlacementRequest:
         route = self.route
         return route.total is not None and route.ttft is None and self.request.ttft_budget is None
 
-    def extra_reasoning(self, pool: str) -> float:
-        """Seconds of reasoning at the pool beyond the least of the route's pools, which the deadline allows for."""
-        return self.reasoning[pool] - min(self.reasoning.values()) if self.reasoning else 0.0
+    def extra_unseen(self, pool: str) -> float:
+        """Seconds of reasoning and of judging at the pool, beyond the least of the route's pools, which the deadline
+        allows for."""
+        return self.unseen[pool] - min(self.unseen.values()) if self.unseen else 0.0
+
+
+def _added(reasoning: Mapping[str, float] | None, judging: Mapping[str, float] | None) -> Mapping[str, float] | None:
+    if not reasoning or not judging:
+        return reasoning or judging
+    return {pool: seconds + judging.get(pool, 0.0) for pool, seconds in reasoning.items()}
 
 
 # --------------------------------------------------------------------------- filter and forecast
@@ -190,7 +200,7 @@ class CandidateSet:
         elif usable := self._usable(number, pool, prompt, last_resort):
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
-            left = self.left - self.queued.extra_reasoning(pool.name) if self.queued.reasoning else self.left
+            left = self.left - self.queued.extra_unseen(pool.name) if self.queued.unseen else self.left
             able = self.view.candidates(usable, prompt, number, price, self.now, left)
             self.tiers.append(with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able)
 
