@@ -247,7 +247,7 @@ async def test_a_kept_stream_that_has_broken_meanwhile_ends_with_an_error() -> N
     """What came of it is the caller's; no part is told to be the whole."""
     spoken = DIALECTS["chat"]
     first = [STREAM_HEAD, *map(chunk, spoken.events(REFUSED)[:4]), RESET]
-    async with tiers(spoken, [first], [[GATE, FAILED], [FAILED]], hold=OF_REFUSED) as (gateway, caller, small, large):
+    async with tiers(spoken, [first], [[GATE, FAILED], [FAILED]], hold=OF_REFUSED) as (gateway, caller, _, large):
         caller.writer.write(spoken.request())
         await large.until(lambda seen: len(seen.requests) == 1)
         large.proceed()
@@ -285,7 +285,8 @@ async def test_nothing_is_written_before_the_opening_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    "delta", [{"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]}, {"reasoning": "hm"}]
+    "delta",
+    [{"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]}, {"reasoning": "hm"}],
 )
 async def test_a_stream_that_begins_with_something_else_than_text_is_not_held(delta: dict[str, Any]) -> None:
     spoken = DIALECTS["chat"]

@@ -26,7 +26,9 @@ def test_the_beginning_of_every_document_is_accepted(value: Any, spelling: dict[
     assert may_begin_json(f"\r\n\t {written} \n")
 
 
-@pytest.mark.parametrize("written", ['{"a\\u00e9":[1.5e-7,-0,true,{"b":null}],"c":"\\"x\\\\"}', "[[],{},0.1E+2]", '"\\n'])
+@pytest.mark.parametrize(
+    "written", ['{"a\\u00e9":[1.5e-7,-0,true,{"b":null}],"c":"\\"x\\\\"}', "[[],{},0.1E+2]", '"\\n']
+)
 def test_every_cut_is_accepted(written: str) -> None:
     for end in range(len(written) + 1):
         assert may_begin_json(written[:end]), written[:end]
