@@ -5,13 +5,18 @@ which one holds the first 40 tokens of each stream back. `added`: by the Records
 and the end of the opening. `counted`: mean of the predicted TTFT of the held requests, less that of the plain ones,
 which have prompts of the same lengths. `error`: median of |TTFT / predicted TTFT - 1|, TTFT to the first token written
 to the caller.
+
+With `--prose DIR...`: sentences in the texts and programs below these folders, and those taken for refusals.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 from random import Random
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -20,11 +25,13 @@ import aiohttp
 
 from gateway.app import Gateway
 from gateway.observe.record import JUDGE, Record
+from policies.escalation.refusal_text import begins_with_refusal
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines
 
 HOLD = 40  # tokens
 WARM_UP = 20  # requests of each route, which teach and are not counted
+TEXTS, MOST_READ = (".py", ".md", ".txt", ".rst", ".html"), 2_000_000  # kinds of files, and bytes of one
 ROUTES: dict[str, dict[str, Any]] = {"plain": {}, "held": {"escalate": {"when": ["refusal_text"], "hold": HOLD}}}
 
 
@@ -80,13 +87,33 @@ def _error(record: Record) -> float:
     return abs((record.ttft or 0.0) / (record.ttft_predicted_p50 or 1.0) - 1)
 
 
+def sentences(folder: Path) -> Iterator[str]:
+    for file in folder.rglob("*"):
+        if file.suffix in TEXTS and file.is_file() and file.stat().st_size < MOST_READ:
+            text = file.read_text("utf-8", "replace")
+            found = (each.strip(" #*\"'") for each in re.split(r"(?<=[.!?])\s+|\n", text))
+            yield from (each for each in found if len(each) >= 20 and each.count(" ") >= 3)
+
+
+def read_prose(folders: Sequence[str]) -> None:
+    read, taken = 0, list[str]()
+    for each in chain.from_iterable(sentences(Path(folder)) for folder in folders):
+        read += 1
+        taken += [each] if begins_with_refusal(each) else []
+    print(f"{read} sentences, {len(taken)} taken for refusals", *taken[:20], sep="\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=80, help="of each route")
     parser.add_argument("--rates", default="1,4,8", help="arrivals per second, of both routes")
     parser.add_argument("--profiles", default="8b-h100,8b-l4")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--prose", nargs="+", metavar="DIR")
     args = parser.parse_args()
+    if args.prose:
+        read_prose(args.prose)
+        return
     print("| engines, load | n | TTFT plain, ms | held | added, ms | counted, ms | error plain | error held |")
     print("|---|---|---|---|---|---|---|---|")
     for profile in args.profiles.split(","):

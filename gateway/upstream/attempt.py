@@ -223,10 +223,13 @@ class WireAttempt:
             return self._complete()
         if (failure := self.held.judge(self.upstream.backend.secret.decode())) is not None:
             return self.fail(failure)
+        now = monotonic()
         if self.times.first_in is None:
-            self._first_token(monotonic())
+            self._first_token(now)
         if not self.stream:
             return Milestone.WHOLE
+        if self.opening is not None and self.times.judged is None:
+            self.times.judged = now
         self.stop(AttemptOutcome.COMPLETED)
         return Milestone.FIRST_TOKEN
 

@@ -54,7 +54,7 @@ class PendingAttempt:
     def begin(self, limits: AttemptLimits, now: float) -> None:
         """The first token has come: no later token is awaited for longer than any other of a stream."""
         self.begun, self.limit_at = True, limits.limit_at
-        self.recheck_in(idle_of(limits, self.attempt.candidate), now)
+        self.recheck_in(min(idle_of(limits, self.attempt.candidate), limits.first_token_limit), now)
 
     def weigh(self, upcoming: Candidate, deadline: float, hedge: bool, now: float) -> None:
         """Fix the moments to abandon the attempt for `upcoming`, and to send a hedge before."""
@@ -132,7 +132,7 @@ class SilenceLook:
         quiet = self.now - self.facts.progress(pending.attempt.number).heard_at
         if quiet >= idle:
             return SilenceFinding.NO_BYTE
-        pending.recheck_in(idle - quiet, self.now)
+        pending.recheck_in(min(idle - quiet, self.limits.first_token_limit), self.now)
         return SilenceFinding.WAITING
 
     @property

@@ -32,7 +32,7 @@ class _Next(Enum):
 
 
 def may_begin_json(text: str) -> bool:
-    """The text is the beginning of a JSON document, or the whole of one."""
+    """Tell whether the text is the beginning of a JSON document, or the whole of one."""
     at, open_brackets, following = _skip(text, 0), list[str](), _Next.VALUE
     while at < len(text):
         char = text[at]
@@ -61,7 +61,7 @@ def may_begin_json(text: str) -> bool:
 
 
 def _after(open_brackets: list[str]) -> _Next:
-    """What may follow a value."""
+    """Return the part that follows a value."""
     return _Next.COMMA_OR_END if open_brackets else _Next.NOTHING
 
 
@@ -71,7 +71,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _end_of_scalar(text: str, at: int) -> int:
-    """End of a string, number or word, be it cut by the end of the text; -1: there is none."""
+    """Return the end of a string, number or word, which the end of the text may cut; -1: there is none."""
     if text[at] == '"':
         return _end_of_string(text, at)
     if found := _CUT_NUMBER.match(text, at) if text[at] in "-0123456789" else None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_LONGEST = 400  # characters of an answer that are read
+_LONGEST = 400  # characters read of an answer
 _OPENING = re.compile(r"[\s*_\"'“”«»>#¡—-]*")  # marks before the first word
 
 _EN_CANNOT = (
@@ -105,7 +105,7 @@ _REFUSES = tuple(re.compile(opening) for openings in _OPENINGS.values() for open
 
 
 def begins_with_refusal(answer: str) -> bool:
-    """The answer, or the beginning of one, begins by refusing."""
+    """Tell whether an answer, of which `answer` is the beginning, refuses in its first words."""
     begun = _OPENING.match(answer)
     text = answer[0 if begun is None else begun.end() :][:_LONGEST]
     text = " ".join(text.lower().replace("’", "'").replace("*", "").split())

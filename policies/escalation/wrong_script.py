@@ -16,7 +16,7 @@ from collections import Counter
 
 LEAST_ASKED, LEAST_ANSWERED = 8, 16  # letters
 OWN, OTHER = 0.9, 0.8  # least shares of the letters of one script: of the prompt, and of the answer
-_LONGEST = 4000  # characters of a text that are read
+_LONGEST = 4000  # characters read of a text
 
 # First code points of Unicode blocks (Blocks-16.0), and their script; empty: another one, or no letters.
 _BLOCKS: tuple[tuple[int, str], ...] = (
@@ -62,7 +62,8 @@ _BLOCKS: tuple[tuple[int, str], ...] = (
     (0x32000, ""),
 )
 _FIRST = tuple(first for first, _ in _BLOCKS)
-_CODE = ("```", "<?", "#!", "{", "[", "<")  # in the answer, or at its beginning
+_FENCE = "```"
+_CODE = ("#!", "{", "[", "<")  # at the beginning of an answer
 _FREE = re.compile(  # stems of words by which a prompt asks for a language, a translation, a transcription or code
     r"translat|language|english|german|french|spanish|russian|chinese|mandarin|japanese|korean|arabic|hindi|greek|hebrew"
     r"|ukrainian|bulgarian|serbian|persian|farsi|thai\b|urdu|bengali|tamil|kanji|pinyin|hiragana|katakana|cyrillic"
@@ -85,8 +86,9 @@ LEAST_COMMON = 2  # such words
 
 
 def is_wrong_script(prompt: str, instructions: str, answer: str) -> bool:
-    """`prompt`: the user's last words; `instructions`: of the system, which may ask for a language too."""
-    if any(mark in answer for mark in _CODE[:1]) or answer.lstrip().startswith(_CODE):
+    """Tell whether an answer is in another script. `prompt`: the user's last words; `instructions`: of the system, which
+    may ask for a language too."""
+    if _FENCE in answer or answer.lstrip().startswith(_CODE):
         return False
     asked, used = _script(prompt, LEAST_ASKED, OWN), _script(answer, LEAST_ANSWERED, OTHER)
     if not asked or not used or asked == used:
