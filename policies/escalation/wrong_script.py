@@ -86,8 +86,8 @@ LEAST_COMMON = 2  # such words
 
 
 def is_wrong_script(prompt: str, instructions: str, answer: str) -> bool:
-    """Tell whether an answer is in another script. `prompt`: the user's last words; `instructions`: of the system, which
-    may ask for a language too."""
+    """Tell whether an answer is in another script. `prompt`: the user's last words; `instructions`: of the system,
+    which may ask for a language too."""
     if _FENCE in answer or answer.lstrip().startswith(_CODE):
         return False
     asked, used = _script(prompt, LEAST_ASKED, OWN), _script(answer, LEAST_ANSWERED, OTHER)
