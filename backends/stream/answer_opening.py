@@ -45,12 +45,12 @@ class AnswerOpening:
         self.is_text = True
         self._tap = tap
         self._tokens = tokens
-        self._size = 0  # bytes
+        self._size = 0  # bytes, from the first output on
         self._decoder = SseDecoder()
 
     def feed(self, data: bytes) -> bool:
         """Read bytes that the tap has read. True: the opening is complete."""
-        self._size += len(data)
+        self._size += len(data) if self._tap.tokens else 0
         try:
             for event in self._decoder.feed(data):
                 self._read(event.data)

@@ -254,11 +254,11 @@ class WireAttempt:
 
     def _hold_opening(self, opening: AnswerOpening, data: bytes, found: bool, now: float) -> Milestone | None:
         """Hold the beginning of the answer until it is complete, and once it was judged, all that has come since.
-        `found`: the read has output."""
+        `found`: the read has output, or is the end of what may be held before there is any."""
         times, is_first = self.times, self.times.first_in is None
         if times.judged is not None:
             return None
-        complete = opening.feed(data)
+        complete = opening.feed(data) or (found and not self.tap.tokens)
         if found and is_first:
             self._first_token(now)
         elif found:

@@ -126,5 +126,6 @@ def test_a_refusal_of_the_dialects_own_form_is_noted(tap: type[Any], event: byte
 def test_an_error_and_a_flood_end_an_opening() -> None:
     _, complete = fed(StreamTap(), [chat(content="hi"), b'data: {"error":{"message":"x"}}\n\n'])
     assert complete == [False, True]
-    _, complete = fed(StreamTap(), [b": x\n\n" * (MAX_OPENING // 5), b": x\n\n"])
-    assert complete == [False, True]
+    flood = b": x\n\n" * (MAX_OPENING // 5)
+    _, complete = fed(StreamTap(), [flood, chat(content="hi"), flood])
+    assert complete == [False, False, True]
