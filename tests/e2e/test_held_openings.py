@@ -16,6 +16,7 @@ from gateway.observe.record import JUDGE, RequestOutcome
 from policies.types import AttemptOutcome
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.gateways import pool, running
+from tests.support.simulated import engine_pool, engines
 from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
 
 pytestmark = pytest.mark.virtual_time
@@ -349,3 +350,31 @@ async def test_whole_answers_are_judged_for_the_same_reasons() -> None:
     async with tiers(spoken, [first], [second], escalate=["refusal"]) as (gateway, caller, _, _):
         await caller.whole(spoken.request(stream=False))
         assert last(gateway).escalated == ""
+
+
+# --------------------------------------------------------------------------- the forecast
+
+
+async def test_a_tier_whose_opening_would_come_too_late_is_left_for_the_next() -> None:
+    """Both make the budget of 1 s with their first tokens; the rest of an opening takes the slow one 2.6 s more. The
+    predicted TTFT is that of the first token written to the caller."""
+    routes: dict[str, Any] = {
+        name: {"tiers": ["slow", "fast"], "ttft": {"budget": "1s"}, "hedge": "off", **more}
+        for name, more in (("plain", {}), ("held", {"escalate": {"when": ["refusal_text"], "hold": 40}}))
+    }
+    routes |= {name: {"tiers": [name]} for name in ("slow", "fast")}
+    body = {"stream": True, "max_tokens": 60, "messages": [{"role": "user", "content": ASK}]}
+    async with engines(1, "8b-l4") as slow, engines(1, "8b-h100") as fast:
+        pools = {"slow": engine_pool(*slow), "fast": engine_pool(*fast)}
+        async with running(pools, routes) as gateway, calling(gateway.url) as caller:
+            for _ in range(12):  # answers teach the pace of both
+                for model in ("slow", "fast"):
+                    await answer(caller, post({**body, "model": model}))
+            await answer(caller, post({**body, "model": "plain"}))
+            _, headers = await caller.ask(post({**body, "model": "held"}))
+            await caller.chunks()
+            plain, held = list(gateway.recorder.recent)[-2:]
+    assert (plain.pool, held.pool) == ("slow", "fast")
+    assert held.ttft is not None
+    assert held.ttft_predicted_p50 == pytest.approx(held.ttft, rel=0.3)
+    assert float(headers["x-firsttoken-ttft-predicted-ms"]) == pytest.approx(held.ttft_predicted_p50 * 1e3, abs=0.1)
