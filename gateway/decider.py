@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
+from gateway.api.answer_quality import held_tokens
 from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.api.prompt_repairs import repaired
@@ -170,7 +171,8 @@ def queued_request(
     sequence: int,
     now: float,
 ) -> QueuedRequest:
-    lengths, tokens, effort = fleet.answer_lengths, UNKNOWN, class_of(request.reasoning_effort)
+    lengths, tokens, held = fleet.answer_lengths, UNKNOWN, held_tokens(route, request)
+    effort = class_of(request.reasoning_effort)
     if route.weighs_completion:
         cap = route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
@@ -181,6 +183,7 @@ def queued_request(
         reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
         answer_tokens=tokens,
         decode_s=fleet.decode_seconds(route, tokens),
+        judging=fleet.judging_seconds(route, min(held, estimate.output_tokens), now) if held else None,
     )
 
 

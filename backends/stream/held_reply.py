@@ -1,14 +1,15 @@
 """The body of a reply before the commit: kept until it is worth passing on, or judged to be a failure.
 
 Rules:
-- The first visible output of a stream ends the holding; so does a preamble too long to be held.
+- The first visible output of a stream is told; so is a preamble too long to be held. Whoever holds on after that, to
+  judge the beginning of an answer, feeds further reads.
 - A whole answer is held to its end, unless it is too long: a 200 may hold an error, a page of HTML or half an answer.
 - Of an error reply the beginning is enough.
 """
 
 from __future__ import annotations
 
-from backends.failures import EMPTY, NOT_EVENTS, TOO_LARGE, of_body
+from backends.failures import EMPTY, NOT_EVENTS, TOO_LARGE, TRUNCATED, of_body
 from backends.interface import Failure, Tap
 from backends.stream.decompression import Decompressor, decompressor
 
@@ -45,10 +46,11 @@ class HeldReply:
         content, failure = self._tap.feed(data), self._tap.failure
         if not self._stream:
             return TOO_LARGE if self.size > MAX_REWRITTEN else self.size > MAX_WHOLE and not self._to_the_end
+        if self._tap.spoiled:
+            self._parts.pop()
         if failure is not None and not content:
             return failure
         if self._tap.spoiled:  # an error after a token in the same read: the answer has begun, and ended
-            self._parts.pop()
             return True
         if self.size <= self._longest:
             return content
@@ -66,7 +68,7 @@ class HeldReply:
             return self._tap.failure
         if self._tap.ended:
             return None
-        return self._tap.failure or of_body(b"".join(self._parts), secret) or EMPTY
+        return self._tap.failure or of_body(b"".join(self._parts), secret) or (TRUNCATED if self._tap.tokens else EMPTY)
 
 
 def reply_decompressor(coding: str, *, is_success: bool, stream: bool) -> Decompressor | None:

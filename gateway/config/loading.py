@@ -242,7 +242,7 @@ def records(config: Config) -> Iterator[Problem]:
 
 def schemas(config: Config) -> Iterator[Problem]:
     for name, route in config.routes.items():
-        if "invalid_json" in route.escalate:
+        if "invalid_json" in route.escalate.when:
             yield from _installed(("routes", name, "escalate"), "schemas", "jsonschema")
 
 

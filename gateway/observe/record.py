@@ -44,13 +44,16 @@ class Stage(IntEnum):
     CONNECT = 8
     SEND = 9
     UPSTREAM = 10  # request sent to first token in
-    RELAY = 11  # first token in to first token out
-    STREAM = 12  # first token out to last byte out
+    JUDGE = 11  # first token in to the end of a stream's opening, where that is held back and judged
+    RELAY = 12  # to first token out
+    STREAM = 13  # first token out to last byte out
 
 
 STAGES = tuple(Stage)
 # `Stage.READ` is looked up in two classes each time: 60 ns, and a request names fifteen.
-READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, RELAY, STREAM = STAGES
+READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, JUDGE, RELAY, STREAM = (
+    STAGES
+)
 STAGE_NAMES = tuple(stage.name.lower() for stage in STAGES)  # as they are shown
 UNSPENT: list[float | None] = [None] * len(STAGES)
 
@@ -174,7 +177,7 @@ class Record:
     scorer: str = ""
     cost_usd: float = 0.0  # of all attempts
     attempts: list[AttemptRecord] = field(default_factory=list)
-    escalated: str = ""  # shortcoming of an answer for which another pool was asked: refusal, length, invalid_json
+    escalated: str = ""  # shortcoming of an answer for which another pool was asked (`policies.routes.route`)
     held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
@@ -224,7 +227,7 @@ class Record:
         if self.quoted is None or not self.stream:
             return None
         if self.ttft is not None:
-            return self.ttft
+            return self.ttft - (self.spent[JUDGE] or 0.0)  # the engine's word
         is_missed = self.end in _UNANSWERED
         if self.end is RequestOutcome.CLIENT_GONE and self.ttft_quoted_p90 is not None:
             is_missed = self.total > self.ttft_quoted_p90

@@ -19,6 +19,7 @@ from gateway.observe.record import (
     CONNECT,
     ESTIMATE,
     FAILOVER,
+    JUDGE,
     NO_GAPS,
     QUEUE,
     RATE_LIMIT,
@@ -195,6 +196,9 @@ class RequestTimeline:
         record.cached_tokens_to_load = candidate.hit_tiers if candidate.to_load else None
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
+        if record.decision is not None and record.decision.judging and not record.escalated:
+            record.ttft_predicted_p50 += record.decision.judging[endpoint.pool]
+            record.ttft_predicted_p90 += record.decision.judging[endpoint.pool]
         completion = None if record.decision is None else record.decision.completion(candidate)
         record.total_predicted_p50 = None if completion is None else waited + completion.p50
         record.total_predicted_p90 = None if completion is None else waited + completion.p90
@@ -233,9 +237,10 @@ class RequestTimeline:
         first_in: float,
         head: float | None = None,
         first_byte: float | None = None,
+        judged: float | None = None,
     ) -> None:
         """Note the attempt that answered; the time before was lost to other attempts. `head`, `first_byte`: of the
-        reply, before its first token.
+        reply, before its first token. `judged`: end of the opening, if that was held back.
 
         A further attempt at an endpoint that refused waits for the announced rate limit.
         """
@@ -252,6 +257,8 @@ class RequestTimeline:
             else:
                 self.close((FAILOVER, opened))
         self.close((CONNECT, connected), (SEND, sent), (UPSTREAM, first_in))
+        if judged is not None:
+            self.close((JUDGE, judged))
 
     def first_token_out(self, at: float, status: int) -> None:
         self.close((RELAY, at))

@@ -7,6 +7,8 @@
 Rules:
 - Before the commit the reply is held and judged (`backends.stream.held_reply`); the first visible output makes the
   attempt a candidate to win.
+- On a route that judges the openings of streams, the holding goes on after the first token, until the opening is
+  complete (`backends.stream.answer_opening`).
 - After the commit every read goes to the answer in the same call.
 - What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
 - An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
@@ -35,6 +37,7 @@ from backends.failures import (
 )
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
+from backends.stream.answer_opening import AnswerOpening
 from backends.stream.decompression import IDENTITY, Decompressor
 from backends.stream.held_reply import HeldReply, reply_decompressor
 from backends.stream.redaction import mask_secret
@@ -60,7 +63,8 @@ class WireState(Enum):
 class Milestone(Enum):
     """Progress of an attempt, reported to the request."""
 
-    FIRST_TOKEN = "first token"
+    BEGUN = "begun"  # the first token has come, and the opening is held on
+    FIRST_TOKEN = "first token"  # the answer is worth passing on, its opening complete if that is held
     WHOLE = "whole"  # the whole answer is buffered: to be rewritten, and stopped as completed or failed
     ENDED = "ended"  # the committed answer is complete
 
@@ -78,7 +82,8 @@ WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the comm
 
 class WireAttempt:
     """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
-    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap."""
+    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap. `hold`: tokens of a
+    stream's opening to be held."""
 
     held: HeldReply  # from the head of the reply on
 
@@ -92,6 +97,7 @@ class WireAttempt:
         assembled: bool = False,
         rewriting: Rewriting = UNCHANGED,
         strict: bool = False,
+        hold: int = 0,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
@@ -99,7 +105,10 @@ class WireAttempt:
         self.stream = request.stream
         self.assembled = assembled
         self.rewriting = rewriting
+        self.opening: AnswerOpening | None = None  # of a stream, to be judged
+        self.shortcoming = ""  # of the opening
         self._strict = strict
+        self._hold_tokens = hold
         self._held_whole = assembled or rewriting.answer is not None
         self.tap: Tap = BodyTap()  # reads nothing: the head of the reply replaces it
         self.call = upstream.backend.call(request)
@@ -169,6 +178,8 @@ class WireAttempt:
         self.held = HeldReply(
             self.tap, content_type, self.is_success, self.stream, len(self.call.body), to_the_end=self._held_whole
         )
+        if self._hold_tokens and self.stream:
+            self.opening = AnswerOpening(self.tap, self._hold_tokens)
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         coding = headers["content-encoding"]
@@ -212,9 +223,13 @@ class WireAttempt:
             return self._complete()
         if (failure := self.held.judge(self.upstream.backend.secret.decode())) is not None:
             return self.fail(failure)
-        self._first_token(monotonic())
+        now = monotonic()
+        if self.times.first_in is None:
+            self._first_token(now)
         if not self.stream:
             return Milestone.WHOLE
+        if self.opening is not None and self.times.judged is None:
+            self.times.judged = now
         self.stop(AttemptOutcome.COMPLETED)
         return Milestone.FIRST_TOKEN
 
@@ -233,7 +248,27 @@ class WireAttempt:
         found = self.held.feed(data)
         if isinstance(found, Failure):
             return self.fail(found)
+        if self.opening is not None:
+            return self._hold_opening(self.opening, data, found, now)
         return self._first_token(now) if found else None
+
+    def _hold_opening(self, opening: AnswerOpening, data: bytes, found: bool, now: float) -> Milestone | None:
+        """Hold the beginning of the answer until it is complete, and once it was judged, all that has come since.
+        `found`: the read has output, or is the end of what may be held before there is any."""
+        times, is_first = self.times, self.times.first_in is None
+        if times.judged is not None:
+            return None
+        complete = opening.feed(data) or (found and not self.tap.tokens)
+        if found and is_first:
+            self._first_token(now)
+        elif found:
+            if (gap := now - times.quiet_since) > times.gap_floor:
+                times.note_gap(gap)
+            times.last_token = times.quiet_since = now
+        if times.first_in is None or not complete:
+            return Milestone.BEGUN if found and is_first else None
+        times.judged = now
+        return Milestone.FIRST_TOKEN
 
     def _first_token(self, now: float) -> Milestone:
         self.times.first_in = self.times.last_token = self.times.quiet_since = now
@@ -252,7 +287,7 @@ class WireAttempt:
     def join(self, answer: Answer) -> WireEvent:
         """Every further read goes to `answer`, which has got the buffered bytes."""
         if self.state is WireState.OVER:
-            return Milestone.ENDED
+            return Milestone.ENDED if self.failure is None else BrokenOff(self.failure)
         self._answer, self.state = answer, WireState.COMMITTED
         return self._end_spoiled() if self.tap.spoiled else None
 

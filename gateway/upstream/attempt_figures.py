@@ -24,6 +24,7 @@ class AttemptTimes:
     head: float | None = None  # of the reply
     first_byte: float | None = None  # of its body
     first_in: float | None = None
+    judged: float | None = None  # the opening was complete, on a route that judges openings
     reasoning_in: float | None = None  # first token of reasoning before the answer
     answer_in: float | None = None  # first token of the answer
     last_token: float = NEVER

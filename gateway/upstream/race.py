@@ -16,7 +16,8 @@ from time import monotonic
 from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
-from gateway.api.answer_quality import shortcoming
+from backends.stream.answer_opening import AnswerOpening
+from gateway.api.answer_quality import shortcoming, shortcoming_of_opening
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
 from gateway.observe.record import RequestOutcome, Stage
@@ -35,6 +36,7 @@ from policies.attempts.attempt_events import (
     Action,
     Answered,
     Begin,
+    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -78,6 +80,7 @@ class Race:
             self._facts,
             now=monotonic(),
         )
+        self._kept: WireAttempt | None = None  # its answer has a shortcoming, and another pool is asked
         self._answer: Answer | None = None
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
@@ -130,8 +133,8 @@ class Race:
                 self._commit(self.attempts[number])
             case Cancel(number, outcome):
                 self._cancel(self.attempts[number], outcome)
-            case Keep(_, shortcoming):
-                self.routed.timeline.escalated(shortcoming)
+            case Keep(number, shortcoming):
+                self._keep(self.attempts[number], shortcoming)
             case Leave(number, why):
                 self._leave(self.attempts[number], why)
             case GiveUp():
@@ -156,8 +159,9 @@ class Race:
             attempt.candidate = self.rescue.candidate(attempt.candidate)
         rewriting = routed.rewriting(upstream, endpoint)
         strict = self.rescue is not None or rewriting.answer is not None
+        hold = routed.hold if self._kept is None and self.winner is None else 0
         wire = WireAttempt(
-            attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting, strict=strict
+            attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting, strict=strict, hold=hold
         )
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
@@ -185,9 +189,18 @@ class Race:
 
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
         """The engine is told at once."""
-        wire.stop(outcome)
+        if wire is self._kept and wire.answered:
+            wire.leave_read()
+        else:
+            wire.stop(outcome)
         if wire is not self.winner:
             record_lost(self.routed, wire)
+
+    def _keep(self, wire: WireAttempt, shortcoming: str) -> None:
+        """Hold an answer: nothing more of a stream is read meanwhile."""
+        self._kept = wire
+        wire.pause()
+        self.routed.timeline.escalated(shortcoming)
 
     def _commit(self, wire: WireAttempt) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
@@ -197,6 +210,7 @@ class Race:
         except Exception as bug:
             self.done.set_exception(bug)
         else:
+            self._kept = None
             self.on_wire(wire, event)
 
     def _join(self, wire: WireAttempt) -> WireEvent:
@@ -204,10 +218,10 @@ class Race:
         broken, self.winner = self.winner, wire
         if (whole := wire.whole) is not None:
             self._note_winner(wire)
-            if len(self.attempts) > wire.attempt.number:  # kept while another pool was asked
-                self.routed.timeline.close((Stage.FAILOVER, monotonic()))
             self._begin(wire, whole, len(whole))
             return Milestone.ENDED
+        if wire.shortcoming and isinstance(found := self._start_kept(wire), Failure):
+            return BrokenOff(found)
         assert self._answer is not None
         first, self._first = self._first, b""
         if broken is not None:
@@ -223,11 +237,22 @@ class Race:
             self.on_write_paused()
         return event
 
+    def _start_kept(self, wire: WireAttempt) -> Failure | None:
+        """Build the answer of a stream that is the caller's in spite of its shortcoming, and read on."""
+        first = self._start(wire)
+        if isinstance(first, Failure):
+            return wire.fail(first)
+        self._first = first
+        wire.resume()
+        return None
+
     def _note_winner(self, wire: WireAttempt) -> None:
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
         note_won(self.routed, wire, self._first_in)
+        if wire is self._kept:  # while another pool was asked
+            self.routed.timeline.close((Stage.FAILOVER, monotonic()))
 
     def _begin(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
         http, streams = self.relay.http, self.routed.request.stream
@@ -285,9 +310,12 @@ class Race:
     # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
-        if self.done.done():
+        if self.done.done() or wire is self._kept:
             return
         match event:
+            case Milestone.BEGUN:
+                self.advance(Begun(wire.attempt.number))
+                self._note_first_token(wire)
             case Milestone.FIRST_TOKEN:
                 self._on_first_token(wire)
             case Milestone.WHOLE:
@@ -310,12 +338,27 @@ class Race:
             self._end_broken(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
-        first = self._start(wire)
-        if isinstance(first, Failure):
+        if wire.opening is not None and (found := self._judge(wire, wire.opening)):
+            wire.shortcoming = found
+            self.advance(Answered(wire.attempt.number, found))
+        elif isinstance(first := self._start(wire), Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        self._first = first
-        self.advance(FirstToken(wire.attempt.number))
+        else:
+            self._first = first
+            self.advance(FirstToken(wire.attempt.number))
+        self._note_first_token(wire)
+
+    def _judge(self, wire: WireAttempt, opening: AnswerOpening) -> str:
+        """The shortcoming of a stream's opening; empty: none, or one was found before."""
+        if self._kept is not None:
+            return ""
+        request = self.routed.request
+        return shortcoming_of_opening(
+            request.operation, request.body, opening, self.routed.route.escalate.when, is_complete=wire.answered
+        )
+
+    def _note_first_token(self, wire: WireAttempt) -> None:
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
@@ -343,7 +386,7 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        request, wanted = self.routed.request, self.routed.route.escalate
+        request, wanted = self.routed.request, self.routed.route.escalate.when
         found = shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
         self.advance(Answered(wire.attempt.number, found))
 

@@ -10,6 +10,7 @@ from backends.interface import Backend, BackendRequest, Operation
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
+from gateway.api.answer_quality import held_tokens
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
 from gateway.api.state_answer import StateAnswer
@@ -63,7 +64,7 @@ class RoutedRequest:
     def _may_assemble(self) -> bool:
         """True if every pool of the decision can stream this answer without loss, and the route judges no whole
         answers."""
-        if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate:
+        if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate.when:
             return False
         for endpoint in one_of_each_pool(self.decision.ranked):
             backend = self.upstreams[endpoint.id].backend
@@ -83,6 +84,13 @@ class RoutedRequest:
     def hides_usage(self) -> bool:
         """Usage is always requested upstream, and removed for callers without `include_usage`."""
         return self.request.stream and not self.request.wants_usage
+
+    @property
+    def hold(self) -> int:
+        """Tokens of a stream's opening to be held back and judged; 0: none, as where only one pool is left."""
+        if not self.route.escalate.hold or len(one_of_each_pool(self.decision.ranked)) < 2:
+            return 0
+        return held_tokens(self.route, self.request)
 
     @property
     def may_rescue(self) -> bool:

@@ -26,8 +26,16 @@ class FirstToken:
 
 
 @dataclass(slots=True)
+class Begun:
+    """Visible content of a stream whose opening is held back, to be judged: Answered or FirstToken follows."""
+
+    number: int
+
+
+@dataclass(slots=True)
 class Answered:
-    """A whole answer is complete. `shortcoming`: for which the route would rather have another pool's; empty: none."""
+    """A whole answer, or the opening of a stream, is complete and was judged. `shortcoming`: for which the route would
+    rather have another pool's; empty: none."""
 
     number: int
     shortcoming: str = ""
@@ -81,7 +89,7 @@ class Broken:
     unable: Mapping[str, str] = field(default_factory=dict)
 
 
-Event = Begin | FirstToken | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
+Event = Begin | FirstToken | Begun | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
 
 # --------------------------------------------------------------------------- facts
 
@@ -182,7 +190,7 @@ class Cancel:
 
 @dataclass(slots=True)
 class Keep:
-    """Hold this whole answer while another pool is asked, for its shortcoming."""
+    """Hold this answer, whole or begun, while another pool is asked, for its shortcoming."""
 
     number: int
     shortcoming: str

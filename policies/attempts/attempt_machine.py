@@ -21,7 +21,8 @@ Rules:
   would say the same again (`Blame.again`).
 - A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
   the time for the whole answer.
-- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
+- A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
+  caller gets it if no other comes. The first token of a stream whose opening is held ends the race like any other.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - A committed stream is left when silent (`policies.attempts.committed_stream`). Where nothing of the answer was
   written, a failure is followed as before the commit; else a peer continues (Broken): an endpoint without a failure in
@@ -42,6 +43,7 @@ from policies.attempts.attempt_events import (
     AttemptLimits,
     AttemptStep,
     Begin,
+    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -101,7 +103,7 @@ class AttemptMachine:
         self._next_kind = AttemptKind.FALLBACK
         self._committed: Attempt | None = None
         self._look_at = FOREVER  # at the committed stream
-        self._kept: Attempt | None = None  # a whole answer with a shortcoming
+        self._kept: Attempt | None = None  # an answer with a shortcoming
         self._retry: Candidate | None = None  # to be tried once more, at _retry_at
         self._retry_at = FOREVER
         self._retried = False
@@ -127,6 +129,8 @@ class AttemptMachine:
                     self._timer_fired(now)
                 case Failed():
                     self._failed(event, now)
+                case Begun(number):
+                    self._begun(number, now)
                 case Answered():
                     self._answered(event, now)
                 case EndpointDown(number):
@@ -166,6 +170,13 @@ class AttemptMachine:
             self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
         self._kept = None
         self._actions.append(Commit(attempt.number))
+
+    def _begun(self, number: int, now: float) -> None:
+        """The first content wins: the others are cancelled. The commit follows once the opening was judged."""
+        if (pending := self.pending.pop(number, None)) is not None:
+            self._cancel_pending()
+            self.pending[number] = pending
+            pending.begin(self._limits, now)
 
     def _answered(self, answer: Answered, now: float) -> None:
         pending = self.pending.get(answer.number)
@@ -436,18 +447,20 @@ class AttemptMachine:
         return Ending.CANDIDATES, f"all {self._walk.count} candidates have failed"
 
     def _give_up(self, ending: Ending, reason: str) -> None:
-        """Commit the answer that was kept, or end without an answer."""
+        """Commit the answer that was kept, or end without an answer. A stream that was kept is looked at soon."""
         if self._kept is not None:
-            self._commit(self._kept, FOREVER)  # a complete answer has no timer
+            self._commit(self._kept, self._began_at if self._limits.stream else FOREVER)  # a whole answer has no timer
             return
         self._end(AttemptState.GAVE_UP)
         self._actions.append(GiveUp(ending, reason))
 
     def _end(self, state: AttemptState) -> None:
         """Cancel what is pending, and return the shares of the budgets."""
-        for number in self.pending:
-            self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
-        self.pending.clear()
+        self._cancel_pending()
         self._retry, self._look_at = None, FOREVER
         self.state = state
         self._share.end()
+
+    def _cancel_pending(self) -> None:
+        self._actions += [Cancel(number, AttemptOutcome.CANCELLED) for number in self.pending]
+        self.pending.clear()

@@ -7,6 +7,7 @@ from enum import Enum
 from policies.attempts.attempt_events import (
     Answered,
     Begin,
+    Begun,
     Broken,
     ClientGone,
     EndpointDown,
@@ -33,6 +34,7 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     },
     AttemptState.RACING: {
         FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
+        Begun: frozenset({AttemptState.RACING}),
         Answered: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
         Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         EndpointDown: frozenset({AttemptState.RACING}),

@@ -157,6 +157,12 @@ def _relay(facts: RequestFacts, usual: Usual) -> CauseFound:
     return CauseFound(Cause.CALLER_SLOW, f"the first token waited {ms(facts.stages['relay'])} for the caller to read")
 
 
+def _judge(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """The opening came slowly: the rest would too."""
+    spent, usually = facts.stages["judge"], usual.of_stage("judge")
+    return CauseFound(Cause.DECODE_BOUND, f"the opening that is judged took {ms(spent)}; usual here: {ms(usually)}")
+
+
 def _connect(facts: RequestFacts, usual: Usual) -> CauseFound:
     spent = facts.stages.get("connect", 0.0) + facts.stages.get("send", 0.0)
     usually = usual.of_stage("connect") + usual.of_stage("send")
@@ -239,6 +245,7 @@ BY_PART: Mapping[str, Callable[[RequestFacts, Usual], CauseFound]] = {
     "rate_limit": _rate_limit,
     "failover": _lost,
     "upstream": _upstream,
+    "judge": _judge,
     "relay": _relay,
     "stream": _slow_stream,
     THINKING: _thinks,

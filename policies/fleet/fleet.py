@@ -251,6 +251,15 @@ class Fleet:
         known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
         return tokens[MEDIAN] * min(known, default=0.0)
 
+    def judging_seconds(self, route: Route, tokens: int, now: float) -> Mapping[str, float]:
+        """Seconds from a first token until so many tokens have come, by pool, at the present pace of the pool's
+        fastest endpoint."""
+        loads, seconds = self.snapshot(now).loads, dict[str, float]()
+        for pool in route.pools:
+            paces = [load.tpot for name, load in loads.items() if self._states[name].pool.name == pool]
+            seconds[pool] = (tokens - 1) * min(paces, default=0.0)
+        return seconds
+
     def prefill_seconds(self, endpoint: str, tokens: int, hit: int) -> float:
         """Engine time of `tokens` behind `hit` cached ones, as learned; 0: an API, or unknown."""
         state = self._states.get(endpoint)

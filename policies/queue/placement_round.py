@@ -181,7 +181,7 @@ class PlacementRound:
         if len(queued.route.tiers) == 1 or queued.deadline == FOREVER:
             return False
         others = [
-            candidate.forecast.quantile(queued.sure) + queued.extra_reasoning(candidate.endpoint.pool)
+            candidate.forecast.quantile(queued.sure) + queued.extra_unseen(candidate.endpoint.pool)
             for candidate in decision.ranked
             if candidate.endpoint.pool != pool
         ]

@@ -60,7 +60,7 @@ class TierQuote:
         """Probability of the TTFT budget."""
         if self.rule is None:
             return self.candidate.probability
-        left = queued.deadline - now - queued.extra_reasoning(self.candidate.endpoint.pool)
+        left = queued.deadline - now - queued.extra_unseen(self.candidate.endpoint.pool)
         return self.quote.forecast.probability(left)
 
 

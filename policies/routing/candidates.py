@@ -73,18 +73,20 @@ class PlacementRequest:
     tenant: str = ""  # for fairness
     weight: float = 1.0  # of the tenant
     reasoning: Mapping[str, Forecast] | None = None  # before the answer, by pool, where the budget is of the answer
+    judging: Mapping[str, float] | None = None  # s from a first token to the end of its opening, by pool, if judged
     answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
     decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
     due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
+    unseen: Mapping[str, float] | None = field(init=False)  # s from a first token to that of the budget, by pool
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
 
     def __post_init__(self) -> None:
         self.deadline = self.request.arrival + self.route.ttft_budget(
             self.request.ttft_budget, self.estimate.uncached_tokens
         )
-        if self.reasoning:
-            self.deadline -= self.least_reasoning
+        self.unseen = _unseen(self.reasoning, self.judging, self.route.target)
+        self.deadline -= self.least_unseen
         if self.deadline == FOREVER and self.route.total is not None:
             self.deadline = self.total_deadline - self.decode_s
         self.due = FOREVER
@@ -104,16 +106,23 @@ class PlacementRequest:
         return route.total is not None and route.ttft is None and self.request.ttft_budget is None
 
     @property
-    def least_reasoning(self) -> float:
-        """Seconds of reasoning that the target share of answers keeps to at the pool with the least: the deadline
-        leaves these."""
-        return min(each.quantile(self.route.target) for each in self.reasoning.values()) if self.reasoning else 0.0
+    def least_unseen(self) -> float:
+        """Seconds of reasoning and of judging at the pool with the least: the deadline leaves these."""
+        return min(self.unseen.values()) if self.unseen else 0.0
 
-    def extra_reasoning(self, pool: str) -> float:
+    def extra_unseen(self, pool: str) -> float:
         """The same at the pool, beyond the least."""
-        if not self.reasoning:
-            return 0.0
-        return self.reasoning[pool].quantile(self.route.target) - self.least_reasoning
+        return self.unseen[pool] - self.least_unseen if self.unseen else 0.0
+
+
+def _unseen(
+    reasoning: Mapping[str, Forecast] | None, judging: Mapping[str, float] | None, target: float
+) -> Mapping[str, float] | None:
+    """Seconds by pool: of the reasoning that the target share of answers keeps to, and of judging."""
+    if not reasoning:
+        return judging
+    judged = judging or {}
+    return {pool: each.quantile(target) + judged.get(pool, 0.0) for pool, each in reasoning.items()}
 
 
 # --------------------------------------------------------------------------- filter and forecast
@@ -200,7 +209,7 @@ class CandidateSet:
             price = pool.price.of(prompt.tokens, self.expected_output)
             self.taken[pool.name] = number
             able = self.view.candidates(usable, prompt, number, price, self.now, self.left)
-            if self.queued.reasoning:
+            if self.queued.unseen:
                 able = with_answer(self.queued, able, self.left)
             self.tiers.append(with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able)
 
@@ -296,13 +305,19 @@ class CandidateSet:
 
 
 def with_answer(queued: PlacementRequest, candidates: list[Candidate], left: float) -> list[Candidate]:
-    """The candidates with their chances of the answer's first token: TTFT and reasoning are independent. `left`: s
-    until the deadline, which allows for the least reasoning."""
-    reasoning, within = queued.reasoning, left + queued.least_reasoning
-    if not reasoning:
+    """The candidates with their chances of what a caller sees first: TTFT and reasoning are independent, judging takes
+    its time. `left`: s until the deadline, which leaves the least of both."""
+    if not queued.unseen:
         return candidates
-    answers = [each.forecast.followed_by(reasoning[each.endpoint.pool]) for each in candidates]
-    return [replace(each, probability=it.probability(within)) for each, it in zip(candidates, answers, strict=True)]
+    within = left + queued.least_unseen
+    return [replace(each, probability=_chance_of_answer(queued, each, within)) for each in candidates]
+
+
+def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: float) -> float:
+    pool, forecast = candidate.endpoint.pool, candidate.forecast
+    if queued.reasoning:
+        forecast = forecast.followed_by(queued.reasoning[pool])
+    return forecast.probability(within - (queued.judging or {}).get(pool, 0.0))
 
 
 def with_total(

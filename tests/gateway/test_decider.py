@@ -429,3 +429,29 @@ async def test_a_prompt_whose_cost_may_exceed_what_apis_may_cost_is_counted() ->
     near = await estimated(external={"usd_per_hour": usd})
     far = await estimated(external={"usd_per_hour": 3 * usd})
     assert (free.counted, near.counted, far.counted) == (False, True, False)
+
+
+# --------------------------------------------------------------------------- openings that are judged
+
+
+def judging(decider: Decider, hold: int, **asked: Any) -> Mapping[str, float] | None:
+    own = route(tiers=["large", "small"], escalate={"when": ["refusal"], "hold": hold})
+    estimate = PromptEstimate({name: PoolEstimate(9) for name in own.pools}, output_tokens=100)
+    return queued_request(decider.fleet, request(**asked), own, estimate, ANYONE, 1, monotonic()).judging
+
+
+async def test_the_wait_for_an_opening_is_its_further_tokens_at_the_pace_of_the_pool(decider: Decider) -> None:
+    """An answer that is expected to be shorter ends the wait."""
+    loads = decider.fleet.snapshot(monotonic()).loads
+    small = min(loads["small/a"].tpot, loads["small/b"].tpot)
+    assert small > 0
+    found = judging(decider, 40, stream=True)
+    assert found == {"large": pytest.approx(39 * loads["large/c"].tpot), "small": pytest.approx(39 * small)}
+    assert judging(decider, 400, stream=True) == {
+        "large": pytest.approx(99 * loads["large/c"].tpot),
+        "small": pytest.approx(99 * small),
+    }
+
+
+async def test_an_answer_that_is_not_streamed_waits_for_no_opening(decider: Decider) -> None:
+    assert judging(decider, 40) is None

@@ -115,8 +115,8 @@ PROMISED = (
         more="All but `stream` sum to TTFT; `engine_queue` and `engine_prefill` are the engine's parts of `upstream`.",
         moves=(
             "`queue`: engines without capacity. `rate_limit`: a provider's rate limit. `failover`: lost attempts. "
-            "`upstream`: the engine. `estimate`, `parse`: long new prompts. `relay`, `decide`: a gateway short of "
-            "CPU."
+            "`upstream`: the engine. `judge`: `escalate.hold`. `estimate`, `parse`: long new prompts. `relay`, "
+            "`decide`: a gateway short of CPU."
         ),
         act=(
             "Mostly `queue` and `upstream`: add engines. `rate_limit`: a higher limit, or another tier. Stages of the "

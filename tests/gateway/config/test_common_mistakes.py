@@ -28,6 +28,20 @@ def with_section(text: str) -> str:
 MISTAKES = {
     # a key in another section
     "escalate of a pool": (in_pool("escalate: [refusal]"), 2, "pools.p.escalate", "it belongs to routes.NAME"),
+    "a reason to escalate": (
+        in_route("escalate: [refusl]"),
+        4,
+        "routes.r.escalate[0]",
+        "'refusl'; did you mean 'refusal'",
+    ),
+    "a hold without reasons": (in_route("escalate: {hold: 40}"), 4, "routes.r.escalate", "needs the reasons"),
+    "a hold of too much": (
+        in_route("escalate: {when: [refusal], hold: 5000}"),
+        4,
+        "routes.r.escalate.hold",
+        "at most 1000",
+    ),
+    "one bare reason": (in_route("escalate: refusal"), 4, "routes.r.escalate", "write it in [ ]"),
     "price of a route": (in_route("price: {input: 1}"), 4, "routes.r.price", "it belongs to pools.NAME"),
     "ttft of defaults": (with_section("defaults: {ttft: {budget: 1s}}"), 5, "defaults.ttft", "belongs to routes.NAME"),
     "output_tokens of a route": (in_route("output_tokens: 9"), 4, "routes.r.output_tokens", "or routes.NAME.limits"),

@@ -1,4 +1,4 @@
-"""The judgement of whole answers, in each dialect; hostile schemas cost nothing."""
+"""The judgement of answers, in each dialect; hostile schemas cost nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
-from gateway.api.answer_quality import shortcoming
+from backends.stream.answer_opening import AnswerOpening
+from backends.stream.taps import StreamTap
+from gateway.api.answer_quality import held_tokens, shortcoming, shortcoming_of_opening
+from tests.support.builders import request, route
 
-ALL = ("refusal", "length", "invalid_json")
+ALL = ("refusal", "refusal_text", "language", "length", "invalid_json")
+REFUSAL = "I'm sorry, but I can't help with that."
+RUSSIAN, ENGLISH = "Почему небо голубое, объясни мне.", "The sky is blue because of the scattering of light."
+PARTS = [{"role": "user", "content": [{"type": "text", "text": RUSSIAN}]}, {"role": "assistant", "content": "x"}]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 DOUBLING = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}
 WANTED = {"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}
@@ -37,6 +43,14 @@ def messages(text: str, reason: str = "end_turn") -> dict[str, Any]:
         (Operation.RESPONSES, {}, responses("a", incomplete_details={"reason": "max_output_tokens"}), "length"),
         (Operation.RESPONSES, {"text": {"format": WANTED}}, responses("no"), "invalid_json"),
         (Operation.RESPONSES, {"text": {"format": {"type": "json_object"}}}, responses("{}"), ""),
+        (Operation.MESSAGES, {"messages": PARTS}, messages(REFUSAL), "refusal_text"),
+        (Operation.RESPONSES, {"input": RUSSIAN}, responses(REFUSAL), "refusal_text"),
+        (Operation.RESPONSES, {"text": {"format": WANTED}}, responses(REFUSAL), "refusal_text"),
+        (Operation.MESSAGES, {"messages": PARTS}, messages(ENGLISH), "language"),
+        (Operation.MESSAGES, {"messages": PARTS, "system": "Answer in English."}, messages(ENGLISH), ""),
+        (Operation.RESPONSES, {"input": RUSSIAN}, responses(ENGLISH), "language"),
+        (Operation.RESPONSES, {"input": PARTS}, responses(ENGLISH), "language"),
+        (Operation.RESPONSES, {"input": RUSSIAN, "instructions": "Speak English."}, responses(ENGLISH), ""),
         (Operation.EMBEDDINGS, {}, {"data": []}, ""),
         (Operation.CHAT, {}, {"choices": 5}, ""),
         (Operation.CHAT, {}, [], ""),
@@ -66,3 +80,59 @@ def test_a_hostile_schema_neither_fails_nor_blocks(schema: dict[str, Any]) -> No
     body = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
     reply = {"choices": [{"message": {"content": json.dumps("a" * 60 + "!")}, "finish_reason": "stop"}]}
     assert shortcoming(Operation.CHAT, body, json.dumps(reply).encode(), ALL) in ("", "invalid_json")
+
+
+# --------------------------------------------------------------------------- openings
+
+
+def judged(text: str, *, is_complete: bool = False, is_text: bool = True, **body: Any) -> str:
+    """By a chat's body as it is read: messages are not decoded."""
+    opening = AnswerOpening(StreamTap(), 40)
+    opening.text, opening.is_text = text, is_text
+    asked = request(stream=True, **body)
+    return shortcoming_of_opening(asked.operation, asked.body, opening, ALL, is_complete=is_complete)
+
+
+JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "body", "found"),
+    [
+        ("Fine", {}, ""),
+        ("", {}, ""),
+        (REFUSAL, {}, "refusal_text"),
+        (ENGLISH, {"messages": PARTS}, "language"),
+        (ENGLISH, {"messages": [{"role": "system", "content": "Answer in English."}, *PARTS]}, ""),
+        ('{"a": [1, "b', JSON, ""),
+        ("Sure, here", JSON, "invalid_json"),
+        (ENGLISH, {"messages": PARTS, **JSON}, "invalid_json"),
+    ],
+)
+def test_the_opening_of_a_stream_is_judged_as_the_beginning_of_an_answer(
+    text: str, body: dict[str, Any], found: str
+) -> None:
+    assert judged(text, **body) == found
+
+
+def test_a_whole_answer_within_the_opening_is_judged_by_its_schema() -> None:
+    assert judged('{"a": [1', is_complete=True, **JSON) == "invalid_json"
+
+
+def test_an_opening_that_goes_on_with_another_output_has_no_shortcoming_of_its_text() -> None:
+    """A model that calls a tool has not refused."""
+    assert judged(REFUSAL, is_text=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("escalate", "asked", "tokens"),
+    [
+        ({"when": ["refusal"], "hold": 40}, {"stream": True}, 40),
+        ({"when": ["refusal"], "hold": 40}, {}, 0),
+        ({"when": ["refusal"], "hold": 40}, {"stream": True, "n": 2}, 0),
+        (["refusal"], {"stream": True}, 0),
+    ],
+)
+def test_tokens_are_held_of_single_streams_alone(escalate: Any, asked: dict[str, Any], tokens: int) -> None:
+    assert held_tokens(route(tiers=["small", "large"], escalate=escalate), request(**asked)) == tokens
+    assert held_tokens(route(tiers=["small"], escalate=escalate), request(**asked)) == 0

@@ -91,7 +91,7 @@ def test_the_attempts_header_counts_lost_and_won_attempts(lost: int, won: int, s
 ORDER = [stage for stage in Stage if stage < Stage.RELAY]
 
 
-@given(st.lists(st.floats(0, 20), min_size=11, max_size=11), st.sets(st.sampled_from(ORDER)))
+@given(st.lists(st.floats(0, 20), min_size=len(ORDER), max_size=len(ORDER)), st.sets(st.sampled_from(ORDER)))
 def test_server_timing_sums_to_the_ttft(times: list[float], left_out: set[Stage]) -> None:
     """Closed stages in order; `relay` is the time since the last stage."""
     request, at = life(), 100.0

@@ -21,6 +21,14 @@ def test_a_tier_is_a_name_or_a_mapping() -> None:
     assert [(tier.pool, tier.when is None) for tier in tiers] == [("large", True), ("small", False)]
 
 
+def test_reasons_to_escalate_are_a_list_or_stand_beside_a_hold() -> None:
+    """The list judges whole answers alone."""
+    bare, held = route(escalate=["refusal"]), route(escalate={"when": ["refusal"], "hold": 40})
+    assert bare.escalate.when == held.escalate.when == {"refusal"}
+    assert (route().escalate.when, bare.escalate.hold, held.escalate.hold) == (frozenset(), None, 40)
+    assert Route.model_validate(held.model_dump(), context="dumped") == held
+
+
 @pytest.mark.parametrize("off", ["off", False, None])
 def test_a_budget_can_be_switched_off(off: Any) -> None:
     """So an operator can undo a preset; YAML dialects read `off` differently."""
