@@ -142,8 +142,9 @@ class PlacementRound:
         by_pool, is_only = dict[str, Candidate](), len(self.queues.best_effort) == queued.is_late
         found: list[Candidate] = []
         any_tier = queued.deadline < FOREVER or self.rules.hurry(queued) >= 1
+        best = decision.ranked[0]
         for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
-            if any_tier or candidate.tier == decision.ranked[0].tier:
+            if any_tier or queued.route.is_same_part(candidate, best):
                 fastest = by_pool.setdefault(candidate.endpoint.pool, candidate)
                 is_alike = queued.due < FOREVER or (
                     is_only and candidate.forecast.prefill <= ALIKE * fastest.forecast.prefill
