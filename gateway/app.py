@@ -121,7 +121,7 @@ class Gateway:
             self.telemetry = Telemetry(config.telemetry.otlp, served_endpoints(self.runtime.current.upstreams))
             self.recorder.batch_sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
-        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates
+        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates, self.fleet.rtts
         self.registry.register(EndpointCollector(self.fleet.pool_of, *engines))
         self.registry.register(
             GatewayCollector(
@@ -355,6 +355,7 @@ class Gateway:
         for id, upstream in self.runtime.current.upstreams.items():
             model = "" if upstream.pool == self.config.passthrough else upstream.model  # empty: any, as callers ask for
             watched[id] = PollTarget(upstream.connections, upstream.backend, upstream.pool, model)
+        self.fleet.on_networks({id: upstream.connections for id, upstream in self.runtime.current.upstreams.items()})
         self.monitor.watch(watched, self.config.defaults.scrape)
 
     def _build_kv_events(self) -> KvEvents | None:

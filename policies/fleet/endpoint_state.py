@@ -13,6 +13,7 @@ from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.fleet.kv_room import KvRoom
+from policies.fleet.network_time import NetworkTime
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.latency.api_predictor import ApiPredictor
 from policies.latency.kv_loads import KvLoads
@@ -73,6 +74,7 @@ class EndpointStatistics:
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
     adapters: tuple[str, ...]  # LoRA adapters believed loaded, least recently used first
     believed: tuple[Belief, ...]  # reasons to send no requests, or fewer than the endpoint's share
+    rtt: float | None  # s of a round trip on the network; None: not measured
 
 
 class EndpointState:
@@ -102,6 +104,7 @@ class EndpointState:
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
         self.engine, self.rates = EngineLoad(), EngineRates()
         self.kv_room = KvRoom()
+        self.network: NetworkTime | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
@@ -332,6 +335,7 @@ class EndpointState:
             resident=None if residency is None else residency.statistics(),
             adapters=() if self.adapters is None else self.adapters.loaded,
             believed=self.believed(load, now),
+            rtt=None if self.network is None else self.network.rtt or None,
         )
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:

@@ -68,9 +68,9 @@ class ApiPredictor(TtftPredictor):
         return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
 
     def predict(
-        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+        self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
-        estimate = load.wait + self._estimate(tokens, now)
+        estimate = load.wait + wait + self._estimate(tokens, now)
         return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples)
 
     def warm_start_from(self, sibling: Self, now: float) -> None:

@@ -124,6 +124,14 @@ SENT = (
         act="Check the engine; each change is logged on stderr.",
         merge=Merge.MIN,
     ),
+    gauge(
+        "firsttoken_endpoint_rtt_seconds{pool,endpoint}",
+        help="Least round trip to the endpoint of the last 5 to 10 minutes",
+        more="By the kernel, of connections that are open anyway; none behind a proxy.",
+        moves="Distance; another way through the network. Load of the engine does not.",
+        act="Part of every TTFT there: `region: {prefer: nearest}`, or an endpoint nearer to the gateway.",
+        merge=Merge.MIN,
+    ),
     counter(
         "firsttoken_endpoint_ejections_total{pool,endpoint,cause}",
         help="Openings of the endpoint's circuit breaker by cause",
