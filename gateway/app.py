@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from socket import socket
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -90,7 +90,7 @@ class Gateway:
     # -- build ------------------------------------------------------------------------------
 
     def _build_decisions(self) -> None:
-        self.fleet = Fleet(self.runtime.current.pools.values())
+        self.fleet = Fleet(self.runtime.current.pools.values(), unix_offset=time() - monotonic())
         self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)

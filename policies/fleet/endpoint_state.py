@@ -78,11 +78,12 @@ class EndpointStatistics:
 
 
 class EndpointState:
-    """Attempts in flight, circuit breaker, models and last scrape of an endpoint."""
+    """Attempts in flight, circuit breaker, models and last scrape of an endpoint. `unix_offset`: of `now`, s."""
 
-    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+    def __init__(self, endpoint: Endpoint, pool: Pool, unix_offset: float = 0.0) -> None:
         self.endpoint = endpoint
         self.pool = pool
+        self.unix_offset = unix_offset
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
@@ -90,7 +91,7 @@ class EndpointState:
         self.shown = self.breaker.state  # as reported to the operator
         self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()
-        self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor()
+        self.predictor = self._new_predictor()
         self.tpot_predictor = TpotPredictor()
         self.pace = ErrorQuantiles()  # of TPOT / `tpot_of`
         self.model = ""  # as named by the engine; empty: not yet
@@ -113,6 +114,9 @@ class EndpointState:
         self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
         self.typical_prompt = DEFAULT_PROMPT  # uncached tokens, assumed for other traffic
         self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` which peers sent
+
+    def _new_predictor(self) -> TtftPredictor:
+        return EnginePredictor() if self.pool.local else ApiPredictor(self.unix_offset)
 
     def reload(self, endpoint: Endpoint, pool: Pool) -> None:
         """Another configuration of an endpoint with the same model."""
@@ -364,7 +368,7 @@ class EndpointState:
         if before in ("", model):
             return ""
         self._times[before] = self.predictor, self.tpot_predictor, self.calibration
-        unknown = EnginePredictor() if self.pool.local else ApiPredictor(), TpotPredictor(), Calibration()
+        unknown = self._new_predictor(), TpotPredictor(), Calibration()
         times = self._times.pop(model, unknown)
         self.predictor, self.tpot_predictor = times[:2]
         self.calibration, self.pace = times[2], ErrorQuantiles()

@@ -59,9 +59,11 @@ __all__ = ["AttemptReport", "Fleet"]
 
 
 class Fleet:
-    """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`."""
+    """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`. `unix_offset`: Unix
+    time less the time `now` of all calls, s: APIs have hours of the day."""
 
-    def __init__(self, pools: Iterable[Pool]) -> None:
+    def __init__(self, pools: Iterable[Pool], unix_offset: float = 0.0) -> None:
+        self._unix_offset = unix_offset
         self.answer_lengths = AnswerLengths()
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
@@ -104,7 +106,7 @@ class Fleet:
         if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
             known.reload(endpoint, pool)
             return known
-        return EndpointState(endpoint, pool)
+        return EndpointState(endpoint, pool, self._unix_offset)
 
     # ----------------------------------------------------------------- read by decisions
 
