@@ -6,9 +6,9 @@ from gateway.observe.metrics.metric_family import Merge, counter, gauge
 
 SENT = (
     counter(
-        "firsttoken_attempts_total{pool,kind,outcome} attempts",
-        help="Attempts by kind and outcome",
-        more="Counted once each, at their end.",
+        "firsttoken_attempts_total{pool,region,kind,outcome} attempts",
+        help="Attempts by the region of their endpoint, kind and outcome",
+        more="Counted once each, at their end. `region` is empty where endpoints have none.",
         moves="More than one per request: failures, rate limits, silence.",
         act="`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow. "
         "`misconfigured`: model name, path and key of the pool. `quota`: the account with the provider.",
