@@ -181,15 +181,10 @@ class ConnectionPool:
         """Connections with a request, or about to close."""
         return self._open - len(self._idle)
 
-    @property
-    def rtt(self) -> float:
-        """Seconds of a round trip to the server; 0: not known."""
-        return self.network.rtt
-
-    @property
-    def wait_to_connect(self) -> float:
-        """Seconds until a request sent now is on the wire: those of a new connection; 0 while one is idle."""
-        return 0.0 if self._idle else self.network.setup_s
+    def network_s(self) -> tuple[float, float]:
+        """Seconds of a round trip, 0 where not known; and until a request sent now is on the wire: of a new connection,
+        0 while one is idle."""
+        return self.network.rtt, 0.0 if self._idle else self.network.setup_s
 
     def start(self, call: HttpCall, sink: Sink) -> Exchange | None:
         """Send on an idle connection, at once; None if there is none."""

@@ -33,17 +33,12 @@ class NetworkTime:
 
     def __init__(self, measures: bool = True) -> None:
         self.read_at = -inf  # from when on a connection is looked at again
+        self.rtt = 0.0  # s of a round trip; 0: not known
         self.setup_s = 0.0  # to open a connection; 0: none was opened yet
         self._measures = measures
         self._setups = deque[float](maxlen=CONNECTS)
         self._least = self._least_before = inf  # s, of this window and the one before
         self._window_ends = -inf
-
-    @property
-    def rtt(self) -> float:
-        """Seconds of a round trip; 0: not known."""
-        least = min(self._least, self._least_before)
-        return 0.0 if least == inf else least
 
     def on_connected(self, sock: socket.socket, seconds: float, *, tls: bool, now: float) -> None:
         """A connection was opened in so many seconds."""
@@ -64,6 +59,7 @@ class NetworkTime:
             self._least_before, self._least = (self._least if is_next else inf), inf
             self._window_ends = now + WINDOW
         self._least = min(self._least, seconds)
+        self.rtt = min(self._least, self._least_before)
 
 
 def kernel_rtt(sock: socket.socket) -> float | None:

@@ -13,7 +13,7 @@ from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.fleet.kv_room import KvRoom
-from policies.fleet.network_time import NetworkTime
+from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.latency.api_predictor import ApiPredictor
 from policies.latency.kv_loads import KvLoads
@@ -105,7 +105,7 @@ class EndpointState:
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
         self.engine, self.rates = EngineLoad(), EngineRates()
         self.kv_room = KvRoom()
-        self.network: NetworkTime | None = None
+        self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
@@ -132,6 +132,11 @@ class EndpointState:
         """Capacity of the engine's cache and what its slower tiers hold beyond, in the estimator's blocks. An engine's
         report may be absurd."""
         return min(max(int((self.kv_tokens + self.cache.slower_tokens) / self.block_tokens), 1), MAX_BLOCKS)
+
+    @property
+    def rtt(self) -> float:
+        """Seconds of a round trip on the network; 0: not known."""
+        return 0.0 if self.network is None else self.network.network_s()[0]
 
     @property
     def queue(self) -> PrefillQueue:
@@ -339,7 +344,7 @@ class EndpointState:
             resident=None if residency is None else residency.statistics(),
             adapters=() if self.adapters is None else self.adapters.loaded,
             believed=self.believed(load, now),
-            rtt=None if self.network is None else self.network.rtt or None,
+            rtt=self.rtt or None,
         )
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:

@@ -28,7 +28,7 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
-from policies.fleet.network_time import NetworkTime
+from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors, without_larger_window
 from policies.fleet.saved_state import learned, restore_all
@@ -141,8 +141,8 @@ class Fleet:
         for name, load in loads.items():
             state, wait, rtt = self._states[name], 0.0, 0.0
             if state.network is not None:
-                rtt = state.network.rtt
-                wait = rtt + state.network.wait_to_connect
+                rtt, wait = state.network.network_s()
+                wait += rtt
             hit = state.cache.hit(prompt, state.block_size)
             if adapter and state.adapters is not None:
                 adapter_wait = state.adapters.wait(adapter, now)
@@ -425,15 +425,14 @@ class Fleet:
 
     # ----------------------------------------------------------------- events of endpoints
 
-    def on_networks(self, networks: Mapping[str, NetworkTime]) -> None:
+    def on_networks(self, networks: Mapping[str, NetworkPath]) -> None:
         """The connections to the endpoints, by id: their network time is read at every decision."""
         for name, state in self._states.items():
             state.network = networks.get(name)
 
     def rtts(self) -> Mapping[str, float]:
         """Seconds of a round trip on the network, by endpoint, where measured."""
-        found = {name: state.network.rtt for name, state in self._states.items() if state.network is not None}
-        return {name: rtt for name, rtt in found.items() if rtt}
+        return {name: rtt for name, state in self._states.items() if (rtt := state.rtt)}
 
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:

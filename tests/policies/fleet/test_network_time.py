@@ -34,6 +34,9 @@ class Line:
     def wait_to_connect(self) -> float:
         return 0.0 if self.is_idle else self.setup
 
+    def network_s(self) -> tuple[float, float]:
+        return self.rtt, self.wait_to_connect
+
 
 def lines() -> dict[str, Line]:
     return {FAR.id: Line(0.14, 0.45), NEAR.id: Line(0.001, 0.003)}
@@ -91,7 +94,9 @@ def test_what_is_learned_of_a_near_engine_forecasts_its_distant_sibling_at_once(
         world = World(told=told, token_s=alike)
         for _ in range(20):
             world.ask(NEAR)
-        assert least < world.ask(FAR) < most
+        ratio = world.ask(FAR)
+        print(f"told {told}: actual / forecast {ratio:.2f}")
+        assert least < ratio < most
 
 
 def test_a_distant_fast_engine_and_a_near_slow_one_are_forecast_right_from_the_first_requests_on() -> None:
@@ -113,6 +118,10 @@ def test_new_connections_do_not_slow_the_model_of_an_engine() -> None:
         for number in range(40):
             each.lines[FAR.id].is_idle = number % 2 == 0
             each.ask(FAR)
+    for each in (world, untold):
+        each.lines[FAR.id].is_idle = True
+        forecast = each.candidate(FAR).forecast
+        print(f"told {each.told}: p50 {forecast.p50 * 1e3:.0f} ms, p90 {forecast.p90 * 1e3:.0f} ms")
     actual = BASE + FAST * PROMPT
     assert world.engine_s(FAR) == pytest.approx(actual, rel=0.1)
     assert world.candidate(FAR).forecast.ratio(0.9) < 1.1

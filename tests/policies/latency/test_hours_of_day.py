@@ -85,9 +85,12 @@ def test_on_the_fourth_day_the_first_slow_token_was_expected(seed: int) -> None:
     """The forecast at 14 h, before any token of that hour, and at 16 h, back to normal; not so on the days before."""
     api = Api(seed=seed)
     for day in range(KNOWN_DAYS):
-        assert first(today := api.day(), 14) < 0.5, day
+        today = api.day()
+        assert first(today, 14) < 0.5, day
         assert first(today, 16) > 2.0, day
+        print(f"day {day + 1}: forecast / actual {first(today, 14):.2f} at 14 h, {first(today, 16):.2f} at 16 h")
     today = api.day()
+    print(f"day {KNOWN_DAYS + 1}: forecast / actual {first(today, 14):.2f} at 14 h, {first(today, 16):.2f} at 16 h")
     assert first(today, 14) == pytest.approx(1.0, abs=0.2)
     assert first(today, 16) == pytest.approx(1.0, abs=0.2)
     assert wrong(today, 14, 16) <= 0.1 * sum(each.hour in (14, 16) for each in today)
@@ -101,7 +104,9 @@ def test_the_p90_covers_nine_of_ten_by_day_and_in_the_slow_hours(every: float) -
     later = api.days(4)
     in_slow = [each for each in later if each.hour in SLOW]
     for each in (later, in_slow) if len(in_slow) > 500 else (later,):
-        assert 0.87 <= sum(one.is_within_p90 for one in each) / len(each) <= 0.93
+        covered = sum(one.is_within_p90 for one in each) / len(each)
+        print(f"every {every:g} s: {covered:.3f} of {len(each)} within the p90")
+        assert 0.87 <= covered <= 0.93
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,6 +118,7 @@ def test_a_day_of_another_shape_costs_a_few_forecasts(seed: int) -> None:
     before = wrong(api.day(), 14, 15, 16)
     api.days(holiday - 1)
     today = api.day()
+    print(f"forecasts off by more than half: {before} on a first slow day, {wrong(today, 14, 15, 16)} on the holiday")
     assert wrong(today, 14, 15, 16) <= min(20, before)
     evening = [each for each in today if each.hour > 16]
     assert wrong(evening, *range(HOURS)) <= 0.03 * len(evening)  # rare lengths
