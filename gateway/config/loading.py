@@ -284,10 +284,8 @@ def _allowed_region(config: Config, route: Route, pool: str, path: KeyPath) -> I
     found = dict.fromkeys(endpoint.region for endpoint in config.pools[pool].endpoints)
     if found.keys().isdisjoint(route.region.only):
         known = [region for region in found if region]
-        near = next((hint for name in route.region.only if (hint := did_you_mean(name, known))), "")
-        has = f"it has {', '.join(known)}{near}" if known else "its endpoints have no region"
-        text = f"region.only ({', '.join(route.region.only)}) leaves no endpoint of pool {pool}; {has}"
-        yield Problem(path, text)
+        hint = did_you_mean(route.region.only[0], known) if known else "; its endpoints have no region"
+        yield Problem(path, f"region.only ({', '.join(route.region.only)}) leaves no endpoint of pool {pool}{hint}")
 
 
 def _known_pool(config: Config, name: str, path: KeyPath) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ from pydantic import (
 from policies.prefix_doctor.mends import RepairRule
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
-from policies.types import FOREVER, Candidate, Endpoint
+from policies.types import FOREVER, Endpoint
 
 _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -358,10 +358,9 @@ class Route(Strict):
                 raise ValueError(f"tier {number}: pool {tier.pool} has two adapters in one route, {names}; keep one")
         return self
 
-    def is_same_part(self, one: Candidate, other: Candidate) -> bool:
-        """Both are of one tier, and of one region where the route prefers some."""
-        alike = not self.prefers_region or one.endpoint.region == other.endpoint.region
-        return alike and one.tier == other.tier
+    def is_same_part(self, one: Endpoint, other: Endpoint) -> bool:
+        """Both are of one pool, and so of one tier; and of one region, where the route prefers some."""
+        return one.pool == other.pool and (not self.prefers_region or one.region == other.region)
 
     @cached_property
     def prefers_region(self) -> bool:
