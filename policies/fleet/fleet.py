@@ -235,7 +235,9 @@ class Fleet:
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
-        return self._states[endpoint.id].predictor.predict(load, prompt_tokens, hit, now)
+        state = self._states[endpoint.id]
+        wait = 0.0 if state.network is None else sum(state.network.network_s())
+        return state.predictor.predict(load, prompt_tokens, hit, now, wait)
 
     def token_scale(self, pool: str) -> TokenScale:
         """Correction of the pool's prompt counts; the prior, for a pool which a reload has just removed."""
@@ -325,7 +327,7 @@ class Fleet:
     def on_connected(self, key: Hashable, seconds: float) -> None:
         """Attempt `key` had to wait for a new connection."""
         if (attempt := self._attempts.get(key)) is not None:
-            attempt.network_s = attempt.candidate.rtt + seconds
+            attempt.network_s += seconds
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""

@@ -108,7 +108,7 @@ class InFlightAttempt:
             answer=answer,
             found_room=state.kv_room.on_sent(work.uncached + sum(candidate.to_load), now),
             kv_load_s=state.kv_loads.seconds(candidate.to_load),
-            network_s=candidate.rtt,
+            network_s=state.rtt,
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
             external_use=external_use,
             caller=caller,

@@ -1,4 +1,4 @@
-"""Regions of the endpoints that a route may use, and of those that it uses first.
+"""Divides endpoints by region: those that a route may use, and those that come first.
 
     region: {only: [eu]}              # data residency: no other endpoint, whatever fails
     region: {prefer: [eu, us]}        # of each tier those in eu first, then those in us, then the others
@@ -27,14 +27,14 @@ RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(m
 
 
 class RoutedRegions(BaseModel):
-    """Regions of the endpoints that a route may use, and of those that it uses first."""
+    """Regions that requests may go to, and those that go first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     only: RegionNames | None = None
-    """Regions whose endpoints alone get requests of the route, and nothing else does."""
+    """Regions whose endpoints alone get requests of the route."""
     prefer: Literal["nearest"] | RegionNames | None = None
-    """Regions whose endpoints are used first, where these make the budgets; `nearest`: by measured network time."""
+    """Regions whose endpoints come first, where these make the budgets; `nearest`: by measured network time."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

@@ -128,8 +128,8 @@ async def test_no_header_of_a_caller_leaves_the_region() -> None:
         assert (bool(fleet.eu), fleet.us) == (True, [])
 
 
-async def test_a_region_that_is_down_is_told_as_such() -> None:
-    """/explain on the admin port names the reason for every endpoint, without a request to any."""
+async def test_explain_names_the_endpoints_outside_of_the_region() -> None:
+    """And sends nothing to any."""
     async with regions([ANSWER], ONLY) as fleet, aiohttp.ClientSession() as session:
         body = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
         async with session.post(f"{fleet.gateway.admin_url}/explain", json=body) as answer:

@@ -140,6 +140,21 @@ def test_the_spread_is_that_of_the_whole_time() -> None:
     assert p90 < 1.06
 
 
+def test_requests_of_the_gateway_s_own_are_forecast_and_learned_alike() -> None:
+    """Warm-ups and probes choose their endpoint themselves, without candidates."""
+    world = World()
+    load = world.fleet.snapshot(0.0).loads[FAR.id]
+    assert world.fleet.forecast(FAR, load, PROMPT, 0, 0.0) == world.candidate(FAR).forecast
+    for _ in range(40):
+        forecast = world.fleet.forecast(FAR, load, PROMPT, 0, world.now)
+        lone = Candidate(FAR, 0, PROMPT, 0, forecast, 1.0, 0.0)
+        world.fleet.on_sent(key := next(KEYS), lone, PoolEstimate(PROMPT), world.now, stream=True)
+        world.now += 0.14 + BASE + FAST * PROMPT
+        world.fleet.on_first_token(key, world.now)
+        world.fleet.on_ended(key, AttemptOutcome.COMPLETED, world.now)
+    assert world.engine_s(FAR) == pytest.approx(BASE + FAST * PROMPT, rel=0.1)
+
+
 def test_a_fleet_without_connections_knows_no_network() -> None:
     """Replays and pickers by name: forecasts are those of the engine alone."""
     fleet = Fleet([MIXED])

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from policies.rate_limit.send_limits import SendLimits
 from policies.routes.region import ALIKE, ALIKE_S
 from policies.routes.route import Route
+from policies.routing.candidates import uncached_tokens
 from policies.types import Health, Load, Placement, RejectionKind, RequestView
 from tests.support.decision_fleet import DecisionScenario, budget, order
 
@@ -82,8 +83,6 @@ def test_no_header_widens_only() -> None:
 
 def test_the_budget_that_grows_counts_the_caches_of_the_region_alone() -> None:
     """See `uncached_tokens`: a prefix that another region holds makes no budget shorter."""
-    from policies.routing.candidates import uncached_tokens
-
     for region, cached in ((None, 900), (ONLY, 0)):
         known = DecisionScenario(LARGE, regions=REGIONS, route={"region": region})
         found = uncached_tokens(
