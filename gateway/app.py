@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from socket import socket
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -90,7 +90,7 @@ class Gateway:
     # -- build ------------------------------------------------------------------------------
 
     def _build_decisions(self) -> None:
-        self.fleet = Fleet(self.runtime.current.pools.values())
+        self.fleet = Fleet(self.runtime.current.pools.values(), unix_offset=time() - monotonic())
         self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
@@ -121,7 +121,7 @@ class Gateway:
             self.telemetry = Telemetry(config.telemetry.otlp, served_endpoints(self.runtime.current.upstreams))
             self.recorder.batch_sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
-        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates
+        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates, self.fleet.rtts
         self.registry.register(EndpointCollector(self.fleet.pool_of, *engines))
         self.registry.register(
             GatewayCollector(
@@ -355,6 +355,7 @@ class Gateway:
         for id, upstream in self.runtime.current.upstreams.items():
             model = "" if upstream.pool == self.config.passthrough else upstream.model  # empty: any, as callers ask for
             watched[id] = PollTarget(upstream.connections, upstream.backend, upstream.pool, model)
+        self.fleet.on_networks({id: upstream.connections for id, upstream in self.runtime.current.upstreams.items()})
         self.monitor.watch(watched, self.config.defaults.scrape)
 
     def _build_kv_events(self) -> KvEvents | None:

@@ -73,6 +73,7 @@ class SavedPrompt:
     cache_group: str
     estimate: PoolEstimate
     caller: str  # of the answered request: evidence of a warm-up counts for this caller
+    route: str  # of the answered request: the prompt goes to no region that the route may not use
 
     @property
     def size(self) -> int:
@@ -168,7 +169,9 @@ class CacheWarming:
             return
         model = job.model_at(run.attempt.candidate.endpoint, upstream)
         request, known = job.request, job.estimate.pools[pool]
-        prompt = SavedPrompt(request.operation, raw, model, pool, job.cache_group, known, request.caller)
+        prompt = SavedPrompt(
+            request.operation, raw, model, pool, job.cache_group, known, request.caller, job.route.name
+        )
         hot.record(prompt.estimate.blocks.hashes, prompt, prompt.size, run.times.first_in)
 
     def prefix_map(self, now: float) -> list[dict[str, Any]]:
@@ -245,7 +248,9 @@ class CacheWarming:
             return ()
         known = self.fleet.statistics(endpoint.id, now)
         tokens = warm_up_tokens(int(known.prefix_capacity * known.block_tokens), known.prefill_rate)
-        return hot.hottest(int(tokens / known.block_tokens), now, self._copies(siblings[:SIBLINGS]))
+        found = hot.hottest(int(tokens / known.block_tokens), now, self._copies(siblings[:SIBLINGS]))
+        able = {route.name for route in self.runtime.current.routes.all if route.allows(endpoint)}
+        return [prefix for prefix in found if prefix.text.route in able]
 
     def _copies(self, siblings: Sequence[Endpoint]) -> Callable[[SavedPrompt, int], int]:
         """Return a function that counts the siblings with the first blocks of a prompt."""

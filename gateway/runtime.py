@@ -90,9 +90,10 @@ class Runtime:
         return "" if section is None else section.model, key if key in self.config.telemetry.label_keys else ""
 
     def endpoints(self, *routes: Route) -> list[str]:
-        """Ids of all endpoints of some routes."""
-        pools = dict.fromkeys(pool for route in routes for pool in route.pools)
-        return [endpoint.id for pool in pools for endpoint in self.pools[pool].endpoints]
+        """Ids of all endpoints that some routes may use."""
+        parts = dict.fromkeys((pool, route.region) for route in routes for pool in route.pools)
+        able = (one for pool, region in parts for one in self.pools[pool].endpoints if not region or region.allows(one))
+        return [*dict.fromkeys(endpoint.id for endpoint in able)]
 
     def context_window(self, model: str, tenant: Tenant) -> int | None:
         """The largest of the pools that may serve a caller's model name; None: one of them is unknown. Raises ApiError

@@ -394,6 +394,7 @@ class Candidate:
     load: Load = field(default_factory=Load)  # before this request
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
+    rtt: float = 0.0  # s of a round trip to the endpoint, part of the forecast; 0: not measured
 
     @property
     def hit_tiers(self) -> dict[str, int]:
@@ -414,6 +415,7 @@ class RejectionKind(Enum):
     UNTRANSLATABLE = "untranslatable"  # the pool cannot serve what the request holds
     NOT_ESTIMATED = "not_estimated"  # the pool is new, or gone
     POOL_TAKEN = "pool_taken"  # by an earlier tier
+    REGION = "region"  # outside of the regions of the route
     PINNED_ELSEWHERE = "pinned_elsewhere"  # another endpoint holds the state of the request
     UNKNOWN_ADAPTER = "unknown_adapter"
     DOWN = "down"

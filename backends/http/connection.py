@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from socket import socket
 from time import monotonic
 from typing import Protocol, cast
 
@@ -202,6 +203,12 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def socket(self) -> socket:
+        assert self._transport is not None
+        found: socket = self._transport.get_extra_info("socket")
+        return found
 
     def send(self, exchange: Exchange) -> None:
         """Write the request of `exchange`."""

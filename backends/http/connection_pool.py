@@ -36,6 +36,7 @@ from backends.http.address_race import connected_socket
 from backends.http.allowed_addresses import is_allowed
 from backends.http.connection import Connection, Exchange, Sink, WriteCoalescer
 from backends.http.loop_aware_timer import LoopAwareTimer
+from backends.http.network_time import NetworkTime
 from backends.http.tunnel import ProxyAddress, open_tunnel
 from backends.interface import Failure, HttpCall
 
@@ -151,6 +152,7 @@ class ConnectionPool:
         self.address = BackendAddress.parse(url)
         self.coalescer = coalescer or WriteCoalescer()
         self.stale_retries = 0
+        self.network = NetworkTime(measures=proxy is None)
         self._connect_to = connect_to or self.address.host
         self._proxy = proxy
         self._by_name = not _is_ip_address(self._connect_to)
@@ -178,6 +180,11 @@ class ConnectionPool:
     def active(self) -> int:
         """Connections with a request, or about to close."""
         return self._open - len(self._idle)
+
+    def network_s(self) -> tuple[float, float]:
+        """Seconds of a round trip, 0 where not known; and until a request sent now is on the wire: of a new connection,
+        0 while one is idle."""
+        return self.network.rtt, 0.0 if self._idle else self.network.setup_s
 
     def start(self, call: HttpCall, sink: Sink) -> Exchange | None:
         """Send on an idle connection, at once; None if there is none."""
@@ -247,7 +254,9 @@ class ConnectionPool:
         began = monotonic()
         connection = await self._connect()
         exchange.reused = False
-        exchange.connect_seconds = monotonic() - began
+        now = monotonic()
+        exchange.connect_seconds = now - began
+        self.network.on_connected(connection.socket, now - began, tls=self._tls is not None, now=now)
         connection.send(exchange)
 
     async def _connect(self) -> Connection:
@@ -329,6 +338,8 @@ class ConnectionPool:
             connection.abandon()
             return
         self._idle[connection] = now
+        if now >= self.network.read_at:
+            self.network.on_idle(connection.socket, now)
         if self._expiry is None:
             self._expiry = asyncio.get_running_loop().call_later(self._idle_timeout, self._expire)
 

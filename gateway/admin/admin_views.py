@@ -134,6 +134,8 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "endpoint": candidate.endpoint.id,
         "pool": candidate.endpoint.pool,
         "tier": candidate.tier + 1,
+        "region": candidate.endpoint.region or None,
+        "rtt_ms": round(candidate.rtt * 1e3, 3) or None,
         "ttft_p50_ms": round(forecast.p50 * 1e3, 2),
         "ttft_p90_ms": round(forecast.p90 * 1e3, 2),
         "tpot_ms": round(forecast.tpot * 1e3, 2),

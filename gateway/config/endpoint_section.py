@@ -55,7 +55,7 @@ class EndpointSection(Section):
 
     url: fields.HttpUrl
     region: str = ""
-    """Label, for affinity and metrics."""
+    """Where the server is, by any name: for `region` of routes, and for metrics."""
     kv_events: fields.TcpUrl | None = None
     """ZMQ address of the engine's KV cache events."""
     kv_replay: fields.TcpUrl | None = None

@@ -166,6 +166,7 @@ def routes(config: Config) -> Iterator[Problem]:
         for i, tier in enumerate(route.tiers):
             yield from _known_pool(config, tier.pool, ("routes", name, "tiers", i))
             yield from _known_adapter(config, tier, ("routes", name, "tiers", i))
+            yield from _allowed_region(config, route, tier.pool, ("routes", name, "tiers", i))
     in_tiers = {tier.pool for route in config.routes.values() for tier in route.tiers}
     for name, pool in config.pools.items():
         if name in in_tiers and not pool.model:
@@ -274,6 +275,17 @@ def _known_adapter(config: Config, tier: Tier, path: KeyPath) -> Iterator[Proble
     if tier.adapter not in known:
         hint = did_you_mean(tier.adapter, known) or "; add it to the pool's adapters"
         yield Problem((*path, "adapter"), f"pool {tier.pool} has no adapter '{tier.adapter}'{hint}")
+
+
+def _allowed_region(config: Config, route: Route, pool: str, path: KeyPath) -> Iterator[Problem]:
+    """A tier of which `region.only` leaves no endpoint would never be used."""
+    if route.region is None or route.region.only is None or pool not in config.pools:
+        return
+    found = dict.fromkeys(endpoint.region for endpoint in config.pools[pool].endpoints)
+    if found.keys().isdisjoint(route.region.only):
+        known = [region for region in found if region]
+        hint = did_you_mean(route.region.only[0], known) if known else "; its endpoints have no region"
+        yield Problem(path, f"region.only ({', '.join(route.region.only)}) leaves no endpoint of pool {pool}{hint}")
 
 
 def _known_pool(config: Config, name: str, path: KeyPath) -> Iterator[Problem]:

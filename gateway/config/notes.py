@@ -23,6 +23,7 @@ from policies.routes.route import Route
 FASTEST_API = 0.01  # s: a round trip within a region, and a step of a small model
 PRIVATE_NAMES = ("localhost", "local", "internal", "lan", "svc", "home.arpa", "test")  # endings; RFC 6761, 6762, 8375
 _FIRST_TOKEN = PrefillWork(prompt_tokens=1, uncached=1, queued_tokens=0.0, pairs=0.5, running=0.0)
+_BY_FORECAST = ("latency", "completion", "throughput")  # orders of tiers in which a region plays no part
 _UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -30,7 +31,7 @@ def notes(config: Config) -> list[str]:
     """One line each."""
     of_pools = (_placeholders, _open_keys, _shared_servers)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
-    checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _totals, _tpots, _rescues, _costs)
+    checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _totals, _tpots, _rescues, _costs, _regions)
     return [f"note: {line}" for check in checks for line in check(config)]
 
 
@@ -183,6 +184,19 @@ def _costs(config: Config) -> Iterator[str]:
         priced = any(_has_price(config.pools[pool]) for route in routes for pool in route.pools)
         if key.monthly_cost_usd is not None and not priced:
             yield f"monthly_cost_usd of key {key.name} never limits: no pool of its routes has a price"
+
+
+def _regions(config: Config) -> Iterator[str]:
+    for route in config.all_routes:
+        if not route.prefers_region or route.region is None:
+            continue
+        pools = map(config.pools.__getitem__, dict.fromkeys(route.pools))
+        known = {endpoint.region for pool in pools for endpoint in pool.endpoints}
+        named = route.region.prefer if isinstance(route.region.prefer, tuple) else ()
+        for name in sorted({*named} - known):
+            yield f"region.prefer of route {route.name} names {name}, where none of its endpoints is"
+        if route.prefer in _BY_FORECAST:
+            yield f"prefer: {route.prefer} of route {route.name} chooses by the forecast, whatever region.prefer says"
 
 
 def _has_price(pool: PoolSection) -> bool:

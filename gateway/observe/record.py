@@ -115,6 +115,7 @@ class AttemptRecord:
     status: int = 0  # of the reply; 0: there was none
     cause: str = ""  # of a failure, for the operator: status, the server's code, first line of its message, scrubbed
     engine_kv_tokens: int = 0  # size of the engine's KV cache, by its own report; 0: none
+    region: str = ""  # of the endpoint: where the prompt went, whoever answered
 
 
 @dataclass(slots=True)
@@ -331,7 +332,7 @@ TIMES = tuple(
 )
 ATTEMPT_NAMES = (
     *("number", "kind", "endpoint", "opened_ms", "ended_ms", "ending", "upstream_id", "tokens", "cost_usd", "status"),
-    *("cause", "engine_kv_tokens"),
+    *("cause", "engine_kv_tokens", "region"),
 )
 _BEFORE = NO_LINEAGE.as_json()
 _NOTHING_BEFORE = tuple(_BEFORE.values())  # of a Record whose prompt was not followed

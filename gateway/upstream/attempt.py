@@ -152,6 +152,7 @@ class WireAttempt:
         else:
             self.connecting = None
             self.on_sent(exchange)
+            self.fleet.on_connected(self, exchange.connect_seconds)
 
     def on_sent(self, exchange: Exchange) -> None:
         """The request is on the wire."""

@@ -74,4 +74,5 @@ def _record(routed: RoutedRequest, wire: WireAttempt) -> AttemptRecord:
         status=wire.status,
         cause="" if failure is None else failure.said,
         engine_kv_tokens=wire.fleet.engine_kv_tokens(attempt.candidate.endpoint.id),
+        region=attempt.candidate.endpoint.region,
     )

@@ -13,6 +13,7 @@ from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.fleet.kv_room import KvRoom
+from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.latency.api_predictor import ApiPredictor
 from policies.latency.kv_loads import KvLoads
@@ -73,14 +74,16 @@ class EndpointStatistics:
     resident: ResidencyStatistics | None  # by KV events, in the engine's blocks
     adapters: tuple[str, ...]  # LoRA adapters believed loaded, least recently used first
     believed: tuple[Belief, ...]  # reasons to send no requests, or fewer than the endpoint's share
+    rtt: float | None  # s of a round trip on the network; None: not measured
 
 
 class EndpointState:
-    """Attempts in flight, circuit breaker, models and last scrape of an endpoint."""
+    """Attempts in flight, circuit breaker, models and last scrape of an endpoint. `unix_offset`: of `now`, s."""
 
-    def __init__(self, endpoint: Endpoint, pool: Pool) -> None:
+    def __init__(self, endpoint: Endpoint, pool: Pool, unix_offset: float = 0.0) -> None:
         self.endpoint = endpoint
         self.pool = pool
+        self.unix_offset = unix_offset
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
@@ -88,7 +91,7 @@ class EndpointState:
         self.shown = self.breaker.state  # as reported to the operator
         self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()
-        self.predictor: TtftPredictor = EnginePredictor() if pool.local else ApiPredictor(pool.prior_ttft)
+        self.predictor = self._new_predictor()
         self.tpot_predictor = TpotPredictor()
         self.pace = ErrorQuantiles()  # of TPOT / `tpot_of`
         self.model = ""  # as named by the engine; empty: not yet
@@ -102,6 +105,7 @@ class EndpointState:
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
         self.engine, self.rates = EngineLoad(), EngineRates()
         self.kv_room = KvRoom()
+        self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
@@ -110,6 +114,9 @@ class EndpointState:
         self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
         self.typical_prompt = DEFAULT_PROMPT  # uncached tokens, assumed for other traffic
         self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` which peers sent
+
+    def _new_predictor(self) -> TtftPredictor:
+        return EnginePredictor() if self.pool.local else ApiPredictor(self.unix_offset, self.pool.prior_ttft)
 
     def reload(self, endpoint: Endpoint, pool: Pool) -> None:
         """Another configuration of an endpoint with the same model."""
@@ -125,6 +132,11 @@ class EndpointState:
         """Capacity of the engine's cache and what its slower tiers hold beyond, in the estimator's blocks. An engine's
         report may be absurd."""
         return min(max(int((self.kv_tokens + self.cache.slower_tokens) / self.block_tokens), 1), MAX_BLOCKS)
+
+    @property
+    def rtt(self) -> float:
+        """Seconds of a round trip on the network; 0: not known."""
+        return 0.0 if self.network is None else self.network.network_s()[0]
 
     @property
     def queue(self) -> PrefillQueue:
@@ -332,6 +344,7 @@ class EndpointState:
             resident=None if residency is None else residency.statistics(),
             adapters=() if self.adapters is None else self.adapters.loaded,
             believed=self.believed(load, now),
+            rtt=self.rtt or None,
         )
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
@@ -360,8 +373,7 @@ class EndpointState:
         if before in ("", model):
             return ""
         self._times[before] = self.predictor, self.tpot_predictor, self.calibration
-        untaught = EnginePredictor() if self.pool.local else ApiPredictor(self.pool.prior_ttft)
-        unknown = untaught, TpotPredictor(), Calibration()
+        unknown = self._new_predictor(), TpotPredictor(), Calibration()
         times = self._times.pop(model, unknown)
         self.predictor, self.tpot_predictor = times[:2]
         self.calibration, self.pace = times[2], ErrorQuantiles()

@@ -28,6 +28,7 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
+from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors, without_larger_window
 from policies.fleet.saved_state import learned, restore_all
@@ -58,9 +59,11 @@ __all__ = ["AttemptReport", "Fleet"]
 
 
 class Fleet:
-    """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`."""
+    """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`. `unix_offset`: Unix
+    time less the time `now` of all calls, s: APIs have hours of the day."""
 
-    def __init__(self, pools: Iterable[Pool]) -> None:
+    def __init__(self, pools: Iterable[Pool], unix_offset: float = 0.0) -> None:
+        self._unix_offset = unix_offset
         self.answer_lengths = AnswerLengths()
         self.peers: PeerLink | None = None  # other processes in front of the same engines
         self.request_publish: Callable[[], None] = self.publish  # called once there is something to publish
@@ -103,7 +106,7 @@ class Fleet:
         if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
             known.reload(endpoint, pool)
             return known
-        return EndpointState(endpoint, pool)
+        return EndpointState(endpoint, pool, self._unix_offset)
 
     # ----------------------------------------------------------------- read by decisions
 
@@ -134,15 +137,19 @@ class Fleet:
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates, adapter, waited, load_s = [], prompt.adapter, 0.0, 0.0
+        candidates, adapter, load_s = [], prompt.adapter, 0.0
         for name, load in loads.items():
-            state = self._states[name]
+            state, wait, rtt = self._states[name], 0.0, 0.0
+            if state.network is not None:
+                rtt, wait = state.network.network_s()
+                wait += rtt
             hit = state.cache.hit(prompt, state.block_size)
             if adapter and state.adapters is not None:
                 adapter_wait = state.adapters.wait(adapter, now)
-                waited, load_s = adapter_wait.seconds, adapter_wait.engine_s
+                wait, load_s = wait + adapter_wait.seconds, adapter_wait.engine_s
             hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
-            wait = waited + state.kv_loads.seconds(to_load) if to_load else waited
+            if to_load:
+                wait += state.kv_loads.seconds(to_load)
             forecast = state.predictor.of(prompt.effort).predict(load, prompt.tokens, hit, now, wait, load_s)
             candidates.append(
                 Candidate(
@@ -156,6 +163,7 @@ class Fleet:
                     load=load,
                     blocks=prompt.blocks,
                     to_load=to_load,
+                    rtt=rtt,
                 )
             )
         return candidates
@@ -227,7 +235,9 @@ class Fleet:
 
     def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
         """TTFT from a send at `now` to the first token, and TPOT."""
-        return self._states[endpoint.id].predictor.predict(load, prompt_tokens, hit, now)
+        state = self._states[endpoint.id]
+        wait = 0.0 if state.network is None else sum(state.network.network_s())
+        return state.predictor.predict(load, prompt_tokens, hit, now, wait)
 
     def token_scale(self, pool: str) -> TokenScale:
         """Correction of the pool's prompt counts; the prior, for a pool which a reload has just removed."""
@@ -322,6 +332,11 @@ class Fleet:
         )
         attempt.on_sent(key)
         self._touch(state)
+
+    def on_connected(self, key: Hashable, seconds: float) -> None:
+        """Attempt `key` had to wait for a new connection."""
+        if (attempt := self._attempts.get(key)) is not None:
+            attempt.network_s += seconds
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""
@@ -426,6 +441,15 @@ class Fleet:
             self._touch(state)
 
     # ----------------------------------------------------------------- events of endpoints
+
+    def on_networks(self, networks: Mapping[str, NetworkPath]) -> None:
+        """The connections to the endpoints, by id: their network time is read at every decision."""
+        for name, state in self._states.items():
+            state.network = networks.get(name)
+
+    def rtts(self) -> Mapping[str, float]:
+        """Seconds of a round trip on the network, by endpoint, where measured."""
+        return {name: rtt for name, state in self._states.items() if (rtt := state.rtt)}
 
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:
@@ -537,6 +561,6 @@ class Fleet:
 
     def _learn_ttft(self, attempt: InFlightAttempt, ttft: float, now: float) -> None:
         pool = self._pools.get(attempt.state.pool.name)
-        if attempt.learn_ttft(ttft, now) and pool is not None:
+        if attempt.learn_ttft(ttft if attempt.stream else ttft + attempt.network_s, now) and pool is not None:
             for learner in pool.teach(attempt.state, now):
                 self._touch(learner)

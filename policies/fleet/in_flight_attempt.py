@@ -67,6 +67,7 @@ class InFlightAttempt:
     kv_tokens: int = 0  # of this room, that the prompt takes
     adapter_wait: AdapterWait = LOADED
     kv_load_s: float = 0.0  # to load cached tokens from slower tiers
+    network_s: float = 0.0  # of the TTFT: a round trip, and a new connection where one was needed
     first_at: float | None = None
     running: int = 0  # decoding answers at the first token
     context: int = 0  # tokens of the prompts of these answers
@@ -110,6 +111,7 @@ class InFlightAttempt:
             found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
             kv_tokens=kv_tokens,
             kv_load_s=state.kv_loads.seconds(candidate.to_load),
+            network_s=state.rtt,
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
             external_use=external_use,
             caller=caller,
@@ -189,7 +191,7 @@ class InFlightAttempt:
             more = queue.tokens_left(self.sent_at, rate) - queue.tokens_left(self.sent_at, self.prefill_rate)
             pairs = work.pairs + more * queue.context_per_token
             work = replace(work, queued_tokens=work.queued_tokens + more, pairs=pairs)
-        return TtftSample(work, predicted, ttft, self.reported_queue)
+        return TtftSample(work, predicted, ttft, self.reported_queue, self.network_s)
 
     def learn_ttft(self, ttft: float, now: float) -> bool:
         """Teaches the TTFT, in seconds. False: the endpoint's predictor learned nothing: the request waited for an
@@ -202,7 +204,7 @@ class InFlightAttempt:
             self.learn_adapter_load(ttft)
             return False
         if self._shows_kv_load:
-            state.kv_loads.learn(self.candidate.to_load, ttft - self.predicted_ttft)
+            state.kv_loads.learn(self.candidate.to_load, ttft - self.predicted_ttft - self.network_s)
             return False
         learner = state.predictor.learner_of(self.prompt.effort, now)
         learner.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
@@ -221,7 +223,7 @@ class InFlightAttempt:
     @property
     def _waited(self) -> float:
         """Seconds of the TTFT in which the engine neither queued nor computed the prompt."""
-        return self.adapter_wait.seconds + self.kv_load_s
+        return self.adapter_wait.seconds + self.kv_load_s + self.network_s
 
     @property
     def _shows_kv_load(self) -> bool:

@@ -33,7 +33,7 @@ def restore(state: EndpointState, saved: LearnedEndpoint, age: float, now: float
         predictor = EnginePredictor()
         predictor.restore(saved.engine, age, now)
     elif not state.pool.local and saved.api is not None:
-        predictor = ApiPredictor(state.pool.prior_ttft)
+        predictor = ApiPredictor(state.unix_offset, state.pool.prior_ttft)
         predictor.restore(saved.api, age, now)
     else:
         raise ValueError("an engine that was an API, or the reverse")

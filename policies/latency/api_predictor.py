@@ -1,4 +1,5 @@
-"""TTFT of a hosted API: recent latency by prompt length and effort of reasoning, as an API shows no queue.
+"""TTFT of a hosted API: recent latency by prompt length, effort of reasoning and hour of the day, as an API shows no
+queue.
 
 Rules:
 - Some APIs hide their reasoning: the first token comes after all of it. So each class of effort that was asked for has
@@ -6,14 +7,16 @@ Rules:
 - Requests that name no effort are a class too, with all that was learned before the first request named one: no caller
   makes the forecast of others a guess again.
 - Before the first token an API takes the time of its kind and model (`Pool.prior_ttft`).
+- Means are of samples less the factor of their hour, which all efforts share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from math import exp, log
 
+from policies.latency.hours_of_day import HoursOfDay
 from policies.latency.learned_state import LearnedApi, LearnedMean, kept_share
 from policies.latency.online_learning import CHANGE_SAMPLES
 from policies.latency.ttft_predictor import PrefillWork, TtftPredictor, TtftSample
@@ -21,7 +24,7 @@ from policies.types import NEVER, UNKNOWN_TTFT, Forecast, Load
 
 API_BASE = 0.4  # s: the means are of ratios to this reference
 API_TOKEN = 1 / 20_000  # s per token
-API_HALF_LIFE = 3600.0  # s: load follows the hour of the day; a sooner change is a new regime
+API_HALF_LIFE = 3600.0  # s: as long as an hour of the day; a sooner change is a new regime
 API_MEMORY = 48.0  # samples which a length's mean remembers at most
 API_SHRINK = 3.0  # samples which the mean of all lengths counts for in one length
 
@@ -47,6 +50,10 @@ class _DecayedMean:
         self._mean += log_factor
         self._weight = min(self._weight, CHANGE_SAMPLES)
 
+    def move(self, log_factor: float) -> None:
+        """The same samples, relative to another reference."""
+        self._mean += log_factor
+
     def learned(self, now: float) -> LearnedMean:
         return LearnedMean(self._mean, self._weight, max(now - self._at, 0.0) if self._weight else 0.0)
 
@@ -62,16 +69,23 @@ class _DecayedMean:
 class ApiPredictor(TtftPredictor):
     """An API: means by prompt length, in powers of two, each shrunk towards the mean of all."""
 
-    def __init__(self, prior: Mapping[str, float] = UNKNOWN_TTFT, wider: ApiPredictor | None = None) -> None:
-        """`prior`: s to the first token of a short prompt, by class of effort; `wider`: of all efforts."""
+    def __init__(
+        self,
+        unix_offset: float = 0.0,
+        prior: Mapping[str, float] = UNKNOWN_TTFT,
+        wider: ApiPredictor | None = None,
+    ) -> None:
+        """`unix_offset`: Unix time less `now`, s; `prior`: s to the first token of a short prompt, by class of effort;
+        `wider`: of all efforts."""
         super().__init__()
+        self._hours: HoursOfDay = HoursOfDay(unix_offset) if wider is None else wider._hours
         self.max_prefill_rate = self.drain_rate = 1 / API_TOKEN
         self._wider = wider
         self._prior = log(prior[""] / API_BASE)
         self._overall = _DecayedMean()
         self._by_length: dict[int, _DecayedMean] = {}
         several = prior.items() if len(prior) > 1 else ()
-        self._by_effort = {effort: ApiPredictor({"": seconds}, self) for effort, seconds in several}
+        self._by_effort = {effort: ApiPredictor(0.0, {"": seconds}, self) for effort, seconds in several}
 
     def of(self, effort: str) -> ApiPredictor:
         return self._by_effort.get(effort, self)
@@ -97,16 +111,18 @@ class ApiPredictor(TtftPredictor):
     def _estimate(self, tokens: int, now: float) -> float:
         overall = self._overall.read(now, self._prior, 1.0)
         mean = self._by_length.get(tokens.bit_length())
-        return _api_reference(tokens) * exp(overall if mean is None else mean.read(now, overall, API_SHRINK))
+        found = overall if mean is None else mean.read(now, overall, API_SHRINK)
+        return _api_reference(tokens) * exp(found + self._hours.at(now))
 
     def predict(
-        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+        self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
-        estimate = load.wait + self._estimate(tokens, now)
+        estimate = load.wait + wait + self._estimate(tokens, now)
         return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples)
 
     def warm_start_from(self, sibling: ApiPredictor, now: float) -> None:
-        self._prior = sibling._overall.read(now, sibling._prior, 1.0)
+        known = sibling._overall.read(now, sibling._prior, 1.0) + sibling._hours.at(now)
+        self._prior = known - self._hours.at(now)
         self._idle_errors.widen_from(sibling._idle_errors, now)
         for effort, times in sibling._by_effort.items() if sibling is not self._wider else ():
             self._by_effort.setdefault(effort, self._narrower(now)).warm_start_from(times, now)
@@ -118,9 +134,23 @@ class ApiPredictor(TtftPredictor):
 
     def _learn(self, sample: TtftSample, ttft: float, now: float) -> None:
         tokens = sample.work.prompt_tokens
-        log_ratio = log(ttft / _api_reference(tokens))
+        length, log_ratio = tokens.bit_length(), log(ttft / _api_reference(tokens))
+        error = log(ttft / self.point_estimate(sample.work, now))
+        if not self._by_effort:  # else the class of the sample has learned the hour
+            self._learn_hour(log_ratio, (self, length), error, now)
+        log_ratio -= self._hours.at(now)
         self._overall.add(log_ratio, now)
-        self._by_length.setdefault(tokens.bit_length(), _DecayedMean()).add(log_ratio, now)
+        self._by_length.setdefault(length, _DecayedMean()).add(log_ratio, now)
+
+    def _learn_hour(self, log_ratio: float, kind: Hashable, error: float, now: float) -> None:
+        grown, wider = self._hours.observe(log_ratio, kind, now) + self._hours.refuted(error), self._wider or self
+        for each in (wider, *wider._by_effort.values()) if grown else ():
+            for mean in each._means():
+                mean.move(-grown)
+
+    def _means(self) -> Iterator[_DecayedMean]:
+        yield self._overall
+        yield from self._by_length.values()
 
     def learned(self, now: float) -> LearnedApi:
         return LearnedApi(
@@ -130,11 +160,14 @@ class ApiPredictor(TtftPredictor):
             overall=self._overall.learned(now),
             by_length={bits: mean.learned(now) for bits, mean in self._by_length.items()},
             by_effort={effort: times.learned(now) for effort, times in self._by_effort.items()},
+            hours=[*self._hours.factors] if self._hours.days and self._wider is None else [],
+            days=self._hours.days,
         )
 
     def restore(self, saved: LearnedApi, age: float, now: float) -> None:
         self._changes.restore(saved.changes)
         self._idle_errors.restore(saved.errors, age, now)
+        self._hours.restore(saved.hours, saved.days)
         self._overall.restore(saved.overall, age, now)
         for bits, mean in saved.by_length.items():
             self._by_length.setdefault(bits, _DecayedMean()).restore(mean, age, now)
@@ -143,7 +176,7 @@ class ApiPredictor(TtftPredictor):
             self._by_effort.setdefault(effort, self._narrower(now)).restore(times, age, now)
 
     def _start_regime(self, factor: float) -> None:
-        for mean in (self._overall, *self._by_length.values()):
+        for mean in self._means():
             mean.shift(log(factor))
 
 

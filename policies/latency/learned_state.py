@@ -31,6 +31,7 @@ MAX_NUMBER = 1e18  # of tokens, attention pairs, seconds
 MAX_OWN_SAMPLES = 64
 MAX_EFFORTS = 64  # classes of reasoning effort
 MAX_LENGTHS = 64  # classes of prompt length
+HOURS, MAX_DAYS = 24, 7
 MAX_NAME = 1024  # characters
 SINGULAR = 1e-6  # relative: what rounding may make of a covariance
 
@@ -143,7 +144,8 @@ class LearnedMean:
 
 @dataclass(frozen=True, slots=True)
 class LearnedApi:
-    """TTFT of an API. `by_length`: by the bits of a prompt's number of tokens; `by_effort`: by class of effort."""
+    """TTFT of an API. `by_length`: by the bits of a prompt's number of tokens; `by_effort`: by class of effort;
+    `hours`: logarithms of the factors of the hours of the day (UTC), of so many `days`; empty: none is known."""
 
     samples: int
     changes: LearnedChanges
@@ -151,9 +153,14 @@ class LearnedApi:
     overall: LearnedMean
     by_length: dict[int, LearnedMean] = field(default_factory=dict)
     by_effort: dict[str, LearnedApi] = field(default_factory=dict)
+    hours: list[float] = field(default_factory=list)
+    days: int = 0
 
     def __post_init__(self) -> None:
         _within("samples", (self.samples,), 0, MAX_COUNT)
+        _at_most("hours", self.hours, HOURS)
+        _within("hours", self.hours, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+        _within("days", (self.days,), 0, MAX_DAYS)
         _at_most("lengths", self.by_length, MAX_LENGTHS)
         _within("lengths", self.by_length, 0, 64)
         _at_most("efforts", self.by_effort, MAX_EFFORTS)

@@ -9,6 +9,8 @@ Rules:
 - The terms start as those of a small model on a current GPU and adapt within a few samples to engines a hundred times
   slower. A slow first sample scales all terms and their variances. Attention varies most.
 - The spread is that of recent errors (`ErrorQuantiles`), never of an assumed shape.
+- The network is no part of the model: its time is measured, added to the forecast, and taken off the sample. The errors
+  are those of the sum, as the spread is one of the whole TTFT.
 - An outlier is clipped; several in a row start a new regime, which drops old confidence and old errors.
 - The queue ahead is exact where this process sent it. Prefills that a peer or a scrape reported may have ended since:
   until the predictor is trained, a first token that came early shows that, not a faster engine.
@@ -84,6 +86,7 @@ class TtftSample:
     predicted: float  # s
     ttft: float  # s
     reported_queue: float = 0.0  # queued tokens known by reports alone, of peers or of a scrape
+    network: float = 0.0  # s of the forecast that are no part of `predicted` and `ttft`
 
 
 TYPICAL = PrefillWork(1000, 1000, 0.0, 500_000.0, 0.0)  # a prompt by which the speeds of endpoints are compared
@@ -109,10 +112,11 @@ class TtftPredictor(ABC):
 
     @abstractmethod
     def predict(
-        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+        self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
         """TTFT and TPOT of a prompt sent now with `hit` of `tokens` cached, at an endpoint with the latest `load`.
-        `adapter_wait`: s until the engine has the LoRA adapter; `load_s`: s of engine time for its load."""
+        `wait`: s on the network, and until the engine has the LoRA adapter and all that is cached; `load_s`: s of
+        engine time for the load of the adapter."""
 
     @abstractmethod
     def warm_start_from(self, sibling: Self, now: float) -> None:
@@ -166,7 +170,7 @@ class TtftPredictor(ABC):
         # A prompt sent before the present regime is compared with what is predicted now.
         reference = predicted if now - sample.ttft < self._regime_since else sample.predicted
         queued = sample.work.queued_tokens or sample.reported_queue
-        self._errors_of(queued).observe(sample.ttft / reference, now)
+        self._errors_of(queued).observe((sample.ttft + sample.network) / (reference + sample.network), now)
         if not queued and self._queued_errors is not self._idle_errors:
             self._queued_errors.widen_from(self._idle_errors, now, QUEUED_SPREAD)
         self._learn(sample, ttft, now)
@@ -179,8 +183,8 @@ class TtftPredictor(ABC):
         """
         if sample.ttft <= self.point_estimate(sample.work, now):
             return
-        forecast = Forecast(sample.predicted, self.quantiles(sample.work.queued_tokens, now))
-        beyond = forecast.quantile((1 + forecast.probability(sample.ttft)) / 2)
+        forecast = Forecast(sample.predicted + sample.network, self.quantiles(sample.work.queued_tokens, now))
+        beyond = forecast.quantile((1 + forecast.probability(sample.ttft + sample.network)) / 2) - sample.network
         self.observe(replace(sample, ttft=max(beyond, sample.ttft)), now)
 
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
@@ -226,7 +230,7 @@ class EnginePredictor(TtftPredictor):
         )
 
     def predict(
-        self, load: Load, tokens: int, hit: int, now: float, adapter_wait: float = 0.0, load_s: float = 0.0
+        self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
         uncached, queued = tokens - hit, 0.0
         pairs = uncached * (hit + 0.5 * uncached)
@@ -241,8 +245,9 @@ class EnginePredictor(TtftPredictor):
             + self._pair_s * pairs
             + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         )
-        wait = load.wait + adapter_wait
-        return Forecast(wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s + load_s)
+        return Forecast(
+            load.wait + wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s + load_s
+        )
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
@@ -259,7 +264,7 @@ class EnginePredictor(TtftPredictor):
         self._queued_errors.widen_from(sibling._queued_errors, now)
         self._clear_errors(now)
         for sample in own:
-            error = sample.ttft / self.point_estimate(sample.work, now)
+            error = (sample.ttft + sample.network) / (self.point_estimate(sample.work, now) + sample.network)
             self._errors_of(sample.work.queued_tokens).observe(error, now)
             self._fit(sample.work, sample.ttft)
 

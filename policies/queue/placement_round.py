@@ -26,7 +26,7 @@ from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import HoldRule, QueuedRequest, Quote
 from policies.queue.quotes import QuoteErrors, RequestQuote, TierQuote
 from policies.routing.tiers import again_in
-from policies.types import FOREVER, Candidate, Decision, Placement, RejectionKind
+from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 
 LATE = 0.5  # chance of the deadline, below which a request is late
 STILL = 0.9  # share of the target that is enough for another tier at the last moment
@@ -142,8 +142,9 @@ class PlacementRound:
         by_pool, is_only = dict[str, Candidate](), len(self.queues.best_effort) == queued.is_late
         found: list[Candidate] = []
         any_tier = queued.deadline < FOREVER or self.rules.hurry(queued) >= 1
+        best = decision.ranked[0].endpoint
         for candidate in sorted(decision.ranked, key=lambda each: each.forecast.p50):
-            if any_tier or candidate.tier == decision.ranked[0].tier:
+            if any_tier or queued.route.is_same_part(candidate.endpoint, best):
                 fastest = by_pool.setdefault(candidate.endpoint.pool, candidate)
                 is_alike = queued.due < FOREVER or (
                     is_only and candidate.forecast.prefill <= ALIKE * fastest.forecast.prefill
@@ -159,7 +160,7 @@ class PlacementRound:
     # ---------------------------------------------------------------- requests in time
 
     def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> Decision | None:
-        self._set_spill_at(queued, decision, chosen.endpoint.pool)
+        self._set_spill_at(queued, decision, chosen.endpoint)
         own_limit = rule is HoldRule.RATE_LIMIT and chosen.load.limits.refused_until > self.now
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=own_limit)
         return None
@@ -174,16 +175,16 @@ class PlacementRound:
 
     # ---------------------------------------------------------------- other tiers, and closed endpoints
 
-    def _set_spill_at(self, queued: QueuedRequest, decision: Decision, pool: str) -> bool:
-        """Note the last moment at which a tier other than `pool` makes the deadline. True: it has passed, and the tiers
-        are compared again in a while."""
-        queued.spill_at = FOREVER
-        if len(queued.route.tiers) == 1 or queued.deadline == FOREVER:
+    def _set_spill_at(self, queued: QueuedRequest, decision: Decision, here: Endpoint) -> bool:
+        """Note the last moment at which a tier, or part of one, other than that of `here` makes the deadline. True: it
+        has passed, and the tiers are compared again in a while."""
+        queued.spill_at, route = FOREVER, queued.route
+        if (len(route.tiers) == 1 and not route.prefers_region) or queued.deadline == FOREVER:
             return False
         others = [
             candidate.forecast.quantile(queued.sure) + queued.extra_unseen(candidate.endpoint.pool)
             for candidate in decision.ranked
-            if candidate.endpoint.pool != pool
+            if not route.is_same_part(candidate.endpoint, here)
         ]
         last_moment = queued.deadline - min(others, default=FOREVER) - TICK
         is_past = last_moment <= self.now
@@ -205,9 +206,10 @@ class PlacementRound:
         if is_closed and decision.chosen is None:
             self.queues.unassign(queued)
             return decision
-        is_last_moment = self._set_spill_at(queued, decision, here.pool)
+        is_last_moment = self._set_spill_at(queued, decision, here)
         for candidate in islice(decision.ranked, None if is_last_moment else 1):
-            endpoint, other_tier = candidate.endpoint, candidate.endpoint.pool != here.pool
+            endpoint = candidate.endpoint
+            other_tier = not queued.route.is_same_part(endpoint, here)
             spills = other_tier and candidate.probability >= target * (STILL if is_last_moment else 1)
             if spills or (is_closed and endpoint != here and self.rules.rule_in_time(queued, endpoint.id) is None):
                 self.queues.unassign(queued)

@@ -30,8 +30,9 @@ from pydantic import (
 )
 
 from policies.prefix_doctor.mends import RepairRule
+from policies.routes.region import RoutedRegions
 from policies.routes.when import When
-from policies.types import FOREVER
+from policies.types import FOREVER, Endpoint
 
 _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -331,6 +332,8 @@ class Route(Strict):
     prefer: Literal["quality", "cost", "latency", "completion", "throughput"] = "quality"
     """Among tiers that can make the budgets: the first, the cheapest, the soonest first token, the soonest whole
     answer, or the most tokens a second."""
+    region: RoutedRegions | None = None
+    """Regions of the endpoints that the route may use (`only`), or uses first (`prefer`); absent: all alike."""
     scorer: ScorerName = "predicted"
     """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
@@ -381,6 +384,19 @@ class Route(Strict):
                 names = " and ".join(name or "none" for name in (other, tier.adapter))
                 raise ValueError(f"tier {number}: pool {tier.pool} has two adapters in one route, {names}; keep one")
         return self
+
+    def is_same_part(self, one: Endpoint, other: Endpoint) -> bool:
+        """Both are of one pool, and so of one tier; and of one region, where the route prefers some."""
+        return one.pool == other.pool and (not self.prefers_region or one.region == other.region)
+
+    @cached_property
+    def prefers_region(self) -> bool:
+        """Endpoints of some regions are used before those of others."""
+        return self.region is not None and self.region.prefer is not None
+
+    def allows(self, endpoint: Endpoint) -> bool:
+        """The endpoint is in a region that the route may use."""
+        return self.region is None or self.region.allows(endpoint)
 
     @cached_property
     def pools(self) -> tuple[str, ...]:

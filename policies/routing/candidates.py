@@ -16,6 +16,7 @@ Rules:
   unless nobody answers there. A provider's own time (`retry-after`) is waited for, or named to the caller.
 - An endpoint in cache warm-up is a candidate only where the pool has no other.
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
+- An endpoint outside of `region.only` of the route is rejected, before anything else is asked of it.
 - A request with state at an endpoint (an earlier response) has no other candidate.
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
 - The fleet view is asked once per tier, for all remaining endpoints.
@@ -47,7 +48,7 @@ from policies.types import (
     RequestView,
 )
 
-TierCandidates = list[Candidate]  # usable endpoints of a tier, never empty
+TierCandidates = list[Candidate]  # usable endpoints of a tier, or of its part by region; never empty
 
 _UNKNOWN = Load()
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
@@ -56,6 +57,7 @@ ROUGH = 0.3  # share of the tokens: forecasts and growing budgets bear a smaller
 LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
 EXTERNAL_LIMIT = "the route has used what limits.external allows"
+OTHER_REGION = "outside of the regions of the route"
 UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
 MANY = 2**31  # tokens, more than any window
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
@@ -211,7 +213,9 @@ class CandidateSet:
             able = self.view.candidates(usable, prompt, number, price, self.now, self.left)
             if self.queued.unseen:
                 able = with_answer(self.queued, able, self.left)
-            self.tiers.append(with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able)
+            able = with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able
+            regions = self.queued.route.region
+            self.tiers += [able] if regions is None else regions.parts(able)
 
     def completion(self, candidate: Candidate) -> Completion | None:
         """Seconds until the answer is whole; None: nothing is known."""
@@ -252,8 +256,11 @@ class CandidateSet:
     def _usable(self, number: int, pool: Pool, prompt: PoolEstimate, last_resort: bool) -> Mapping[str, Load]:
         """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
         ready, warming, tokens = {}, {}, prompt.tokens
-        pinned = self.queued.request.pinned
+        pinned, regions = self.queued.request.pinned, self.queued.route.region
         for endpoint in pool.endpoints:
+            if regions is not None and not regions.allows(endpoint):
+                self._reject(pool.name, number, RejectionKind.REGION, OTHER_REGION, endpoint.id)
+                continue
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
             if (load.health is _DOWN or load.full or load.unknown_adapters or pinned) and (
                 closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
@@ -417,7 +424,7 @@ def _uncached_where_fits(
             continue
         for endpoint in pool.endpoints:
             down = fleet.loads.get(endpoint.id, _UNKNOWN).health is _DOWN
-            if not down and request.pinned in ("", endpoint.id):
+            if not down and request.pinned in ("", endpoint.id) and route.allows(endpoint):
                 yield prompt.tokens - hit(endpoint, prompt)
 
 

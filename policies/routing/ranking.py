@@ -4,6 +4,8 @@ Rules:
 - A tier qualifies if an endpoint makes the rest of the budget with `probability >= target`. `prefer` chooses among
   qualifying tiers: quality the first, cost the cheapest, latency the soonest first token, completion the soonest whole
   answer, throughput the most tokens a second. Of a pace not known yet a few answers are asked for.
+- The parts of a tier by region (`policies.routes.region`) qualify and are chosen as tiers are; quality and cost take
+  them in their order.
 - Where load would make the answer miss its TPOT in the first qualifying tier, or the whole answer would miss `total`,
   the next one that keeps both with the target probability is taken. Where none does, or the first misses the TPOT even
   at rest, that is no reason to leave; and it makes no request late. What is unknown counts as kept, until answers tell.
@@ -186,8 +188,15 @@ def _reason(found: CandidateSet, order: TierOrder, tier: TierCandidates) -> str:
         return f"{scorer} in tier {number}{after}; not weighed: p50 %.0f ms, chance %.3f"
     numbers = _numbers(found.target, found.left == FOREVER, found.queued.promises_total_alone)
     if number == chosen:
-        return numbers if tier is order.qualifying[0] else f"{numbers}; its whole answer would be late"
+        return numbers if tier is order.qualifying[0] else f"{numbers}; {_why_behind(found, tier, order.qualifying[0])}"
     return f"qualifies in tier {number}; tier {chosen} preferred{order.by}: {numbers}"
+
+
+def _why_behind(found: CandidateSet, part: TierCandidates, chosen: TierCandidates) -> str:
+    """The reason why another part of the same tier is preferred."""
+    region = chosen[0].endpoint.region
+    by_region = found.queued.route.prefers_region and part[0].endpoint.region != region
+    return f"region {region or 'unknown'} preferred" if by_region else "its whole answer would be late"
 
 
 @cache
@@ -255,6 +264,7 @@ def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
         load=candidate.load,
         blocks=candidate.blocks,
         to_load=candidate.to_load,
+        rtt=candidate.rtt,
     )
 
 

@@ -170,7 +170,7 @@ def _nowhere(found: CandidateSet) -> Decision:
     if found.unfit == len(found.queued.route.tiers):
         return _decision(found, Placement.UNFIT, (), _misfit(found), cause=_cause_of_misfit(found.rejected))
     pinned = found.queued.request.pinned
-    out = [one for one in found.rejected if one.endpoint and pinned in ("", one.endpoint)]
+    out = [one for one in found.rejected if _may_come_back(one) and pinned in ("", one.endpoint)]
     if limited := [_back_in(found, rejection) for rejection in out if _is_rate_limited(found, rejection)]:
         reason = "the rate limit of every provider that could take it is reached"
         wait, kind = max(min(limited), SHORTEST_WAIT), RejectionKind.RATE_LIMITED
@@ -182,6 +182,10 @@ def _nowhere(found: CandidateSet) -> Decision:
     reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
     kind = out[0].kind if out else RejectionKind.NOT_ESTIMATED
     return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)), kind)
+
+
+def _may_come_back(rejected: Rejection) -> bool:
+    return bool(rejected.endpoint) and rejected.kind is not RejectionKind.REGION
 
 
 def _cause_of_misfit(rejected: Sequence[Rejection]) -> RejectionKind:

@@ -18,8 +18,9 @@ from gateway.answers.answer_copy import MAX_ANSWER
 from gateway.answers.answer_stores import STORE_TIMEOUT, AnswerKey, KeptAnswer, RedisAnswers
 from gateway.app import Gateway
 from gateway.cluster.redis_client import RedisClient
+from gateway.config.models import Config
 from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, USAGE, calling, get, last, post
-from tests.support.gateways import pool, running
+from tests.support.gateways import document, pool, running
 from tests.support.redis import RedisServer, redis_server
 from tests.support.simulated import eventually
 from tests.support.upstream import CLOSE, GATE, LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk, reply
@@ -264,6 +265,16 @@ async def test_a_route_that_a_reload_has_changed_has_no_answers() -> None:
         ):
             changed = gateway.config.pools["api"].model_copy(update=change)
             await gateway.apply_config(gateway.config.model_copy(update={"pools": {"api": changed}}))
+            assert await results(gateway, COLD, COLD) == ["miss", "hit"]
+
+
+async def test_a_route_that_keeps_to_a_region_gets_no_answer_from_before() -> None:
+    """It may have been made elsewhere."""
+    async with caching(*map(whole, "abc")) as (gateway, api):
+        placed = {"api": {**pool(), "endpoints": [{"url": api.url, "region": "eu"}]}}
+        for region in ({"prefer": ["eu"]}, {"only": ["eu"]}):
+            route = {"tiers": ["api"], "cache": {"ttl": "10m"}, "region": region}
+            await gateway.apply_config(Config.model_validate(document(placed, {"chat": route})))
             assert await results(gateway, COLD, COLD) == ["miss", "hit"]
 
 

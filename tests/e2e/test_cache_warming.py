@@ -180,6 +180,23 @@ async def test_the_only_engine_of_a_pool_is_not_warmed_up() -> None:
         assert [received.body["max_tokens"] for received in only.requests] == [2]
 
 
+@pytest.mark.parametrize("only", [["eu"], ["eu", "us"]], ids=["its region", "both"])
+async def test_no_prompt_is_sent_to_a_region_that_its_route_may_not_use(only: list[str]) -> None:
+    """A warm-up is no way around `region.only`: an engine elsewhere stays cold."""
+    async with engines(3) as (one, two, mortal):
+        endpoints = [{"url": one.url, "region": "eu"}, {"url": two.url, "region": "eu"}]
+        endpoints.append({"url": mortal.url, "region": "us"})
+        route = {"tiers": ["both"], "region": {"only": only, "prefer": ["eu"]}}
+        pools = {"both": {**engine_pool(), "endpoints": endpoints}}
+        async with running(pools, {"chat": route}, defaults=QUICK) as gateway:
+            for user in range(3):
+                await ask(gateway, f"user {user}", "tell me " * 40)
+            await restart(gateway, mortal)
+            await eventually(lambda: load_of(gateway, mortal).health.value != "down")
+            await asyncio.sleep(30.0)
+            assert bool(mortal.requests) is ("us" in only)
+
+
 async def test_an_idle_endpoint_is_kept_warm() -> None:
     """By repeated requests for one token; none while there is traffic."""
     pools: dict[str, Any] = {}

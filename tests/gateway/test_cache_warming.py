@@ -44,7 +44,7 @@ def estimate(estimator: Estimator, operation: Operation, body: Mapping[str, Any]
 
 def keep(estimator: Estimator, operation: Operation = Operation.CHAT, **body: Any) -> SavedPrompt:
     known = estimate(estimator, operation, body)
-    return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known, "alice")
+    return SavedPrompt(operation, json.dumps(body).encode(), "served", POOL, "group", known, "alice", "chat")
 
 
 def test_a_prefix_ends_with_the_message_that_completes_its_blocks(estimator: Estimator) -> None:

@@ -100,3 +100,14 @@ def test_keys_of_redis_count_as_the_file_s_do() -> None:
     )
     stored = [Key(name=name, sha256=f"{i:064x}") for i, name in enumerate("ab")]
     assert [runtime.with_stored_keys(stored[:n]).masked_pools for n in range(3)] == [set(), set(), {"one"}]
+
+
+def test_the_endpoints_of_a_route_are_those_that_it_may_use() -> None:
+    """State that is kept in another region is not found by its id. Of several routes, those of any."""
+    placed = [{"url": "http://127.0.0.1:1", "region": "eu"}, {"url": "http://127.0.0.1:2", "region": "us"}]
+    pools = {"a": {**pool(), "endpoints": placed}}
+    routes = {"eu": {"tiers": ["a"], "region": {"only": ["eu"]}}, "any": {"tiers": ["a"]}}
+    runtime = build_runtime(Config.model_validate(document(pools, routes)))
+    strict, free = (next(one for one in runtime.routes.all if one.name == name) for name in ("eu", "any"))
+    assert runtime.endpoints(strict) == ["a/127.0.0.1:1"]
+    assert runtime.endpoints(strict, free) == runtime.endpoints(free) == ["a/127.0.0.1:1", "a/127.0.0.1:2"]

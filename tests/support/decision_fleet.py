@@ -55,6 +55,8 @@ class GivenPredictions:
     tpot: Mapping[str, TpotChance] = field(default_factory=dict)
     tpots: Mapping[str, float] = field(default_factory=dict)  # s per token; absent: nothing is known
     error: int = 0  # of every count, tokens
+    regions: Mapping[str, str] = field(default_factory=dict)  # by endpoint
+    rtt: Mapping[str, float] = field(default_factory=dict)  # s, by endpoint
     asked: list[str] = field(default_factory=list)
 
     def candidates(
@@ -91,7 +93,7 @@ class GivenPredictions:
         hit, ttft = self.hits.get(name, 0), self.ttft[name] + load.queued_tokens / RATE
         forecast = Forecast(ttft, RATIOS, load.tpot, 100, (prompt.tokens - hit) / RATE)
         return Candidate(
-            endpoint=Endpoint(name, self.pools[name]),
+            endpoint=Endpoint(name, self.pools[name], self.regions.get(name, "")),
             tier=tier,
             prompt_tokens=prompt.tokens,
             hit=hit,
@@ -100,6 +102,7 @@ class GivenPredictions:
             price=price,
             load=load,
             blocks=prompt.blocks,
+            rtt=self.rtt.get(name, 0.0),
         )
 
 
@@ -116,11 +119,14 @@ class DecisionScenario:
     route: Mapping[str, Any] = field(default_factory=dict)
     tpots: Mapping[str, float] = field(default_factory=dict)  # s per token; absent: nothing is known
     answer_tokens: Quantiles = ()
+    regions: Mapping[str, str] = field(default_factory=dict)  # by endpoint
+    rtt: Mapping[str, float] = field(default_factory=dict)  # s, by endpoint
 
     def __post_init__(self) -> None:
         pools = {id: pool for pool, endpoints in self.ttft.items() for id in endpoints}
         ttft = {id: s for pool in self.ttft.values() for id, s in pool.items()}
         self.beliefs = GivenPredictions(ttft, pools, self.hits, self.tpot, self.tpots)
+        self.beliefs.regions, self.beliefs.rtt = self.regions, self.rtt
 
     def decide(self, request: RequestView | None = None, now: float = 0.0, sequence: int = 0) -> Decision:
         request = request or RequestView(0.0, stream=True)
@@ -137,7 +143,7 @@ class DecisionScenario:
         return FleetSnapshot(0.0, pools, self.loads)
 
     def _pool(self, name: str) -> Pool:
-        endpoints = tuple(Endpoint(id, name) for id in self.ttft[name])
+        endpoints = tuple(Endpoint(id, name, self.regions.get(id, "")) for id in self.ttft[name])
         return Pool(name, f"model-{name}", endpoints, **self.pools.get(name, {}))
 
     def _route(self) -> Route:

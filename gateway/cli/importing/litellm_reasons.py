@@ -46,7 +46,7 @@ DEPLOYMENT: Mapping[str, str] = {
     "max_retries": "attempts are of a route: max_attempts",
     "cooldown_time": _BREAKER,
     "tags": "tiers have conditions: `when: {header.NAME: ...}`",
-    "region_name": "a `region` is a label of an endpoint",
+    "region_name": "write region on the endpoint, and region: {only: [...]} on the route",
     "context_window": "not a key of LiteLLM's; write context_window into the pool",
     "input_cost_per_second": "prices are per token",
     "output_cost_per_second": "prices are per token",

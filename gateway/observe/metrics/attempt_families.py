@@ -6,9 +6,9 @@ from gateway.observe.metrics.metric_family import Merge, counter, gauge
 
 SENT = (
     counter(
-        "firsttoken_attempts_total{pool,kind,outcome} attempts",
-        help="Attempts by kind and outcome",
-        more="Counted once each, at their end.",
+        "firsttoken_attempts_total{pool,region,kind,outcome} attempts",
+        help="Attempts by the region of their endpoint, kind and outcome",
+        more="Counted once each, at their end. `region` is empty where endpoints have none.",
         moves="More than one per request: failures, rate limits, silence.",
         act="`failed`, `broken`: the engine's log. `rate_limited`: the provider's limit. `silent`: too slow. "
         "`misconfigured`: model name, path and key of the pool. `quota`: the account with the provider.",
@@ -122,6 +122,14 @@ SENT = (
         help="Endpoint state: 1 up, 0.5 being probed, 0 down",
         moves="Consecutive failures, or no server at the address.",
         act="Check the engine; each change is logged on stderr.",
+        merge=Merge.MIN,
+    ),
+    gauge(
+        "firsttoken_endpoint_rtt_seconds{pool,endpoint}",
+        help="Least round trip to the endpoint of the last 5 to 10 minutes",
+        more="By the kernel, of connections that are open anyway; none behind a proxy.",
+        moves="Distance; another way through the network. Load of the engine does not.",
+        act="Part of every TTFT there: `region: {prefer: nearest}`, or an endpoint nearer to the gateway.",
         merge=Merge.MIN,
     ),
     counter(

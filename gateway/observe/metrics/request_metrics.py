@@ -128,7 +128,7 @@ class RequestMetrics:
         if record.diagnosis is not None:
             self.slow.of[route, record.cause].value += 1
         for attempt in record.attempts:
-            self.attempts.of[attempt.pool, attempt.kind._value_, attempt.ending._value_].value += 1
+            self.attempts.of[attempt.pool, attempt.region, attempt.kind._value_, attempt.ending._value_].value += 1
             self.cost.of[route, attempt.pool].value += attempt.cost_usd
             if attempt.junk:
                 self.junk.of[(attempt.pool,)].value += attempt.junk

@@ -108,18 +108,20 @@ def running_version() -> str:
 @dataclass(eq=False)
 class EndpointCollector(Collector):
     """firsttoken_endpoint_* and firsttoken_pool_bound. `loads`: by the gateway's own counts; `reported`, `rates`: by
-    recent scrapes of engines."""
+    recent scrapes of engines; `rtts`: by the connections."""
 
     pool_of: Callable[[str], str]
     loads: Callable[[], Mapping[str, Load]]
     reported: Callable[[], Mapping[str, EngineLoad]] = dict
     rates: Callable[[], Mapping[str, EngineRates]] = dict
+    rtts: Callable[[], Mapping[str, float]] = dict
 
     def collect(self) -> Iterable[Metric]:
         loads, reported = self.loads(), self.reported()
         yield self._gauge("in_flight", {name: load.in_flight for name, load in loads.items()})
         yield self._gauge("uncached_tokens_ahead", {name: load.queued_tokens for name, load in loads.items()})
         yield self._gauge("state", {name: STATES[load.health] for name, load in loads.items()})
+        yield self._gauge("rtt_seconds", self.rtts())
         yield self._gauge("running", {name: engine.running for name, engine in reported.items()})
         yield self._gauge("waiting", {name: engine.waiting for name, engine in reported.items()})
         yield self._gauge("kv_usage_ratio", {name: engine.kv_usage for name, engine in reported.items()})

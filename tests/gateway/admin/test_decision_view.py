@@ -47,9 +47,11 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
             score=0.5,
             reason="p50 123 ms",
             load=Load(queued_tokens=1234.4, running=3, waiting=2),
+            rtt=0.0125,
         ),
         candidate("large/b", 0.4, tokens=110, tier=1, reason="qualifies in tier 2"),
     )
+    ranked[0].endpoint = replace(ranked[0].endpoint, region="eu")
     said = explain(decided(*ranked, deadline=10.8, at=10.05), ESTIMATE, {}, POOLS, {})
     assert (said["outcome"], said["scorer"], said["budget_left_ms"]) == ("place", "predicted", 750.0)
     assert said["candidates"][0] == {
@@ -58,6 +60,8 @@ def test_every_candidate_is_explained_in_its_rank() -> None:
         "endpoint": "small/a",
         "pool": "small",
         "tier": 1,
+        "region": "eu",
+        "rtt_ms": 12.5,
         "ttft_p50_ms": 123.4,
         "ttft_p90_ms": 123.4,
         "tpot_ms": 0.0,

@@ -277,6 +277,18 @@ def test_junk_anywhere_gives_no_pydantic_jargon(junk: object) -> None:
         ("routes: {chat: {tiers: [large, smal]}}", "routes.chat.tiers[1]: no pool 'smal'; did you mean 'small'?"),
         ("routes: {chat: {tiers: [{pool: gpu}]}}", "routes.chat.tiers[0]: no pool 'gpu'; known: small, large"),
         (
+            "routes: {chat: {tiers: [small], region: {only: [eu]}}}",
+            "routes.chat.tiers[0]: region.only (eu) leaves no endpoint of pool small; its endpoints have no region",
+        ),
+        (
+            "routes: {chat: {tiers: [small], region: {prefer: closest}}}",
+            "routes.chat.region.prefer: expected nearest or a list, got 'closest'; write it in [ ]",
+        ),
+        (
+            "routes: {chat: {tiers: [small], region: eu}}",
+            "routes.chat.region: expected {only, prefer}, got 'eu'",
+        ),
+        (
             "routes: {chat: {tiers: [small, small]}}",
             "routes.chat: tier 2 can never be reached: tier 1 takes every request to pool small; "
             "remove one, or give the first a `when`",
@@ -359,3 +371,13 @@ def test_each_worker_needs_room_for_its_records() -> None:
     message = "f.yaml:1: records.size: must be at least 16MB for each worker: write 64MB or more"
     assert message in refusal(text.format(size="63MB"))
     assert message not in refusal(text.format(size="64MB"))
+
+
+def test_a_misspelt_region_is_an_error_that_names_the_regions_of_the_pool() -> None:
+    """It would leave the tier without an endpoint. One allowed region is enough."""
+    placed = pool(endpoints="[{url: http://a:1, region: eu}, {url: http://b:1, region: us}, http://c:1]")
+    for name, hint in (("euu", "did you mean 'eu'?"), ("ap", "known: eu, us")):
+        assert refusal(placed + f"routes: {{r: {{tiers: [p], region: {{only: [{name}]}}}}}}") == [
+            f"f.yaml:2: routes.r.tiers[0]: region.only ({name}) leaves no endpoint of pool p; {hint}"
+        ]
+    loaded(placed + "routes: {r: {tiers: [p], region: {only: [us, ap]}}}")

@@ -211,3 +211,23 @@ def test_a_monthly_cost_without_a_price_is_noted() -> None:
 def test_durations_are_shown_as_they_would_be_written(seconds: float, text: str) -> None:
     """The unit with the shortest text."""
     assert duration(seconds) == text
+
+
+PLACED = {**ENGINE, "endpoints": [{"url": "http://a", "region": "eu"}, {"url": "http://b", "region": "us"}]}
+
+
+def test_a_preferred_region_without_an_endpoint_is_noted() -> None:
+    """It may be a typo, or a region of another file."""
+    assert noted(pools={"one": PLACED}, region={"prefer": ["eu", "use"]}) == [
+        "note: region.prefer of route chat names use, where none of its endpoints is"
+    ]
+    assert noted(pools={"one": PLACED}, region={"prefer": ["us", "eu"]}) == []
+
+
+@pytest.mark.parametrize("prefer", ["latency", "completion", "throughput"])
+def test_a_preference_by_forecast_beside_a_preferred_region_is_noted(prefer: str) -> None:
+    """Parts of a tier are chosen by the forecast there; `only` holds all the same."""
+    assert noted(pools={"one": PLACED}, region={"prefer": "nearest"}, prefer=prefer) == [
+        f"note: prefer: {prefer} of route chat chooses by the forecast, whatever region.prefer says"
+    ]
+    assert noted(pools={"one": PLACED}, region={"only": ["eu"]}, prefer=prefer) == []

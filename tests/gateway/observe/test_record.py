@@ -115,7 +115,8 @@ def test_goodput_is_what_completes_within_every_budget(known: dict[str, object],
 
 def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
     """Operators use grep: only stages and attempts are nested."""
-    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", 0.1, 0.25, AttemptOutcome.CANCELLED, "req_5")
+    times = 0.1, 0.25, AttemptOutcome.CANCELLED
+    attempt = AttemptRecord(2, AttemptKind.HEDGE, "small/b", "small", *times, "req_5", region="eu")
     shown = record(spent=[0.00125, *UNSPENT[1:]], attempts=[attempt], tpot=0.0125, tpot_budget=0.05).as_json()
     names = ("request_id", "end", "status", "ttft_ms", "ttft_budget_ms", "total_ms", "tpot_ms")
     assert {name: shown[name] for name in names} == {
@@ -142,6 +143,7 @@ def test_a_record_is_shown_flat_and_in_milliseconds() -> None:
             "status": 0,
             "cause": "",
             "engine_kv_tokens": 0,
+            "region": "eu",
         }
     ]
     assert (shown["ttft_met"], shown["tpot_met"], shown["total_met"]) == (True, True, None)

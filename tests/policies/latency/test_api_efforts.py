@@ -73,7 +73,7 @@ def test_a_named_effort_takes_nothing_from_requests_without_one() -> None:
 
 def test_priors_by_effort_hold_until_samples() -> None:
     """Each effort of a model that hides its reasoning starts from its own."""
-    predictor = ApiPredictor({"": 4.0, "low": 2.0, "high": 12.0})
+    predictor = ApiPredictor(0.0, {"": 4.0, "low": 2.0, "high": 12.0})
     found = [forecast(predictor, effort, 0.0).p50 for effort in ("", "low", "high")]
     assert found == pytest.approx([4.0 * 17 / 16, 2.0 * 17 / 16, 12.0 * 17 / 16])  # and 500 tokens
     observe(predictor, "low", 0.5, 0.0)

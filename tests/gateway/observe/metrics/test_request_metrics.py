@@ -46,7 +46,9 @@ def spent(stages: dict[Stage, float]) -> list[float | None]:
 PAGE = Path(__file__).parents[4] / "docs/metrics.md"
 ROUTE = route(ttft={"budget": "800ms"})
 BUDGETS = {"chat": 700, "agent": 1_100, "autocomplete": 333}  # ms
-LOST = AttemptRecord(1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001)
+LOST = AttemptRecord(
+    1, AttemptKind.PRIMARY, "small/b", "small", 0.0, 0.1, AttemptOutcome.SILENT, cost_usd=0.001, region="eu"
+)
 WON = AttemptRecord(2, AttemptKind.FALLBACK, "small/a", "small", 0.1, 1.0, AttemptOutcome.COMPLETED, cost_usd=0.002)
 FULL: dict[str, Any] = {
     "spent": spent({Stage.READ: 0.001, Stage.UPSTREAM: 0.19, Stage.STREAM: 0.8}),
@@ -96,8 +98,8 @@ def test_a_record_is_counted_once_in_each_series() -> None:
     }
     assert exported["slo_total"] == {("chat", name, "true"): 1 for name in ("ttft", "tpot", "total", "goodput")}
     assert exported["attempts_total"] == {
-        ("small", "primary", "silent"): 1,
-        ("small", "fallback", "completed"): 1,
+        ("small", "eu", "primary", "silent"): 1,
+        ("small", "", "fallback", "completed"): 1,
     }
     assert exported["tokens_total"] == {("chat", "small", "input"): 110, ("chat", "small", "output"): 10}
     assert exported["cached_tokens_total"] == {("chat", "small"): 55}
@@ -201,7 +203,7 @@ def test_unanswered_requests_count_no_tokens() -> None:
     exported = Exported({"ttft": None, "tpot": None, "end": RequestOutcome.FAILED, "attempts": [LOST]})
     names = ("ttft_seconds_count", "tpot_seconds_count", "tokens_total", "prefix_hit_ratio_count")
     assert [exported[name] for name in names] == [{}] * len(names)
-    assert exported["attempts_total"] == {("small", "primary", "silent"): 1}
+    assert exported["attempts_total"] == {("small", "eu", "primary", "silent"): 1}
     assert exported["cost_usd_total"] == {("chat", "small"): 0.001}
 
 
@@ -598,13 +600,16 @@ def test_endpoints_are_read_when_prometheus_asks(health: Health, state: float) -
     """No series is kept up per request; the ledger is the truth."""
     loads = {"a": Load(in_flight=3, queued_tokens=1200.0, health=health), "b": Load()}
     registry = CollectorRegistry()
-    registry.register(EndpointCollector({"a": "small", "b": "large"}.__getitem__, lambda: loads))
+    pool_of = {"a": "small", "b": "large"}.__getitem__
+    registry.register(EndpointCollector(pool_of, lambda: loads, rtts=lambda: {"a": 0.07}))
     value = registry.get_sample_value
     labels = {"pool": "small", "endpoint": "a"}
     assert value("firsttoken_endpoint_in_flight", labels) == 3
     assert value("firsttoken_endpoint_uncached_tokens_ahead", labels) == 1200
     assert value("firsttoken_endpoint_state", labels) == state
     assert value("firsttoken_endpoint_state", {"pool": "large", "endpoint": "b"}) == 1
+    assert value("firsttoken_endpoint_rtt_seconds", labels) == 0.07
+    assert value("firsttoken_endpoint_rtt_seconds", {"pool": "large", "endpoint": "b"}) is None  # not measured
     loads.pop("a")
     assert value("firsttoken_endpoint_in_flight", labels) is None
 
@@ -627,5 +632,7 @@ async def test_requests_are_told_apart_by_model_region_and_the_keys_that_are_lis
                 counted = {**place, "key": key, "route": "chat", "goodput": "met"}
                 assert read("firsttoken_served_total", counted) == 1
                 assert read("firsttoken_served_ttft_seconds_count", {**place, "key": key}) == 1
+            sent = {"pool": "only", "region": "eu", "kind": "primary", "outcome": "completed"}
+            assert read("firsttoken_attempts_total", sent) == 2
             page = (await get(gateway.admin_url, "/metrics"))[2]
     assert b"team-b" not in page

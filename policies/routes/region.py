@@ -1,0 +1,76 @@
+"""Divides endpoints by region: those that a route may use, and those that come first.
+
+    region: {only: [eu]}              # data residency: no other endpoint, whatever fails
+    region: {prefer: [eu, us]}        # of each tier those in eu first, then those in us, then the others
+    region: {prefer: nearest}         # of each tier those with the least network time first
+
+Rules:
+- `only` is a filter of candidates: what is no candidate gets no attempt of any kind. An endpoint without a region is in
+  none. A request cannot widen `only`.
+- `prefer` divides a tier: the parts qualify, and are preferred, as tiers are (Envoy: priority levels of localities).
+- Nearest is the least round trip. Regions that are ALIKE are one part: one nearer by microseconds would take all the
+  load from its neighbour. An endpoint that no connection has measured yet counts as near: a request measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from policies.types import Candidate, Endpoint
+
+ALIKE, ALIKE_S = 1.5, 0.002  # times the least round trip, and s more, up to which a region is as near
+
+RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+
+
+class RoutedRegions(BaseModel):
+    """Regions that requests may go to, and those that go first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    only: RegionNames | None = None
+    """Regions whose endpoints alone get requests of the route."""
+    prefer: Literal["nearest"] | RegionNames | None = None
+    """Regions whose endpoints come first, where these make the budgets; `nearest`: by measured network time."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.only is None and self.prefer is None:
+            raise ValueError("region is empty; write {only: [eu]}, {prefer: [eu, us]} or {prefer: nearest}")
+        if self.only is not None and isinstance(self.prefer, tuple):
+            for name in self.prefer:
+                if name not in self.only:
+                    raise ValueError(f"region.prefer names {name}, which region.only excludes; remove it from prefer")
+        return self
+
+    def allows(self, endpoint: Endpoint) -> bool:
+        return self.only is None or endpoint.region in self.only
+
+    def parts(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+        """The candidates of a tier, divided by region, the preferred part first."""
+        if self.prefer is None:
+            return [[*candidates]]
+        if self.prefer == "nearest":
+            return _by_distance(candidates)
+        order = {name: number for number, name in enumerate(self.prefer)}
+        found: dict[int, list[Candidate]] = {}
+        for each in candidates:
+            found.setdefault(order.get(each.endpoint.region, len(order)), []).append(each)
+        return [found[number] for number in sorted(found)]
+
+
+def _by_distance(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """By the least round trip within each region."""
+    regions: dict[str, list[Candidate]] = {}
+    for each in candidates:
+        regions.setdefault(each.endpoint.region, []).append(each)
+    found, limit = list[list[Candidate]](), -1.0
+    for least, region in sorted((min(each.rtt for each in one), name) for name, one in regions.items()):
+        if least > limit:
+            limit = least * ALIKE + ALIKE_S
+            found.append([])
+        found[-1] += regions[region]
+    return found
