@@ -40,7 +40,7 @@ def stored_records(
     try:
         files = sorted(file for file in folder.iterdir() if file.match(PATTERN) and file.stat().st_size)
     except OSError as error:
-        raise UnreadableRecords(f"{folder}: {error.strerror}") from None
+        raise UnreadableRecords(f"{folder}: {error.strerror}; name the directory of `records.dir`") from None
     if not files:
         raise UnreadableRecords(f"{folder}: no file {PATTERN}; name the directory of `records.dir`")
     for _, _, view in merge(*(_rows(file, (since, until), given) for file in files), key=lambda row: row[:2]):

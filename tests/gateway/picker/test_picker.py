@@ -421,7 +421,7 @@ async def test_a_name_of_a_caller_is_kept_to_a_bounded_length() -> None:
 
 async def test_failures_of_callers_without_a_name_close_no_engine_for_others() -> None:
     """They may be of one request that is sent again and again: the gateway asks the engine itself."""
-    async with picking() as (gateway, client, _servers):
+    async with picking() as (gateway, client, _):
         for _ in range(20):
             envoy = Envoy(client, BodyMode.BUFFERED)
             await envoy.pick()
