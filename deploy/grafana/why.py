@@ -68,6 +68,7 @@ MISSES = Row(
                 Query(of_objective("goodput"), "{{route}} goodput"),
                 Query(of_objective("ttft"), "{{route}} ttft"),
                 Query(of_objective("tpot"), "{{route}} tpot"),
+                Query(of_objective("gap"), "{{route}} gap"),
                 Query(of_objective("total"), "{{route}} total"),
             ),
             "percentunit",

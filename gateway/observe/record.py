@@ -87,7 +87,8 @@ FAULTS = frozenset({*_UNANSWERED, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.
 
 
 class TokenGaps(NamedTuple):
-    """Seconds between the tokens of a stream, as they came from the server. None: less than 10 ms, or no gap."""
+    """Seconds between the tokens of a stream, as they came from the server. None: less than 10 ms, or no gap. The
+    silence before the end of a stream that did not end by itself counts as a gap."""
 
     longest: float | None = None
     p99: float | None = None
@@ -144,6 +145,7 @@ class Record:
     ttft_of: str = "any"  # token of the budget: any, or answer
     ttft_budget: float | None = None
     tpot_budget: float | None = None
+    gap_budget: float | None = None
     total_budget: float | None = None
     session_budget: float | None = None  # of all steps of the session
     session_left: float | None = None  # of it after this step; below 0: over it
@@ -262,6 +264,12 @@ class Record:
         return self.tpot is None or self.tpot <= self.tpot_budget
 
     @property
+    def gap_met(self) -> bool | None:
+        if self.gap_budget is None or self.ttft is None or not self.stream or self.is_cached:
+            return None
+        return (self.gaps.longest or 0.0) <= self.gap_budget
+
+    @property
     def total_met(self) -> bool | None:
         if (
             self.total_budget is None
@@ -273,7 +281,7 @@ class Record:
 
     @property
     def goodput_met(self) -> bool | None:
-        return goodput_met(self.end, self.ttft_met, self.tpot_met, self.total_met)
+        return goodput_met(self.end, self.ttft_met, self.tpot_met, self.gap_met, self.total_met)
 
     @property
     def cause(self) -> str:
@@ -286,11 +294,11 @@ class Record:
 
     def parts(self) -> RecordParts:
         """Values of NAMES, times in seconds: for a store that keeps the names once."""
-        ttft, tpot, total, gaps = self.ttft_met, self.tpot_met, self.total_met, self.gaps
+        ttft, tpot, gap, total, gaps = self.ttft_met, self.tpot_met, self.gap_met, self.total_met, self.gaps
         further = (
             {rule: _ms(seconds) for rule, seconds in self.held.items()},
             [*self.left_out],
-            *(ttft, tpot, total, goodput_met(self.end, ttft, tpot, total)),
+            *(ttft, tpot, gap, total, goodput_met(self.end, ttft, tpot, gap, total)),
             *(_ms(gaps.longest), _ms(gaps.p99), gaps.over_1s),
             [_attempt_values(attempt) for attempt in self.attempts],
             b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
@@ -326,8 +334,8 @@ SHOWN = tuple(
     " sight reasoning_effort cached_tokens_to_load".split()
 )
 TIMES = tuple(
-    "ttft head first_byte first_reasoning first_answer ttft_budget total_budget session_left on_screen total tpot"
-    " loop_lag engine_queue engine_prefill sent_before engine_ttft ttft_predicted_p50 ttft_predicted_p90"
+    "ttft head first_byte first_reasoning first_answer ttft_budget gap_budget total_budget session_left on_screen"
+    " total tpot loop_lag engine_queue engine_prefill sent_before engine_ttft ttft_predicted_p50 ttft_predicted_p90"
     " ttft_quoted_p50 ttft_quoted_p90 total_predicted_p50 total_predicted_p90".split()
 )
 ATTEMPT_NAMES = (
@@ -337,8 +345,18 @@ ATTEMPT_NAMES = (
 _BEFORE = NO_LINEAGE.as_json()
 _NOTHING_BEFORE = tuple(_BEFORE.values())  # of a Record whose prompt was not followed
 FURTHER = (
-    *("held_ms", "left_out", "ttft_met", "tpot_met", "total_met", "goodput_met", "longest_gap_ms", "p99_gap_ms"),
-    *("gaps_over_1s", "attempts", "prefix", "trace_id", "composition", "repaired", *_BEFORE),
+    *("held_ms", "left_out", "ttft_met", "tpot_met", "gap_met", "total_met", "goodput_met"),
+    *(
+        "longest_gap_ms",
+        "p99_gap_ms",
+        "gaps_over_1s",
+        "attempts",
+        "prefix",
+        "trace_id",
+        "composition",
+        "repaired",
+        *_BEFORE,
+    ),
 )
 NAMES = (SHOWN, tuple(f"{name}_ms" for name in TIMES), STAGE_NAMES, FURTHER, ATTEMPT_NAMES, PARTS)
 _shown, _times = attrgetter(*SHOWN), attrgetter(*TIMES)

@@ -34,6 +34,8 @@ def missed_objective(record: Record) -> Objective | None:
         return Objective.TTFT
     if record.tpot_met is False:
         return Objective.TPOT
+    if record.gap_met is False:
+        return Objective.GAP
     return Objective.TOTAL if record.total_met is False else None
 
 
@@ -71,6 +73,7 @@ def request_facts(
         predicted=record.cached_tokens_predicted or 0,
         output=record.output_tokens or 0,
         tpot=record.tpot,
+        gap=record.gaps.longest or 0.0,
         thinking=thinking_time(record),
         effort=record.reasoning_effort,
         unread=_unread(record),
@@ -92,6 +95,8 @@ def over_budget(record: Record, objective: Objective) -> float:
         return record.promised - (record.ttft_budget or 0.0)
     if objective is Objective.TPOT:
         return ((record.tpot or 0.0) - (record.tpot_budget or 0.0)) * (record.output_tokens or 0)
+    if objective is Objective.GAP:
+        return (record.gaps.longest or 0.0) - (record.gap_budget or 0.0)
     return record.total - (record.total_budget or 0.0) if objective is Objective.TOTAL else record.total
 
 

@@ -123,6 +123,7 @@ class RequestTimeline:
         ttft_budget = route.ttft_budget(request.ttft_budget)
         record.ttft_budget = None if ttft_budget == FOREVER else ttft_budget
         record.tpot_budget = route.tpot_budget(request.tpot_budget)
+        record.gap_budget = route.gap.budget if route.gap else None
         record.total_budget = route.total.budget if route.total else None
         if record.ttft_budget is None and record.total_budget is None:
             by = route.done_within(request.by)
@@ -301,6 +302,10 @@ class RequestTimeline:
     def unseen(self) -> None:
         """Note an answer whose body another proxy does not show: nobody knows if its first token was in time."""
         self.record.ttft_budget = None
+
+    def gaps_unseen(self) -> None:
+        """Note an answer of which not every token was seen when it came: nobody knows its gaps."""
+        self.record.gap_budget = None
 
     def seen(self, sight: AnswerSight) -> None:
         self.record.sight = sight

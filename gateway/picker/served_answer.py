@@ -112,6 +112,8 @@ class ServedAnswer:
         if self._tap is None or not self._tap.feed(data) or not self._shows_pace:
             return
         self._event = size_of_last_event(data)
+        if (gap := now - self._times.last_token) > self._times.gap_floor and self._times.first_in is not None:
+            self._times.note_gap(gap)
         self._times.last_token = now
         if self._times.first_in is None and self._request.stream:
             self._fleet.on_first_token(self, now)
@@ -152,6 +154,8 @@ class ServedAnswer:
                 self._begin_answer(now)
         if self._times.first_in is None and not (self._tap is not None and self._shows_pace):
             self._routed.timeline.unseen()
+        if self._tap is None or not self._shows_pace or self._away is not None:
+            self._routed.timeline.gaps_unseen()
         failed = self._status >= 500 or self._is_broken or (self._tap is not None and self._tap.failure is not None)
         outcome = AttemptOutcome.FAILED if failed else AttemptOutcome.COMPLETED
         if 400 <= self._status < 500:
@@ -164,6 +168,7 @@ class ServedAnswer:
             EngineTimes() if self._tap is None else self._tap.times,
             output_tokens=report.output_tokens,
             tpot=self._tpot(report.output_tokens),
+            gaps=self._times.gaps(report.output_tokens),
             blocks=self._prompt.blocks,
         )
         return not failed

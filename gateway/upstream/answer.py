@@ -110,12 +110,15 @@ class StreamedAnswer:
             torn = each.drop() or torn
         return torn
 
-    def continue_with(self, head: Rewriter) -> None:
-        """A peer goes on where the stream broke."""
+    def continue_with(self, head: Rewriter, begun: bytes = b"") -> Failure | None:
+        """A peer goes on where the stream broke, or was left. `begun`: its first events, which `head` has rewritten."""
         for each in self._base:
             each.drop()
+        self._clean, self._filters = self._base[:-1], self._base
+        failure = self.body(begun) if begun else None
         self._clean = (head, *self._base[:-1])
         self._filters = (head, *self._base)
+        return failure
 
     def error(self, failure: Failure, own_event: bytes = b"") -> bytes:
         """The last bytes of an answer that cannot be completed. `own_event`: the server's own error event."""

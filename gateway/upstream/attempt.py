@@ -49,7 +49,7 @@ from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.bucket import RateLimit
-from policies.types import Attempt, AttemptKind, AttemptOutcome
+from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome
 
 
 class WireState(Enum):
@@ -272,7 +272,9 @@ class WireAttempt:
         return Milestone.FIRST_TOKEN
 
     def _first_token(self, now: float) -> Milestone:
-        self.times.first_in = self.times.last_token = self.times.quiet_since = now
+        if self.times.first_in is None:
+            self.times.first_in = now
+        self.times.last_token = self.times.quiet_since = now
         self._note_kind(now)
         return Milestone.FIRST_TOKEN
 
@@ -316,12 +318,21 @@ class WireAttempt:
         return BrokenOff(failure)
 
     def pause(self) -> None:
+        """The caller does not read: what is silent is not the server."""
+        self.times.quiet_since = FOREVER
+        self.stop_reading()
+
+    def resume(self) -> None:
+        self.times.quiet_since = self.times.reading_since = monotonic()  # nothing was read
+        self.read_on()
+
+    def stop_reading(self) -> None:
         if self._exchange is not None:
             self._exchange.pause()
             self.fleet.on_unread(self)
 
-    def resume(self) -> None:
-        self.times.last_byte = self.times.quiet_since = monotonic()  # nothing was read
+    def read_on(self) -> None:
+        self.times.last_byte = monotonic()
         if self._exchange is not None:
             self._exchange.resume()
 

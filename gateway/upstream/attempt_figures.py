@@ -28,7 +28,8 @@ class AttemptTimes:
     reasoning_in: float | None = None  # first token of reasoning before the answer
     answer_in: float | None = None  # first token of the answer
     last_token: float = NEVER
-    quiet_since: float = NEVER  # the last token, or the moment from which the caller reads again
+    quiet_since: float = NEVER  # the last token, or the moment from which the caller reads again; FOREVER: it does not
+    reading_since: float = NEVER  # the caller has read from then on
     gap_floor: float = SHORT_GAP  # s: no smaller gap is of interest
     long_gaps: int = 0
     largest_gaps: list[float] = field(default_factory=list)  # a heap
@@ -49,6 +50,17 @@ class AttemptTimes:
         else:
             heappushpop(self.largest_gaps, gap)
             self.gap_floor = min(self.largest_gaps[0], LONG_GAP)
+
+    def follow(self, before: AttemptTimes, now: float) -> None:
+        """This attempt continues the answer of another, whose gaps the caller has met with: the last one ends now."""
+        self.largest_gaps, self.gap_floor = before.largest_gaps, before.gap_floor
+        self.long_gaps = before.long_gaps
+        self.note_silence(before.quiet_since, now)
+
+    def note_silence(self, since: float, now: float) -> None:
+        """Note a silence that no token of this attempt has ended."""
+        if now - since > self.gap_floor:
+            self.note_gap(now - since)
 
     def gaps(self, tokens: int) -> TokenGaps:
         """Of an answer of so many tokens. Tokens of one read have no gap between them."""

@@ -39,6 +39,8 @@ def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, res
     reported, output = wire.report, wire.report.output_tokens
     tpot = wire.times.tpot(output) if wire.stream else None
     continues = wire.attempt.kind is AttemptKind.RESCUE
+    if wire.stream and wire.times.first_in is not None and wire.outcome is not AttemptOutcome.COMPLETED:
+        wire.times.note_silence(wire.times.quiet_since, wire.times.ended)
     if continues and rescue is not None and (before := rescue.continuation) is not None:
         reported = replace(reported, prompt_tokens=before.prompt_tokens)
         output += before.tokens
@@ -49,7 +51,7 @@ def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, res
         wire.tap.times,
         output_tokens=output,
         tpot=tpot,
-        gaps=wire.times.gaps(wire.report.output_tokens),
+        gaps=wire.times.gaps(output),
         blocks=routed.estimate.pools[wire.attempt.candidate.endpoint.pool].blocks,
         reasoning_in=wire.times.reasoning_in,
         answer_in=wire.times.first_in if continues else wire.times.answer_in,

@@ -50,6 +50,7 @@ class Dispatcher:
     def reload(self, routes: Iterable[Route]) -> None:
         """Keep the hedge budgets of routes with an unchanged share; forget what is believed of endpoints."""
         self.restarting.clear()
+        self.fleet.watches_pace = False  # up to the first request that needs it
         known = {(route.name, route.hedge_share) for route in routes}
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 

@@ -49,6 +49,8 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
+    Resume,
+    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
@@ -71,6 +73,8 @@ class Race:
         self.rescue: Rescue | None = None
         if routed.may_rescue:
             self.rescue = Rescue(routed, dispatcher)
+            if routed.route.gap is not None:
+                dispatcher.fleet.watches_pace = True
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
         self._machine = AttemptMachine(
             routed.decision,
@@ -84,6 +88,7 @@ class Race:
         self._answer: Answer | None = None
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
+        self._held: WireAttempt | None = None  # the committed stream, while a peer is asked to continue it
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
         self._timer = LoopAwareTimer()
@@ -133,6 +138,10 @@ class Race:
                 self._commit(self.attempts[number])
             case Cancel(number, outcome):
                 self._cancel(self.attempts[number], outcome)
+            case Suspend(number):
+                self._suspend(self.attempts[number])
+            case Resume():
+                self._resume()
             case Keep(number, shortcoming):
                 self._keep(self.attempts[number], shortcoming)
             case Leave(number, why):
@@ -202,6 +211,22 @@ class Race:
         wire.pause()
         self.routed.timeline.escalated(shortcoming)
 
+    def _suspend(self, wire: WireAttempt) -> None:
+        assert self.rescue is not None
+        self._held = wire
+        wire.stop_reading()
+        self.rescue.hold()
+        self.routed.timeline.rescue("stayed")  # up to the first token of the peer
+
+    def _resume(self) -> None:
+        """The stream goes on, once its caller reads."""
+        held, self._held = self._held, None
+        if held is None or self.rescue is None:
+            return
+        self.rescue.resume(self.attempts[len(self.attempts)])
+        if not self.relay.is_paused:
+            held.read_on()
+
     def _commit(self, wire: WireAttempt) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
         the waiting task, not within the connection to the server."""
@@ -226,6 +251,9 @@ class Race:
         first, self._first = self._first, b""
         if broken is not None:
             record_lost(self.routed, broken)
+            wire.times.follow(broken.times, monotonic())
+            if self._held is not None:
+                return self._join_moved(wire, self._answer, first)
             self.routed.timeline.rescue("rescued")
             self.relay.write(first)
         else:
@@ -245,6 +273,21 @@ class Race:
         self._first = first
         wire.resume()
         return None
+
+    def _join_moved(self, wire: WireAttempt, answer: Answer, first: bytes) -> WireEvent:
+        """A peer goes on with the stream that was held. `first`: events that are new to the caller."""
+        assert isinstance(answer, StreamedAnswer)
+        assert self.rescue is not None
+        assert self.rescue.continuation is not None
+        self._held = None
+        self.routed.timeline.rescue("moved")
+        if (failure := answer.continue_with(self.rescue.continuation, first)) is not None:
+            wire.stop(AttemptOutcome.BROKEN, failure)
+            return BrokenOff(failure)
+        event = wire.join(answer)
+        if self.relay.is_paused:
+            self.on_write_paused()
+        return event
 
     def _note_winner(self, wire: WireAttempt) -> None:
         self._first_in = wire.times.first_in or wire.times.opened
@@ -344,6 +387,8 @@ class Race:
         elif isinstance(first := self._start(wire), Failure):
             self._on_failed(wire, wire.fail(first))
             return
+        elif not first and self._held is not None and wire.state is not WireState.OVER:
+            return  # nothing yet that the caller has not read
         else:
             self._first = first
             self.advance(FirstToken(wire.attempt.number))
@@ -366,6 +411,8 @@ class Race:
         """Build the answer, or let the attempt continue it; the first bytes for the caller."""
         rescue, first = self.rescue, wire.held.take()
         if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
+            if self._held is not None:
+                return rescue.hear(first)
             assert rescue.continuation is not None
             assert isinstance(self._answer, StreamedAnswer)
             self._answer.continue_with(rescue.continuation)
@@ -428,7 +475,10 @@ class Race:
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
         if self.rescue is None:
             return self.advance(Broken(blame))
-        self.rescue.note_restart(wire)
+        if self._held is wire:  # a peer is asked already
+            self._held = None
+        else:
+            self.rescue.note_restart(wire)
         self.rescue.break_off()
         self.routed.timeline.rescue("failed")  # up to the first token of a peer
         loads = self.dispatcher.fleet.snapshot(monotonic()).loads
@@ -468,7 +518,7 @@ class Race:
 
     def on_write_resumed(self) -> None:
         self.relay.resume()
-        if self.winner is not None:
+        if self.winner is not None and self._held is None:
             self.winner.resume()
 
     def on_shutdown(self) -> None:

@@ -11,7 +11,7 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
-from policies.attempts.attempt_events import Failed, Progress
+from policies.attempts.attempt_events import Failed, PeerForecast, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
 from policies.types import AttemptKind, Candidate
 
@@ -56,7 +56,32 @@ class RaceFacts:
             relayed=complete and attempt.tap.terminated and self._relay.begun,
             paused=self._relay.is_paused,
             obstacle="" if rescue is None else rescue.obstacle,
+            token_at=attempt.times.quiet_since,
+            tokens=attempt.output_tokens
+            * self._dispatcher.fleet.tokens_per_event(attempt.attempt.candidate.endpoint.id),
+            reading_since=attempt.times.reading_since,
         )
+
+    def peer_forecasts(self, number: int, now: float) -> dict[str, PeerForecast]:
+        """Of endpoints with the same model that continue answers and can bear another prefill."""
+        own, rescue, routed, fleet = self._attempts[number], self._rescue, self._routed, self._dispatcher.fleet
+        if rescue is None:
+            return {}
+        loads = fleet.snapshot_for(routed.request.caller, now).loads
+        left_out = {*rescue.unable(own.attempt, loads), *self._dispatcher.restarting}
+        found: dict[str, PeerForecast] = {}
+        for endpoint in (each.endpoint for each in routed.decision.ranked):
+            model = routed.model_at(endpoint, routed.upstreams[endpoint.id])
+            if endpoint.id in left_out or model != own.request.model or loads[endpoint.id].tpot_pressure >= 1:
+                continue
+            prompt, caller = routed.estimate.pools[endpoint.pool], routed.request.caller
+            load, written = loads[endpoint.id], rescue.remembered.tokens
+            if (known := fleet.continuation(endpoint.id, load, prompt, written, caller, now)) is None:
+                continue
+            forecast, pace = known
+            tpot = max(forecast.tpot, pace.tpot or 0.0)
+            found[endpoint.id] = PeerForecast(forecast.p50, forecast.p90, tpot, pace.silent)
+        return found
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self._dispatcher.fleet.without_larger_window(pool)

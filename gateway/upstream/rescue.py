@@ -20,10 +20,10 @@ from typing import Annotated
 
 import msgspec
 
-from backends.failures import TransportError
+from backends.failures import DIVERGED, TransportError
 from backends.http.connection import Sink
-from backends.interface import BackendRequest, HttpCall, Operation
-from backends.stream.continuation import Continuation
+from backends.interface import BackendRequest, Failure, HttpCall, Operation
+from backends.stream.continuation import Continuation, Diverged
 from backends.stream.partial_answer import PartialAnswer
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
@@ -46,6 +46,7 @@ class Rescue:
         self.continuation: Continuation | None = None  # of the latest broken stream
         self._routed = routed
         self._dispatcher = dispatcher
+        self._held: Continuation | None = None  # of the stream that is held
         self._given: str | None = None  # text of the answer so far, as the peer gets it; None: it writes all again
 
     @property
@@ -79,6 +80,26 @@ class Rescue:
         """The stream has broken, and may be continued from here."""
         text = self.remembered.text
         self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
+
+    def hold(self) -> None:
+        """The stream may be continued from here, and goes on if no peer does."""
+        self.break_off()
+        self._held = self.continuation
+
+    def resume(self, wire: WireAttempt | None) -> None:
+        """The stream goes on. `wire`: of the peer that did not continue it."""
+        if wire is not None:
+            self.note_restart(wire)
+        self.continuation = self._held
+
+    def hear(self, data: bytes) -> bytes | Failure:
+        """Read what a peer has sent while the stream is held. Returns the events that are new to the caller, which end
+        the hold."""
+        assert self.continuation is not None
+        try:
+            return self.continuation.feed(data)
+        except Diverged:
+            return DIVERGED
 
     def restart(self) -> bool:
         """A peer refuses to continue: the next attempt asks for the whole answer. False: it refuses that too."""

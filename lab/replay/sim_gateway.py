@@ -86,6 +86,7 @@ class SimFacts:
         self.is_closed = steps.NO_FACTS.is_closed
         self.is_overtaken = steps.NO_FACTS.is_overtaken
         self.progress = steps.NO_FACTS.progress
+        self.peer_forecasts = steps.NO_FACTS.peer_forecasts
         self.without_larger_window = steps.NO_FACTS.without_larger_window
 
     def is_saturated(self) -> bool:

@@ -27,6 +27,8 @@ Rules:
 - A committed stream is left when silent (`policies.attempts.committed_stream`). Where nothing of the answer was
   written, a failure is followed as before the commit; else a peer continues (Broken): an endpoint without a failure in
   this request, of the same pool if there is one, else of the other tiers.
+- A committed stream that has fallen behind is held while a peer that is expected to be sooner is asked
+  (`policies.attempts.pace_watch`). The peer's first token ends it (OUTPACED); without one it goes on.
 - Events about attempts that have ended, and all events after the end, change nothing.
 """
 
@@ -58,6 +60,9 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
+    Progress,
+    Resume,
+    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
@@ -65,6 +70,7 @@ from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of, look, obstacle_of, patience, peers_of, without_caller
 from policies.attempts.hedging import leave_by, patience_until
+from policies.attempts.pace_watch import PaceWatch, Peers, Target
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook, first_token_limit
 from policies.attempts.retry_rules import is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
@@ -104,6 +110,8 @@ class AttemptMachine:
         self._committed: Attempt | None = None
         self._look_at = FOREVER  # at the committed stream
         self._kept: Attempt | None = None  # an answer with a shortcoming
+        self._watch = PaceWatch.of(limits)
+        self._held: Attempt | None = None  # the committed stream, while a peer is asked to continue it
         self._retry: Candidate | None = None  # to be tried once more, at _retry_at
         self._retry_at = FOREVER
         self._retried = False
@@ -164,8 +172,14 @@ class AttemptMachine:
     def _commit(self, attempt: Attempt, now: float) -> None:
         """Losers are cancelled before the Commit: by then their cost is known."""
         self._end(AttemptState.COMMITTED)
+        if self._held is not None:
+            self._lost.add(self._held.candidate.endpoint.id)
+            self._actions.append(Cancel(self._held.number, AttemptOutcome.OUTPACED))
+            self._held = None
         self._committed = attempt
         self._look_at = min(now + patience(self._limits, attempt.candidate, None, self._peer), self._limits.limit_at)
+        if self._watch is not None:
+            self._look_at = min(self._look_at, self._watch.begin(now))
         if self._kept is not None and self._kept is not attempt:
             self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
         self._kept = None
@@ -205,6 +219,8 @@ class AttemptMachine:
         if self.state is AttemptState.COMMITTED and self._committed is not None:
             number = self._committed.number
             self._actions.append(without_caller(number, self._facts.progress(number)))
+        if self._held is not None:
+            self._actions.append(Cancel(self._held.number, AttemptOutcome.CANCELLED))
         self._end(AttemptState.GONE)
 
     # -- failures -------------------------------------------------------------------------------
@@ -220,6 +236,8 @@ class AttemptMachine:
         self._walk.avoid(alike or ())
         if self.pending:
             self._weigh_anew(now)
+        elif self._held is not None:
+            self._resume(self._held)
         elif failure.restart and self._may_open:
             self._open(candidate, self._next_kind, now)
         elif alike is None and not failure.doubtful and failure.restart is None:
@@ -291,20 +309,30 @@ class AttemptMachine:
     def _broken(self, broken: Broken, now: float) -> None:
         """Race again for the rest of the answer, among the peers of the broken endpoint."""
         committed = self._committed
-        assert committed is not None
-        self._lost.add(committed.candidate.endpoint.id)
+        if committed is None or (self.state is AttemptState.RACING and self._held is None):
+            return  # the stream has broken before
+        self._held = None
+        self._lost.update(
+            [committed.candidate.endpoint.id, *(each.attempt.candidate.endpoint.id for each in self.pending.values())]
+        )
         self._deaths += is_lost(broken.blame)
         peers, obstacle = self._peers(broken.unable), obstacle_of(broken, self._limits, self._peers())
+        self._race_for_rest(peers)
+        if self.pending:  # the peer that was asked already
+            return
+        if obstacle:
+            self._give_up(Ending.NOT_CONTINUED, obstacle)
+        else:
+            self._go_on(now, *self._exhausted())
+
+    def _race_for_rest(self, peers: Sequence[Candidate]) -> None:
+        """Attempts from here on continue the answer: without a deadline, and without hedges."""
         self._walk = CandidateWalk(peers, self._facts)
         self._next_kind = AttemptKind.RESCUE
         silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
         self._limits = replace(self._limits, hedge=False, first_token_limit=silence)
         self._deadline = self._look_at = FOREVER
         self.state = AttemptState.RACING
-        if obstacle:
-            self._give_up(Ending.NOT_CONTINUED, obstacle)
-        else:
-            self._go_on(now, *self._exhausted())
 
     def _peers(self, unable: Collection[str] = ()) -> Sequence[Candidate]:
         """Candidates to continue the committed answer; none where no further attempt is allowed."""
@@ -320,14 +348,57 @@ class AttemptMachine:
     def _check_stream(self, attempt: Attempt, now: float) -> None:
         """Leave the committed stream, or look again later."""
         progress = self._facts.progress(attempt.number)
-        found = look(self._limits, attempt.candidate, progress, self._peer, now)
+        again = self._check_pace(attempt, progress, now)
+        if self._held is not None:
+            return
+        peer = None if self._watch is not None and self._watch.lost else self._peer
+        found = look(self._limits, attempt.candidate, progress, peer, now)
         self._look_at = FOREVER
         if isinstance(found, Leaving):
             self._actions.append(Leave(attempt.number, found))
             if found is Leaving.LATE:
                 self._end(AttemptState.GAVE_UP)
         else:
-            self._look_at = found
+            self._look_at = min(found, again)
+
+    def _check_pace(self, attempt: Attempt, progress: Progress, now: float) -> float:
+        """Ask a peer to continue a stream that has fallen behind; or the time of the next look."""
+        watch = self._watch
+        if watch is None or not watch.may_move(self._opened) or now >= self._limits.limit_at:
+            return FOREVER
+        found = watch.look(progress, lambda: self._movable(attempt, now), now)
+        if not isinstance(found, Target):
+            return found
+        if not self._share.take_move():
+            return watch.begin(now)
+        watch.moves += 1
+        self._move(attempt, found, now)
+        return FOREVER
+
+    def _movable(self, attempt: Attempt, now: float) -> Peers:
+        """Peers that could continue the stream now, and take no other request's place."""
+        if self._facts.is_saturated():
+            return ()
+        known, facts = self._facts.peer_forecasts(attempt.number, now), self._facts
+        able = (each for each in self._peers() if each.endpoint.id in known)
+        return [(each, known[each.endpoint.id]) for each in able if not (facts.closes and facts.is_closed(each, now))]
+
+    def _move(self, attempt: Attempt, target: Target, now: float) -> None:
+        self._held = attempt
+        self._race_for_rest([target.candidate])
+        self._actions.append(Suspend(attempt.number))
+        self._open_next(AttemptKind.RESCUE, now, charged=True)
+        asked = self.pending[self._opened]
+        asked.limit_at = asked.recheck_at = min(now + target.patience, asked.limit_at)
+
+    def _resume(self, held: Attempt) -> None:
+        """The stream goes on, and is looked at once its sockets are read."""
+        self._held = None
+        self._end(AttemptState.COMMITTED)
+        self._look_at = self._began_at
+        if self._watch is not None:
+            self._watch.begin(self._began_at)
+        self._actions.append(Resume(held.number))
 
     # -- silence --------------------------------------------------------------------------------
 
@@ -343,6 +414,9 @@ class AttemptMachine:
 
     def _check_silence(self, pending: PendingAttempt, now: float) -> None:
         """Race or abandon a silent attempt at `recheck_at`."""
+        if self._held is not None:
+            self._abandon(pending, now)
+            return
         look = SilenceLook(
             now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._upcoming
         )
@@ -447,9 +521,12 @@ class AttemptMachine:
         return Ending.CANDIDATES, f"all {self._walk.count} candidates have failed"
 
     def _give_up(self, ending: Ending, reason: str) -> None:
-        """Commit the answer that was kept, or end without an answer. A stream that was kept is looked at soon."""
+        """Commit the answer that was kept, let the stream go on that was held, or end without an answer."""
         if self._kept is not None:
-            self._commit(self._kept, self._began_at if self._limits.stream else FOREVER)  # a whole answer has no timer
+            self._commit(self._kept, self._began_at if self._limits.stream else FOREVER)  # a stream is looked at soon
+            return
+        if self._held is not None:
+            self._resume(self._held)
             return
         self._end(AttemptState.GAVE_UP)
         self._actions.append(GiveUp(ending, reason))

@@ -126,6 +126,7 @@ _BY_OUTCOME = {
     AttemptOutcome.QUOTA: BLAME["quota"],
     AttemptOutcome.REFUSED: BLAME["client"],
     AttemptOutcome.CANCELLED: BLAME["gateway"],
+    AttemptOutcome.OUTPACED: BLAME["gateway"],
 }
 
 

@@ -17,6 +17,7 @@ from policies.diagnosis.facts import LostAttempt, Objective, RequestFacts, ms
 from policies.diagnosis.prompt_cause import prompt_cause
 from policies.diagnosis.usual import Usual
 from policies.diagnosis.waiting_cause import (
+    behind,
     engine_wait_cause,
     noisy_neighbour,
     queue_cause,
@@ -34,6 +35,7 @@ LOST_BY = {
     AttemptOutcome.SILENT: "gave no token",
     AttemptOutcome.CANCELLED: "gave no token before another attempt did",
     AttemptOutcome.BROKEN: "broke in mid-stream",
+    AttemptOutcome.OUTPACED: "fell behind, and was left for a peer,",
     AttemptOutcome.MISCONFIGURED: "was refused for the gateway's own key, model or path",
 }
 WITHOUT_TOKEN = (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED)  # in time; the latter overtaken by a hedge
@@ -52,6 +54,8 @@ def _found(facts: RequestFacts, usual: Usual) -> tuple[str, CauseFound]:
         return "failed", _failed(facts, usual)
     if facts.objective is Objective.TPOT:
         return "stream", _slow_stream(facts, usual)
+    if facts.objective is Objective.GAP:
+        return "stream", _silent_stream(facts, usual)
     excess = {name: spent - _usually(name, facts, usual) for name, spent in _parts(facts).items()}
     part, over = max(excess.items(), key=lambda found: found[1], default=("", 0.0))
     if facts.lag - usual.lag.p90 >= max(MOST * over, NOTICEABLE):
@@ -229,6 +233,19 @@ def _slow_stream(facts: RequestFacts, usual: Usual) -> CauseFound:
     if facts.engine.running:
         pace += f"; {facts.engine.running} answers in progress at {facts.endpoint}"
     return CauseFound(Cause.DECODE_BOUND, pace)
+
+
+def _silent_stream(facts: RequestFacts, usual: Usual) -> CauseFound:
+    """A silence within the answer: of an attempt that was lost, behind the prompts of others, or of the engine."""
+    if facts.attempts:
+        return _lost(facts, usual)
+    during = [each for each in facts.neighbours if each.decode]
+    if (noisy := noisy_neighbour(facts, during, usual)) is not None:
+        return noisy
+    silent = f"no token from {facts.endpoint} for {ms(facts.gap)} within the answer"
+    if during:
+        return CauseFound(Cause.DECODE_BOUND, f"{silent}, beside {behind(during)}")
+    return CauseFound(Cause.ENDPOINT_FAILED, f"{silent}, and no other prompt was computed there")
 
 
 def _unknown(facts: RequestFacts, part: str, seen: str) -> CauseFound:

@@ -12,7 +12,7 @@ from policies.types import AttemptOutcome, Placement, RejectionKind
 class Objective(StrEnum):
     """The promise that was missed. ANSWER: the request failed."""
 
-    ANSWER, TTFT, TPOT, TOTAL = "answer", "ttft", "tpot", "total"
+    ANSWER, TTFT, TPOT, GAP, TOTAL = "answer", "ttft", "tpot", "gap", "total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class RequestFacts:
     predicted: int = 0
     output: int = 0
     tpot: float | None = None
+    gap: float = 0.0  # the longest between two tokens
     thinking: float = 0.0
     effort: str = ""  # of reasoning, as the caller asked; empty: it named none
     unread: float = 0.0  # from the last token in to the last byte out

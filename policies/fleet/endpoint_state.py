@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.beliefs import Belief, beliefs
-from policies.fleet.caller_evidence import CallerEvidence
+from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
 from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineCounters, EngineRates
@@ -88,6 +88,7 @@ class EndpointState:
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
+        self.slow_streams = SlowStreams()
         self.shown = self.breaker.state  # as reported to the operator
         self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
         self.calibration = Calibration()

@@ -33,6 +33,7 @@ from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors, without_larger_window
 from policies.fleet.saved_state import learned, restore_all
 from policies.latency.answer_lengths import AnswerLengths
+from policies.latency.answer_pace import AnswerPace, pace_of
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
@@ -73,6 +74,7 @@ class Fleet:
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
         self.on_scraped: Callable[[str, EngineLoad, float], None] = lambda *scraped: None
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
+        self.watches_pace = False  # a route may ask for the recent pace of answers (`continuation`)
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
@@ -167,6 +169,31 @@ class Fleet:
                 )
             )
         return candidates
+
+    def continuation(
+        self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, caller: str, now: float
+    ) -> tuple[Forecast, AnswerPace] | None:
+        """Forecast of a prompt and `written` tokens of its answer, sent there now, and the recent pace there, by what
+        this caller or two others have met with. None: streams have lately been left there as too slow."""
+        state = self._states[endpoint_id]
+        if state.slow_streams.count_for(caller, now):
+            return None
+        longer = replace(prompt, tokens=prompt.counted_tokens() + written)
+        (candidate,) = self.candidates({endpoint_id: load}, longer, 0, 0.0, now, 0.0)
+        rest = state.tpot_predictor.at_rest(load.running + 1, load.context + longer.tokens)  # knows of the last seconds
+        forecast = replace(candidate.forecast, tpot=max(state.tpot_of(load, longer.tokens), rest.now))
+        known = [self._attempts[key] for key in state.interference.answers if key in self._attempts]
+        callers = {each.caller for each in known}
+        seen = known if len(callers) > 1 or caller in callers else ()
+        windows = (each.answer.windows for each in seen)
+        return forecast, pace_of(
+            (each for each in windows if each is not None), self.tokens_per_event(endpoint_id), now
+        )
+
+    def tokens_per_event(self, endpoint_id: str) -> float:
+        """Of a stream; 1 where nothing is known."""
+        state = self._states.get(endpoint_id)
+        return 1.0 if state is None else state.interference.tokens_per_event
 
     def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
         """Probability of an answer sent there now to keep the TPOT budget."""
@@ -382,6 +409,8 @@ class Fleet:
         if attempt is None:
             return
         state, report = attempt.state, report or AttemptReport()
+        if outcome is AttemptOutcome.OUTPACED:
+            state.slow_streams.add(attempt.caller, now)
         attempt.on_ended(key, outcome, now, report)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             attempt.on_unknown_adapter(key, state.adapters, now)
@@ -434,7 +463,10 @@ class Fleet:
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:
-                attempt.answer.tokens = count
+                if self.watches_pace:
+                    attempt.answer.count(count, now)
+                else:
+                    attempt.answer.tokens = count
                 touched[attempt.state] = None
         for state in touched:
             state.on_progress(now)

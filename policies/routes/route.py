@@ -174,6 +174,11 @@ class Total(Budget):
         return self
 
 
+class GapBudget(Strict):
+    budget: Annotated[Duration, Field(ge=0.01)]
+    """Longest silence between two tokens. Silences below 10 ms are not measured."""
+
+
 class SessionBudget(Strict):
     total: Positive
     """Of all steps of a session together, each from arrival to last byte."""
@@ -303,6 +308,9 @@ class Route(Strict):
     ttft: Annotated[Ttft | None, BeforeValidator(_off)] = None
     tpot: Annotated[Budget | None, BeforeValidator(_off)] = None
     """Mean time between two tokens of the answer."""
+    gap: GapBudget | None = None
+    """Longest silence within a stream. With `rescue`, a stream that falls behind `gap` or `tpot` moves to another
+    endpoint of its model where that is expected to be sooner."""
     total: Annotated[Total | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
     by: Annotated[Positive | None, BeforeValidator(_off)] = None
@@ -354,6 +362,12 @@ class Route(Strict):
             kept = "ttft" if self.ttft else "total"
             raise ValueError(
                 f"by ({self.by:g}s) is for work that can wait; write `{kept}: off` on this route, or no by"
+            )
+        if self.gap and self.tpot and self.gap.budget < self.tpot.budget:
+            raise ValueError(
+                f"gap.budget ({self.gap.budget:g}s) is shorter than tpot.budget ({self.tpot.budget:g}s), which may be "
+                f"the preset of workload {self.workload}: no stream at that pace keeps it; raise gap.budget or lower "
+                "tpot.budget"
             )
         loosest = self.limits.ttft_budget
         if self.ttft and loosest is not None and loosest < self.ttft.budget:

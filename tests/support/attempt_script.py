@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,10 @@ from policies.attempts.attempt_events import (
     Leave,
     NoFacts,
     Open,
+    PeerForecast,
     Progress,
+    Resume,
+    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
@@ -55,11 +58,13 @@ class GivenFacts(NoFacts):
         saturated: bool = False,
         overtaken: Collection[bool] = (),
         windows: Collection[str] = ("small",),
+        peers: Mapping[str, PeerForecast] | None = None,
         **progress: Any,
     ) -> None:
         self.closes = True
         self.closed, self.saturated, self.windows = set(closed), saturated, frozenset(windows)
         self.overtaken = list(overtaken)
+        self.peers = dict(peers or {})
         self.seen = Progress(**progress)
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
@@ -73,6 +78,9 @@ class GivenFacts(NoFacts):
 
     def progress(self, number: int) -> Progress:
         return self.seen
+
+    def peer_forecasts(self, number: int, now: float) -> Mapping[str, PeerForecast]:
+        return self.peers
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self.windows
@@ -125,6 +133,10 @@ def told(step: AttemptStep) -> list[str]:
                 words.append(f"open {attempt.number} {attempt.kind.value} {attempt.candidate.endpoint.id}")
             case Cancel(number, ending):
                 words.append(f"cancel {number} {ending.value}")
+            case Suspend(number):
+                words.append(f"suspend {number}")
+            case Resume(number):
+                words.append(f"resume {number}")
             case Keep(number, shortcoming):
                 words.append(f"keep {number} {shortcoming}")
             case Commit(number):
@@ -211,6 +223,7 @@ CANDIDATES = st.lists(
 )
 
 
+SECONDS = st.floats(0.0, 2.0)
 FACTS = st.builds(
     GivenFacts,
     closed=st.sets(st.sampled_from("abcd"), max_size=2),
@@ -222,6 +235,10 @@ FACTS = st.builds(
     complete=st.booleans(),
     paused=st.booleans(),
     obstacle=st.sampled_from(["", "a tool call"]),
+    peers=st.dictionaries(st.sampled_from("abcd"), st.builds(PeerForecast, SECONDS, SECONDS, SECONDS, SECONDS)),
+    token_at=st.floats(0, 20),
+    tokens=st.floats(1, 100),
+    reading_since=st.floats(0, 20),
 )
 
 
@@ -239,6 +256,9 @@ LIMITS = st.fixed_dictionaries(
         "longer_context": st.booleans(),
         "other_filter": st.booleans(),
         "longest_output": st.none() | st.integers(1, 100),
+        "gap": st.sampled_from([0.5, 1.0, FOREVER]),
+        "tpot": st.none() | st.just(0.05),
+        "output_cap": st.none() | st.integers(1, 100),
     }
 )
 

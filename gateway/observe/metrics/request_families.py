@@ -96,8 +96,8 @@ PROMISED = (
         "firsttoken_longest_gap_seconds{route,pool}",
         GAP_BOUNDS,
         help="Longest time between two tokens of a stream",
-        more="Streams of at least two tokens, as these came from the server; less than 10 ms counts as 0. Time in "
-        "which the caller did not read is not counted.",
+        more="Streams of at least two tokens, as these came from the servers; less than 10 ms counts as 0. Time in "
+        "which the caller did not read is not counted; the silence before a break, or before a peer continues, is.",
         moves="Prefills between the tokens of answers, preempted answers, a server that stalls.",
         act="p99 far above TPOT: limit concurrent requests or the length of prompts beside answers.",
     ),
@@ -127,8 +127,8 @@ PROMISED = (
         "firsttoken_slo_total{route,objective,met} requests",
         help="Objectives met and missed",
         more=(
-            "`objective` is `ttft`, `tpot`, `total` (of batch work: done by its deadline), `session`, or `goodput` for "
-            "the first three at once; the rules are below."
+            "`objective` is `ttft`, `tpot`, `gap` (of routes that promise it), `total` (of batch work: done by its "
+            "deadline), `session`, or `goodput` for the first four at once; the rules are below."
         ),
         moves="Missed budgets, shed or failed requests.",
         act="Attainment is met / all. `firsttoken_requests_total` tells late from shed and failed requests.",

@@ -23,6 +23,7 @@ from policies.types import AttemptKind, AttemptOutcome
 
 STAGES_AND_PARTS = (*STAGE_NAMES, "engine_queue", "engine_prefill")  # the last two are parts of `upstream`
 _JUDGED = {True: "met", False: "missed", None: "unjudged"}
+OBJECTIVES = ("ttft", "tpot", "gap", "total", "goodput")
 SIZES = (1_000, 4_000, 16_000, 64_000)  # tokens of prompt from which the next class begins
 PROMPTS = ("<1k", "1k-4k", "4k-16k", "16k-64k", ">64k")
 
@@ -114,9 +115,9 @@ class RequestMetrics:
         for stage, spent in zip(STAGES_AND_PARTS, times, strict=True):
             if spent is not None:
                 stages[route, stage].observe(spent)
-        tpot_met, total_met = record.tpot_met, record.total_met
-        good = goodput_met(record.end, ttft_met, tpot_met, total_met)
-        for objective, met in (("ttft", ttft_met), ("tpot", tpot_met), ("total", total_met), ("goodput", good)):
+        tpot_met, gap_met, total_met = record.tpot_met, record.gap_met, record.total_met
+        good = goodput_met(record.end, ttft_met, tpot_met, gap_met, total_met)
+        for objective, met in zip(OBJECTIVES, (ttft_met, tpot_met, gap_met, total_met, good), strict=True):
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         if (left := record.session_left) is not None:

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from gateway.bottleneck import BOUND_VALUES, pool_bottleneck
 from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.loop_lag import LoopLag
-from gateway.observe.metrics.request_metrics import RequestMetrics
+from gateway.observe.metrics.request_metrics import OBJECTIVES, RequestMetrics
 from gateway.observe.metrics.series import HistogramCounts, Series, gauge
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
@@ -155,7 +155,6 @@ REQUESTS, QUEUE, ON_SCREEN = "firsttoken_requests", "firsttoken_queue_depth", "f
 LAG, STALLS, BUILD = "firsttoken_loop_lag_seconds", "firsttoken_loop_stalls", "firsttoken_build_info"
 TPOT, GAP, CAUSES = "firsttoken_tpot_seconds", "firsttoken_longest_gap_seconds", "firsttoken_slow"
 TOKENS, CACHED, COST = "firsttoken_tokens", "firsttoken_cached_tokens", "firsttoken_cost_usd"
-OBJECTIVES = ("ttft", "tpot", "total", "goodput")
 # Of the gateway as a whole, where there is such a metric: shown name, family.
 GAUGES = (
     ("in_progress", "firsttoken_requests_in_progress"),

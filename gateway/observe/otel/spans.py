@@ -27,7 +27,7 @@ from policies.types import AttemptOutcome
 
 # Outcomes that are no error of a server, and of an engine.
 NO_SERVER_ERROR = (RequestOutcome.COMPLETED, RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)
-NO_ENGINE_ERROR = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
+NO_ENGINE_ERROR = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.OUTPACED)
 UNSET, ERROR = Status(), Status(StatusCode.ERROR)
 OPERATIONS = {"completion": "text_completion"}  # by operation, where the conventions' name differs
 PROVIDERS = {"gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}  # by kind of backend, likewise
@@ -169,6 +169,8 @@ def _outcome_attributes(record: Record) -> Attributes:
             "firsttoken.tpot": record.tpot,
             "firsttoken.tpot.budget": record.tpot_budget,
             "firsttoken.tpot.met": record.tpot_met,
+            "firsttoken.gap.budget": record.gap_budget,
+            "firsttoken.gap.met": record.gap_met,
             "firsttoken.total.budget": record.total_budget,
             "firsttoken.total.met": record.total_met,
             "firsttoken.chance": record.chance,

@@ -51,6 +51,7 @@ def notable(record: Record) -> bool:
         or len(record.attempts) > 1
         or record.ttft_met is False
         or record.tpot_met is False
+        or record.gap_met is False
         or record.total_met is False
     )
 

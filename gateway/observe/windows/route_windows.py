@@ -12,11 +12,11 @@ from math import inf
 from typing import Any
 
 from gateway.observe.metrics.quantile import quantile
+from gateway.observe.metrics.request_metrics import OBJECTIVES
 from gateway.observe.windows.count_history import SPANS, CountHistory, Key, Slot, Span, Window
 
 BY_LABEL = ("requests", "pools", "tokens", "causes")  # members of a route: counts by a label
 BY_OBJECTIVE = "slo"  # counts by two labels
-OBJECTIVES = ("ttft", "tpot", "total", "goodput")
 HISTOGRAMS = ("ttft_ms", "tpot_ms", "longest_gap_ms")
 TOTALS = ("cost_usd",)
 DAY = SPANS["24h"]

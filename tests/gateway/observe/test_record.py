@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from gateway.observe.record import UNSPENT, AttemptRecord, Record, RequestOutcome
+from gateway.observe.record import NO_GAPS, UNSPENT, AttemptRecord, Record, RequestOutcome, TokenGaps
 from gateway.strict_json import encode
 from policies.prefix_doctor.lineage import Lineage
 from policies.types import AttemptKind, AttemptOutcome
@@ -71,6 +71,24 @@ def test_tpot_is_met_within_its_budget_or_by_fewer_than_two_tokens(known: dict[s
 @pytest.mark.parametrize(
     ("known", "met"),
     [
+        ({"gaps": TokenGaps(1.0)}, True),
+        ({"gaps": TokenGaps(1.01)}, False),
+        ({"gaps": NO_GAPS}, True),
+        ({"gaps": TokenGaps(9.0), "gap_budget": None}, None),
+        ({"gaps": NO_GAPS, "stream": False}, None),
+        ({"gaps": NO_GAPS, "ttft": None, "end": RequestOutcome.FAILED}, None),
+        ({"gaps": NO_GAPS, "cache": "hit"}, None),
+        ({"gaps": TokenGaps(9.0), "end": RequestOutcome.CLIENT_GONE}, False),
+    ],
+)
+def test_a_gap_is_met_while_no_silence_is_longer(known: dict[str, object], met: bool | None) -> None:
+    """A silence in which the caller left counts; without a token there is nothing to judge."""
+    assert record(**{"gap_budget": 1.0, **known}).gap_met is met
+
+
+@pytest.mark.parametrize(
+    ("known", "met"),
+    [
         ({"total": 5.0}, True),
         ({"total": 5.1}, False),
         ({"total": 1.0, "stream": False}, True),
@@ -96,6 +114,8 @@ def test_total_is_met_by_a_complete_answer_within_the_budget(known: dict[str, ob
         ({"ttft": 0.2, "tpot_budget": 0.05, "tpot": 0.06}, False),
         ({"ttft": 0.9, "tpot_budget": 0.05, "tpot": 0.01}, False),
         ({"ttft": 0.2, "total_budget": 1.0, "total": 1.5}, False),
+        ({"ttft": 0.2, "gap_budget": 1.0, "gaps": TokenGaps(1.5)}, False),
+        ({"ttft": 0.2, "gap_budget": 1.0, "gaps": TokenGaps(0.5)}, True),
         ({"ttft": 0.2, "ttft_budget": None, "tpot_budget": None}, None),
         ({"ttft": 0.2, "end": RequestOutcome.UPSTREAM_BROKE}, False),
         ({"ttft": 0.2, "end": RequestOutcome.CLIENT_GONE}, None),

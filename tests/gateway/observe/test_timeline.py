@@ -244,17 +244,17 @@ def test_the_whole_answer_is_forecast_from_arrival() -> None:
 
 def test_labels_and_budgets_come_from_the_configuration() -> None:
     """None of the caller's own words becomes a label."""
-    own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, total={"budget": "30s"})
+    own = route("passthrough", workload="agent", tpot={"budget": "50ms"}, gap={"budget": "1s"}, total={"budget": "30s"})
     life = RequestTimeline(Record())
     found = life.record
     life.authorized("web")
     life.routed(request(model="whatever", stream=True), own)
     assert (found.route, found.workload, found.tenant, found.stream) == ("passthrough", "agent", "web", True)
-    assert (found.tpot_budget, found.total_budget) == (0.05, 30.0)
+    assert (found.tpot_budget, found.gap_budget, found.total_budget) == (0.05, 1.0, 30.0)
     life.routed(request({"x-slo-tpot-ms": "20"}), own)
     assert found.tpot_budget == 0.02
     life.routed(request(), route())
-    assert (found.tpot_budget, found.total_budget) == (None, None)
+    assert (found.tpot_budget, found.gap_budget, found.total_budget) == (None, None, None)
 
 
 def test_the_budget_of_a_session_is_of_a_conversation_that_the_client_names() -> None:

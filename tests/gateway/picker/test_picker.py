@@ -35,7 +35,7 @@ from tests.support.simulated import engine_pool, engines, eventually
 
 pytestmark = pytest.mark.virtual_time
 
-ROUTES = {"served": {"tiers": ["only"], "ttft": {"budget": "1s"}}}
+ROUTES = {"served": {"tiers": ["only"], "ttft": {"budget": "1s"}, "gap": {"budget": "1s"}}}
 CHAT: dict[str, Any] = {"model": "served", "stream": True, "messages": [{"role": "user", "content": "hello " * 500}]}
 POST = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 FIRST, SECOND = (
@@ -161,6 +161,8 @@ async def test_a_record_tells_of_an_answer_what_that_of_a_served_one_does() -> N
         assert record.endpoint.endswith(served)
         assert record.attempts[0].ending is AttemptOutcome.COMPLETED
         assert 0.015 < (record.tpot or 0) < 0.1  # a chunk each 20 ms
+        assert 0.015 < (record.gaps.longest or 0) < 0.1
+        assert record.gap_met
 
 
 async def test_a_whole_answer_misses_no_first_token() -> None:
@@ -200,7 +202,7 @@ async def test_an_answer_that_is_shown_at_its_end_has_no_first_token() -> None:
         assert await envoy.client.status(envoy.call) == "0"
         (record,) = gateway.recorder.recent
         assert (record.end, record.output_tokens) == (RequestOutcome.COMPLETED, 2)
-        assert (record.ttft, record.ttft_met) == (None, None)
+        assert (record.ttft, record.ttft_met, record.gap_met) == (None, None, None)
         assert record.attempts[0].ending is AttemptOutcome.COMPLETED
 
 

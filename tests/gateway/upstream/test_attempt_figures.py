@@ -10,6 +10,7 @@ from backends.http.connection_pool import ConnectionPool
 from backends.interface import HttpCall
 from gateway.upstream.attempt import WireAttempt, WireState
 from gateway.upstream.attempt_figures import KEPT_GAPS, AttemptTimes
+from policies.types import FOREVER
 from tests.support.attempt_stage import Stage
 from tests.support.builders import ANSWER, DONE, FINISH, TOKEN, USAGE, WHOLE
 from tests.support.upstream import STREAM_HEAD, Upstream, chunk, turn_until
@@ -115,6 +116,21 @@ def test_gaps_that_nobody_sees_are_not_kept() -> None:
 
 def test_an_answer_of_one_read_has_no_gap() -> None:
     assert AttemptTimes(0.0, 0.0).gaps(5) == (None, None, 0)
+
+
+def test_a_continuation_takes_over_the_gaps_of_the_answer_and_ends_its_silence() -> None:
+    """The caller reads one answer."""
+    before, after = gaps_of([0.4, 1.5]), AttemptTimes(0.0, 0.0)
+    before.quiet_since = 10.0
+    after.follow(before, 12.5)
+    after.note_gap(0.3)
+    assert after.gaps(50) == (2.5, 2.5, 2)
+
+
+def test_a_silence_in_which_the_caller_did_not_read_is_no_gap() -> None:
+    times = AttemptTimes(0.0, 0.0)
+    times.note_silence(FOREVER, 12.5)
+    assert times.gaps(5).longest is None
 
 
 async def test_gaps_are_between_tokens_and_not_of_a_caller_that_does_not_read() -> None:

@@ -54,6 +54,11 @@ def test_on_and_off_may_arrive_as_booleans() -> None:
         ),
         ({"ttft": {"budget": "0s"}}, "greater than 0"),
         ({"ttft": {"budget": "1s", "target": 1}}, "less than 1"),
+        (
+            {"gap": {"budget": "40ms"}, "tpot": {"budget": "50ms"}},
+            "gap.budget (0.04s) is shorter than tpot.budget (0.05s), which may be the preset of workload",
+        ),
+        ({"gap": {"budget": "5ms"}, "tpot": "off"}, "greater than or equal to 0.01"),
         ({"hedge": {"max_extra": "300%"}}, "less than or equal to 1"),
         ({"ttft": {"bugdet": "1s"}}, "Extra inputs are not permitted"),
         ({"scorer": "best"}, "'predicted', 'round_robin', 'least_request' or 'prefix_hash'"),

@@ -122,6 +122,12 @@ def test_every_kind_and_outcome_of_an_attempt_is_explained(value: AttemptOutcome
     assert f"`{value.value}`" in PAGE.read_text("utf-8")
 
 
+def test_a_gap_is_judged_where_the_route_promises_one_and_is_a_part_of_goodput() -> None:
+    exported = Exported({"gap_budget": 1.0, "gaps": TokenGaps(1.5)}, {"gaps": TokenGaps(1.5)})
+    found = {labels[1:]: count for labels, count in exported["slo_total"].items() if labels[1] in ("gap", "goodput")}
+    assert found == {("gap", "false"): 1, ("goodput", "false"): 1, ("goodput", "true"): 1}
+
+
 def test_steps_of_sessions_are_counted_with_their_pause_and_what_they_kept() -> None:
     """By route; a prompt that was not followed, as a short one, is no step."""
     steps = [Lineage(7), Lineage(7, step=2, since=4.0, kept=450, previous=900)]
