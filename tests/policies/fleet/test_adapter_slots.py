@@ -47,6 +47,18 @@ def test_requests_sent_during_a_load_wait_for_its_rest() -> None:
     assert slots.on_sent("a", 1.15).seconds == 0.0
 
 
+def test_an_engine_loads_one_adapter_after_another_and_computes_nothing_meanwhile() -> None:
+    """So a request waits for the loads before it, whatever adapter it needs, until the last of these answers."""
+    slots = AdapterSlots(replace(FACTS, slots=3))
+    slots.on_sent("a", 1.0)
+    assert slots.on_sent("b", 1.0).seconds == pytest.approx(0.6)
+    assert waits(slots, 1.1) == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.8, "d": 0.8})
+    slots.on_answer("a")
+    assert slots.wait("a", 1.3).seconds == pytest.approx(0.3)
+    slots.on_answer("b")
+    assert slots.wait("a", 1.3).seconds == 0.0
+
+
 def test_a_request_waits_for_a_slot_while_all_are_in_use() -> None:
     """The wait is the mean answer's, over the slots."""
     slots = AdapterSlots(FACTS)
