@@ -29,12 +29,6 @@ class AdapterWait:
 
     seconds: float = 0.0
     load_s: float = 0.0  # of these, for a load that the request causes
-    evicts: bool = False  # another adapter makes room, and will have to be loaded again
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds of engine time for loads that the request causes."""
-        return 2 * self.load_s if self.evicts else self.load_s
 
 
 LOADED = AdapterWait()
@@ -63,9 +57,9 @@ class AdapterSlots:
         rest = self._ready_at - now if self._ready_at > now else 0.0
         if adapter in self._loaded:
             return AdapterWait(rest) if rest else LOADED
-        full, busy = len(self._loaded) >= self.slots, len(self._running) >= self.slots
-        ahead = self._answer_s / self.slots if busy and adapter not in self._running else 0.0
-        return AdapterWait(rest + ahead + self.load_s, self.load_s, evicts=full)
+        is_full = len(self._running) >= self.slots and adapter not in self._running
+        ahead = self._answer_s / self.slots if is_full else 0.0
+        return AdapterWait(rest + ahead + self.load_s, self.load_s)
 
     def on_sent(self, adapter: str, now: float) -> AdapterWait:
         """A request for the adapter is sent."""
@@ -85,7 +79,8 @@ class AdapterSlots:
 
     def on_answer(self, adapter: str) -> None:
         """The adapter answers."""
-        self._on_loaded(adapter)
+        if adapter == self._loading:
+            self._ready_at = NEVER
         if adapter in self.unknown:
             self.unknown = {name: until for name, until in self.unknown.items() if name != adapter}
 
@@ -96,7 +91,8 @@ class AdapterSlots:
     def on_unknown(self, adapter: str, now: float) -> None:
         """The engine has refused the adapter's name."""
         self._loaded.pop(adapter, None)
-        self._on_loaded(adapter)
+        if adapter == self._loading:
+            self._ready_at = NEVER
         self.unknown = {name: until for name, until in self.unknown.items() if until > now}
         self.unknown[adapter] = now + UNKNOWN
 
@@ -112,11 +108,6 @@ class AdapterSlots:
         self._loaded.clear()
         self._ready_at = NEVER
         self.unknown = {}
-
-    def _on_loaded(self, adapter: str) -> None:
-        """The engine is done with the adapter, and with those before it."""
-        if adapter == self._loading:
-            self._ready_at = NEVER
 
     def _use(self, adapter: str) -> None:
         self._loaded[adapter] = None

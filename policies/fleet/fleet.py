@@ -140,7 +140,7 @@ class Fleet:
             hit = state.cache.hit(prompt, state.block_size)
             if adapter and state.adapters is not None:
                 adapter_wait = state.adapters.wait(adapter, now)
-                waited, load_s = adapter_wait.seconds, adapter_wait.engine_s
+                waited, load_s = adapter_wait.seconds, adapter_wait.load_s
             hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
             wait = waited + state.kv_loads.seconds(to_load) if to_load else waited
             forecast = state.predictor.predict(load, prompt.tokens, hit, now, wait, load_s)

@@ -73,15 +73,6 @@ def test_a_request_waits_for_a_slot_while_all_are_in_use() -> None:
     assert slots.wait("c", 10.0).seconds == pytest.approx(0.3)
 
 
-def test_an_adapter_that_has_to_make_room_counts_as_a_second_load() -> None:
-    slots = AdapterSlots(FACTS)
-    assert slots.wait("a", 0.0).engine_s == 0.3
-    for name in "ab":
-        slots.on_sent(name, 0.0)
-    assert slots.wait("c", 0.0).engine_s == 0.6
-    assert slots.wait("a", 9.0).engine_s == 0.0
-
-
 def test_the_engine_tells_what_it_runs_and_how_many_it_holds() -> None:
     slots = AdapterSlots(FACTS)
     slots.on_scrape(("a", "b", "c", "unheard of"), 3)
