@@ -142,7 +142,6 @@ IDEAS = (
     Idea("holding", "a prefill never waits for answers to bear it", ((HoldRules, "_has_slack", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
     Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((predicted, "TPOT_MISS", 0.0),)),
-    Idea("price of engine time", "only this request's own delay counts", ((predicted, "ENGINE_TIME", 0.0),)),
     Idea("near ties", "costs within 5% are not equal", ((predicted, "NEAR", 0.0),)),
     Idea(
         "spilling",

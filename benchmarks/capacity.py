@@ -114,15 +114,16 @@ def read(results: Path) -> list[Capacity]:
     return list(latest.values())
 
 
-def page(found: Iterable[Capacity]) -> str:
+def page(found: Iterable[Capacity], before: str = "") -> str:
+    """`before`: the page so far, of which the sections without a result are kept."""
     groups: dict[tuple[str, str], list[Capacity]] = {}
     for one in found:
         groups.setdefault((one.scenario, one.measure), []).append(one)
-    sections = [
-        f"## ({name}) {SCENARIOS[name].title}{MANNER[measure]}\n\n{verdict(group)}" + "\n".join(table(group))
-        for (name, measure), group in sorted(groups.items())
-    ]
-    return "\n\n".join([HEADING.format(goal=GOAL).rstrip(), *sections]) + "\n"
+    parts = {part.partition("\n")[0]: part.rstrip() for part in before.split("\n## ")[1:]}
+    for (name, measure), group in groups.items():
+        title = f"({name}) {SCENARIOS[name].title}{MANNER[measure]}"
+        parts[title] = f"{title}\n\n{verdict(group)}" + "\n".join(table(group))
+    return "\n\n## ".join([HEADING.format(goal=GOAL).rstrip(), *(parts[title] for title in sorted(parts))]) + "\n"
 
 
 def verdict(found: Sequence[Capacity]) -> str:
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write CAPACITY.md from the results that there are")
     args = parser.parse_args()
     if args.page:
-        PAGE.write_text(page(read(args.results)))
+        PAGE.write_text(page(read(args.results), PAGE.read_text()))
         return
     if args.traces is None:
         parser.error("--traces DIR: where the traces are")

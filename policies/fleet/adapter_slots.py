@@ -3,7 +3,8 @@
 Rules, as in vLLM (--max-loras) and SGLang (--max-loras-per-batch):
 - An engine holds as many adapters as it has slots; the least recently used one makes room for another.
 - While running requests use all slots for other adapters, a request waits for the end of one.
-- An adapter is believed loaded from the sending of a request for it. Requests sent during the load wait for its rest.
+- An adapter is believed loaded from the sending of a request for it. The engine loads one after another and computes
+  nothing meanwhile, so all requests sent during a load wait for its rest.
 - The adapters of running requests, as reported by the engine, are loaded: other gateways use the engine too.
 - A first token behind a load teaches the time of a load, once the engine's own speed is known.
 - An engine that does not know an adapter is not asked for it for UNKNOWN seconds; its other models are not affected.
@@ -28,12 +29,6 @@ class AdapterWait:
 
     seconds: float = 0.0
     load_s: float = 0.0  # of these, for a load that the request causes
-    evicts: bool = False  # another adapter makes room, and will have to be loaded again
-
-    @property
-    def engine_s(self) -> float:
-        """Seconds of engine time for loads that the request causes."""
-        return 2 * self.load_s if self.evicts else self.load_s
 
 
 LOADED = AdapterWait()
@@ -49,27 +44,30 @@ class AdapterSlots:
         self.unknown: dict[str, float] = {}  # adapters that the engine does not know: until when
         self._running: Counter[str] = Counter()  # requests by adapter
         self._answer_s = 0.0  # mean, from sending to end
-        self._ready_at: OrderedDict[str, float] = OrderedDict()  # end of the load by adapter, least recently used first
+        self._loaded = OrderedDict[str, None]()  # least recently used first
+        self._loading, self._ready_at = "", NEVER  # the latest adapter to load, and the end of all loads
 
     @property
     def loaded(self) -> tuple[str, ...]:
         """Least recently used first."""
-        return tuple(self._ready_at)
+        return tuple(self._loaded)
 
     def wait(self, adapter: str, now: float) -> AdapterWait:
         """For the adapter, of a request sent now."""
-        ready_at = self._ready_at.get(adapter)
-        if ready_at is not None:
-            return AdapterWait(ready_at - now) if ready_at > now else LOADED
-        full, busy = len(self._ready_at) >= self.slots, len(self._running) >= self.slots
-        ahead = self._answer_s / self.slots if busy and adapter not in self._running else 0.0
-        return AdapterWait(ahead + self.load_s, self.load_s, evicts=full)
+        rest = self._ready_at - now if self._ready_at > now else 0.0
+        if adapter in self._loaded:
+            return AdapterWait(rest) if rest else LOADED
+        is_full = len(self._running) >= self.slots and adapter not in self._running
+        ahead = self._answer_s / self.slots if is_full else 0.0
+        return AdapterWait(rest + ahead + self.load_s, self.load_s)
 
     def on_sent(self, adapter: str, now: float) -> AdapterWait:
         """A request for the adapter is sent."""
         wait = self.wait(adapter, now)
         self._running[adapter] += 1
-        self._use(adapter, now + wait.seconds)
+        self._use(adapter)
+        if wait.load_s:
+            self._loading, self._ready_at = adapter, max(self._ready_at, now) + wait.load_s
         return wait
 
     def on_ended(self, adapter: str, seconds: float) -> None:
@@ -81,8 +79,8 @@ class AdapterSlots:
 
     def on_answer(self, adapter: str) -> None:
         """The adapter answers."""
-        if adapter in self._ready_at:
-            self._ready_at[adapter] = NEVER
+        if adapter == self._loading:
+            self._ready_at = NEVER
         if adapter in self.unknown:
             self.unknown = {name: until for name, until in self.unknown.items() if name != adapter}
 
@@ -92,7 +90,9 @@ class AdapterSlots:
 
     def on_unknown(self, adapter: str, now: float) -> None:
         """The engine has refused the adapter's name."""
-        self._ready_at.pop(adapter, None)
+        self._loaded.pop(adapter, None)
+        if adapter == self._loading:
+            self._ready_at = NEVER
         self.unknown = {name: until for name, until in self.unknown.items() if until > now}
         self.unknown[adapter] = now + UNKNOWN
 
@@ -101,15 +101,16 @@ class AdapterSlots:
         self.slots = slots or self.slots
         for adapter in running:
             if adapter in self.facts.names:
-                self._use(adapter, NEVER)
+                self._use(adapter)
 
     def clear(self) -> None:
         """The engine has restarted."""
-        self._ready_at.clear()
+        self._loaded.clear()
+        self._ready_at = NEVER
         self.unknown = {}
 
-    def _use(self, adapter: str, ready_at: float) -> None:
-        self._ready_at[adapter] = ready_at
-        self._ready_at.move_to_end(adapter)
-        while len(self._ready_at) > self.slots:
-            self._ready_at.popitem(last=False)
+    def _use(self, adapter: str) -> None:
+        self._loaded[adapter] = None
+        self._loaded.move_to_end(adapter)
+        while len(self._loaded) > self.slots:
+            self._loaded.popitem(last=False)

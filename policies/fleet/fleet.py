@@ -148,7 +148,7 @@ class Fleet:
             hit = state.cache.hit(prompt, state.block_size)
             if adapter and state.adapters is not None:
                 adapter_wait = state.adapters.wait(adapter, now)
-                wait, load_s = wait + adapter_wait.seconds, adapter_wait.engine_s
+                wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
             hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
             if to_load:
                 wait += state.kv_loads.seconds(to_load)

@@ -32,15 +32,15 @@ class QueueView:
         if queued.route.scorer == "predicted":
             ahead, delayed = self.queues.ahead(queued), dict[str, Load]()
             for name, load in snapshot.loads.items():
-                if name in ahead or load.reopens_in or behind:
-                    delayed[name] = self._delayed(name, load, ahead.get(name, Ahead()), behind)
+                # To load an adapter elsewhere stalls the answers there, until that engine is closed for its pace too.
+                reopens_in = 0.0 if queued.route.adapters else load.reopens_in
+                if name in ahead or reopens_in or behind:
+                    delayed[name] = self._delayed(name, load, ahead.get(name, Ahead()), behind, reopens_in)
             if delayed:
                 snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         queued.checked_at = self.now
         return decide(queued, snapshot, self.fleet, self.now, self.scorers)
 
-    def _delayed(self, name: str, load: Load, ahead: Ahead, behind: float) -> Load:
-        wait = ahead.prefill_s + (behind if self.fleet.is_local(name) else 0.0)
-        if load.reopens_in:
-            wait += max(load.reopens_in - load.backlog_s, 0.0)
+    def _delayed(self, name: str, load: Load, ahead: Ahead, behind: float, reopens_in: float) -> Load:
+        wait = ahead.prefill_s + (behind if self.fleet.is_local(name) else 0.0) + max(reopens_in - load.backlog_s, 0.0)
         return replace(load, wait=wait, limits=load.limits.behind(ahead.requests, ahead.tokens))

@@ -9,7 +9,6 @@ from policies.routes.route import Route
 from policies.types import MEDIAN, Candidate
 
 TPOT_MISS = 3.0  # s of delay of the request per answer with a TPOT miss: an agent's whole TTFT budget
-ENGINE_TIME = 0.3  # s of this request's delay per second of engine time
 NEAR = 0.05  # of the least cost
 PER_HIT = 1e-9  # s per cached token: less than any difference in cost, enough to order equals
 
@@ -19,8 +18,7 @@ def predicted(candidates: Sequence[Candidate], sequence: int, route: Route) -> l
 
     A prefill stalls each answer decoded in the same steps: with a perfect prediction alone a fleet met TTFT for 87 % of
     requests and was good for only 58 %. So the expected TPOT misses (`policies.latency.tpot`) have a price. Affinity
-    has none of its own: without ENGINE_TIME, siblings with a common prefix that arrive together are each computed on a
-    different engine; at 1 and 3 load concentrates, and a saturated fleet lost 1 to 4 % of its good answers.
+    has none of its own, nor has engine time.
 
     Costs within NEAR of the least count as equal: predictions are not more exact. Among equals the longest hit is
     first, so a prefix stays on an endpoint.
@@ -28,7 +26,7 @@ def predicted(candidates: Sequence[Candidate], sequence: int, route: Route) -> l
     costs = []
     for candidate in candidates:
         forecast, load = candidate.forecast, candidate.load
-        cost = forecast.point_estimate * forecast.ratios[MEDIAN] + ENGINE_TIME * forecast.prefill
+        cost = forecast.point_estimate * forecast.ratios[MEDIAN]
         if load.expected_tpot_misses:
             cost += TPOT_MISS * expected_tpot_misses(load, forecast.prefill)
         costs.append(cost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_the_capacity_is_of_real_replays(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.met == replays.at(1.0)["attainment"]
     offered = [len(scenarios.arrivals("d", found.load, Path(), seed)) for seed in range(2)]
     assert found.rate == pytest.approx(sum(offered) / 2 / 12.0, rel=0.1)
+
+
+def test_the_page_keeps_the_sections_of_scenarios_that_are_not_measured_again() -> None:
+    """And replaces the others: a scenario takes minutes, and the results of one machine are not on another."""
+    old, other = (
+        Capacity("d", "old", "good", 1, 0.5, 2.0, 0.6, 0.7),
+        Capacity("a", "one", "good", 1, 0.8, 4.0, 0.5, 0.6),
+    )
+    before = page([old, other])
+    assert page([], before) == before
+    assert page([replace(old, load=1.5)], before) == page([replace(old, load=1.5), other])
 
 
 def test_the_page_orders_scorers_by_capacity() -> None:

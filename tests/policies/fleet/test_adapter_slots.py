@@ -47,6 +47,18 @@ def test_requests_sent_during_a_load_wait_for_its_rest() -> None:
     assert slots.on_sent("a", 1.15).seconds == 0.0
 
 
+def test_an_engine_loads_one_adapter_after_another_and_computes_nothing_meanwhile() -> None:
+    """So a request waits for the loads before it, whatever adapter it needs, until the last of these answers."""
+    slots = AdapterSlots(replace(FACTS, slots=3))
+    slots.on_sent("a", 1.0)
+    assert slots.on_sent("b", 1.0).seconds == pytest.approx(0.6)
+    assert waits(slots, 1.1) == pytest.approx({"a": 0.5, "b": 0.5, "c": 0.8, "d": 0.8})
+    slots.on_answer("a")
+    assert slots.wait("a", 1.3).seconds == pytest.approx(0.3)
+    slots.on_answer("b")
+    assert slots.wait("a", 1.3).seconds == 0.0
+
+
 def test_a_request_waits_for_a_slot_while_all_are_in_use() -> None:
     """The wait is the mean answer's, over the slots."""
     slots = AdapterSlots(FACTS)
@@ -59,15 +71,6 @@ def test_a_request_waits_for_a_slot_while_all_are_in_use() -> None:
     assert slots.wait("c", 10.0).seconds == pytest.approx(2.3, rel=0.01)
     slots.on_ended("b", 4.0)
     assert slots.wait("c", 10.0).seconds == pytest.approx(0.3)
-
-
-def test_an_adapter_that_has_to_make_room_counts_as_a_second_load() -> None:
-    slots = AdapterSlots(FACTS)
-    assert slots.wait("a", 0.0).engine_s == 0.3
-    for name in "ab":
-        slots.on_sent(name, 0.0)
-    assert slots.wait("c", 0.0).engine_s == 0.6
-    assert slots.wait("a", 9.0).engine_s == 0.0
 
 
 def test_the_engine_tells_what_it_runs_and_how_many_it_holds() -> None:

@@ -14,7 +14,7 @@ from policies.fleet.engine_load import EngineLoad
 from policies.queue import placement_round, queue_scheduler
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.routes.route import ScorerName
-from policies.types import FOREVER, Health, Placement
+from policies.types import FOREVER, Endpoint, Health, Placement
 from tests.support.queue_fixture import (
     API,
     LARGE,
@@ -105,6 +105,17 @@ def test_an_engine_whose_answers_are_behind_their_tpot_budget_has_no_room() -> N
     assert queue.assigned() == ["r"]
     queue.end(*answers)
     assert queue.release() == ["r"]
+
+
+@pytest.mark.parametrize(("tier", "waits_at"), [("small", TWO), ({"pool": "small", "adapter": "sql"}, ONE)])
+def test_only_a_request_without_an_adapter_leaves_an_engine_for_its_pace(tier: object, waits_at: Endpoint) -> None:
+    """Loads stall answers: each adapter that is loaded elsewhere, too, closes a further engine."""
+    queue = QueueFixture((ONE, TWO))
+    queue.decode(ONE)
+    queue.fill(TWO)
+    assert queue.load(ONE).reopens_in > queue.load(TWO).backlog_s
+    assert queue.enter("r", 200, budget=5.0, tiers=[tier]) == []
+    assert queue.assigned(waits_at) == ["r"]
 
 
 @pytest.mark.parametrize("budget", [2.0, 0.01])
