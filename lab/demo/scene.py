@@ -75,6 +75,7 @@ ROUTES: dict[str, Any] = {
         "workload": "chat",
         "ttft": {"budget": "300ms", "target": 0.9},
         "tpot": {"budget": "60ms"},
+        "gap": {"budget": "1s"},
         "tiers": ["large", "small", "api"],
         "on_miss": "best_effort",
     },

@@ -214,6 +214,7 @@ class CandidateSet:
             if self.queued.unseen:
                 able = with_answer(self.queued, able, self.left)
             able = with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able
+            able = able if pool.local or self.left <= 0 else to_be_tried(able, self.target)
             regions = self.queued.route.region
             self.tiers += [able] if regions is None else regions.parts(able)
 
@@ -325,6 +326,14 @@ def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: fl
     if queued.reasoning:
         forecast = forecast.followed_by(queued.reasoning[pool])
     return forecast.probability(within - (queued.judging or {}).get(pool, 0.0))
+
+
+def to_be_tried(candidates: list[Candidate], target: float) -> list[Candidate]:
+    """The candidates of an API; while all that is known of it is a prior and nothing is in progress there, with the
+    `target` chance at least: by its prior alone it would never be asked, and so never known."""
+    if any(each.forecast.trained or each.load.in_flight for each in candidates):
+        return candidates
+    return [replace(each, probability=max(each.probability, target)) for each in candidates]
 
 
 def with_total(

@@ -30,6 +30,7 @@ READERS = {
     "gateway/answers/answer_cache.py": "the age of a kept answer, as the caller is told",
     "gateway/api/completion_deadline.py": "a deadline that a caller sets, bounded",
     "gateway/answers/answer_stores.py": "the age of a kept answer, which replicas share",
+    "gateway/app.py": "the hour of the day, by which an API is forecast",
     "gateway/autoscale/autoscaler.py": "the date of a desired number, on a page",
     "gateway/cli/live/live_check.py": "the distance to the clocks of endpoints",
     "gateway/cli/records_command.py": "the beginning of a period that is asked for",
@@ -48,7 +49,8 @@ READERS = {
 
 
 def test_the_wall_clock_is_read_by_these_alone() -> None:
-    """None of them decides where a request goes or how long anything waits, but for a provider's date (bounded)."""
+    """None of them decides where a request goes or how long anything waits, but for a provider's date (bounded), and
+    the hour of the day, which is read once."""
     sources = {
         str(path.relative_to(ROOT)): path
         for room in ("gateway", "policies", "backends", "lab")

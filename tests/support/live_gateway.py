@@ -35,7 +35,12 @@ CLOSED_PORT = "http://127.0.0.1:1"  # a closed port
 KEY, SMALL_KEY = "a-key-for-all", "a-key-with-a-small-quota"
 PRICE = {"input": 0.6, "output": 0.8}
 ROUTES: dict[str, Any] = {
-    "chat": {"tiers": ["large", "small"], "ttft": {"budget": "800ms", "target": 0.95}, "tpot": {"budget": "60ms"}},
+    "chat": {
+        "tiers": ["large", "small"],
+        "ttft": {"budget": "800ms", "target": 0.95},
+        "tpot": {"budget": "60ms"},
+        "gap": {"budget": "1s"},
+    },
     "code": {"workload": "autocomplete", "tiers": ["small", "large"], "ttft": {"budget": "250ms"}},
     "raced": {"tiers": ["raced"], "ttft": {"budget": "700ms"}, "hedge": {"max_extra": "100%"}},
     "hosted": {"tiers": ["api"], "ttft": {"budget": "3s"}, "on_miss": "queue"},

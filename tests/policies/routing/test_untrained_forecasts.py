@@ -73,3 +73,40 @@ def test_a_budget_that_is_spent_is_no_guess() -> None:
     by, request = fleet("a"), RequestView(0.0, stream=True)
     queued = QueuedRequest(0, request, PromptEstimate({"small": PoolEstimate(10)}), ROUTE, 0)
     assert decide(queued, by.snapshot(2.0), by, 2.0).outcome is Placement.SHED
+
+
+def placed(by: Fleet, number: int, ttft: float | None = None) -> str:
+    """The pool of a request, one a second. `ttft`: s until its whole answer; None: it stays in progress."""
+    route, now = preset("chat", {"tiers": ["api", "small"], **budget(1.0)}), float(number)
+    prompt = PromptEstimate({"api": PoolEstimate(1_000), "small": PoolEstimate(1_000)})
+    decision = decide(
+        QueuedRequest(number, RequestView(now, stream=True), prompt, route, number), by.snapshot(now), by, now
+    )
+    assert decision.chosen is not None
+    by.on_sent(number, decision.chosen, PoolEstimate(1_000), now, stream=True)
+    if ttft is not None:
+        by.on_first_token(number, now + ttft)
+        by.on_ended(number, AttemptOutcome.COMPLETED, now + ttft)
+    return decision.chosen.endpoint.pool
+
+
+def api_before_an_engine() -> Fleet:
+    """The prior of the API, 4 s, misses the budget of 1 s, which the engine makes."""
+    api = Pool("api", "o3", (Endpoint("api/a", "api"),), local=False, prior_ttft={"": 4.0})
+    return Fleet([api, Pool("small", "m", (Endpoint("small/b", "small"),))])
+
+
+def test_an_api_of_which_only_a_prior_is_known_is_tried_by_one_request_at_a_time() -> None:
+    by = api_before_an_engine()
+    assert [placed(by, number) for number in range(3)] == ["api", "small", "small"]
+
+
+def test_an_api_that_answers_sooner_than_its_prior_is_used() -> None:
+    by = api_before_an_engine()
+    assert {placed(by, number, 0.2) for number in range(4 * TRAINED_SAMPLES)} == {"api"}
+
+
+def test_an_api_as_slow_as_its_prior_is_left_once_that_is_known() -> None:
+    by = api_before_an_engine()
+    pools = [placed(by, 10 * number, 4.0 if number < TRAINED_SAMPLES else 0.2) for number in range(3 * TRAINED_SAMPLES)]
+    assert pools == ["api"] * TRAINED_SAMPLES + ["small"] * (2 * TRAINED_SAMPLES)
