@@ -60,7 +60,7 @@ __all__ = ["AttemptReport", "Fleet"]
 
 
 class Fleet:
-    """Implements `policies.routing.candidates.FleetView` and `policies.fleet.peers.PeerReader`. `unix_offset`: Unix
+    """Implements `policies.routing.fleet_view.FleetView` and `policies.fleet.peers.PeerReader`. `unix_offset`: Unix
     time less the time `now` of all calls, s: APIs have hours of the day."""
 
     def __init__(self, pools: Iterable[Pool], unix_offset: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from policies.routing.candidates import PlacementRequest
+from policies.routing.placement_request import PlacementRequest
 from policies.types import FOREVER, NEVER, Candidate, Endpoint, Forecast
 
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses

@@ -1,4 +1,4 @@
-"""A request to be placed, and the endpoints able to take the request now, with forecasts.
+"""The endpoints able to take a request now, with forecasts.
 
 Rules:
 - A tier that can never take the request (`when`, context window, capabilities) is unfit, whatever the load.
@@ -24,11 +24,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from policies.routes.route import Route, Tier
+from policies.routing.answer_chances import to_be_tried, with_answer, with_total
+from policies.routing.fleet_view import FleetView
+from policies.routing.placement_request import PlacementRequest
 from policies.types import (
     FOREVER,
     NEVER,
@@ -36,13 +38,11 @@ from policies.types import (
     Completion,
     Endpoint,
     FleetSnapshot,
-    Forecast,
     Health,
     Load,
     Pool,
     PoolEstimate,
     PromptEstimate,
-    Quantiles,
     Rejection,
     RejectionKind,
     RequestView,
@@ -61,112 +61,6 @@ OTHER_REGION = "outside of the regions of the route"
 UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
 MANY = 2**31  # tokens, more than any window
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
-
-
-@dataclass(slots=True, eq=False)
-class PlacementRequest:
-    """A request with its route and estimate: the input of a decision."""
-
-    request_key: Hashable  # unique among requests not yet dispatched
-    request: RequestView
-    estimate: PromptEstimate
-    route: Route
-    sequence: int  # number of the request: turns round robin and breaks ties
-    tenant: str = ""  # for fairness
-    weight: float = 1.0  # of the tenant
-    reasoning: Mapping[str, Forecast] | None = None  # before the answer, by pool, where the budget is of the answer
-    judging: Mapping[str, float] | None = None  # s from a first token to the end of its opening, by pool, if judged
-    answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
-    decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
-    deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
-    due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
-    unseen: Mapping[str, float] | None = field(init=False)  # s from a first token to that of the budget, by pool
-    output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
-
-    def __post_init__(self) -> None:
-        self.deadline = self.request.arrival + self.route.ttft_budget(
-            self.request.ttft_budget, self.estimate.uncached_tokens
-        )
-        self.unseen = _unseen(self.reasoning, self.judging, self.route.target)
-        self.deadline -= self.least_unseen
-        if self.deadline == FOREVER and self.route.total is not None:
-            self.deadline = self.total_deadline - self.decode_s
-        self.due = FOREVER
-        if self.deadline == FOREVER:
-            self.due = self.request.arrival + self.route.done_within(self.request.by)
-        self.output_cap = self.route.output_cap(self.request.max_tokens)
-
-    @property
-    def total_deadline(self) -> float:
-        """Of the last token; FOREVER without a total budget."""
-        return FOREVER if self.route.total is None else self.request.arrival + self.route.total.budget
-
-    @property
-    def promises_total_alone(self) -> bool:
-        """The chance of the whole answer decides, as there is no TTFT budget."""
-        route = self.route
-        return route.total is not None and route.ttft is None and self.request.ttft_budget is None
-
-    @property
-    def least_unseen(self) -> float:
-        """Seconds of reasoning and of judging at the pool with the least: the deadline leaves these."""
-        return min(self.unseen.values()) if self.unseen else 0.0
-
-    def extra_unseen(self, pool: str) -> float:
-        """The same at the pool, beyond the least."""
-        return self.unseen[pool] - self.least_unseen if self.unseen else 0.0
-
-
-def _unseen(
-    reasoning: Mapping[str, Forecast] | None, judging: Mapping[str, float] | None, target: float
-) -> Mapping[str, float] | None:
-    """Seconds by pool: of the reasoning that the target share of answers keeps to, and of judging."""
-    if not reasoning:
-        return judging
-    judged = judging or {}
-    return {pool: each.quantile(target) + judged.get(pool, 0.0) for pool, each in reasoning.items()}
-
-
-# --------------------------------------------------------------------------- filter and forecast
-
-
-class FleetView(Protocol):
-    """Learned state, read-only to decisions; implemented by `policies.fleet.fleet.Fleet`."""
-
-    def candidates(
-        self,
-        loads: Mapping[str, Load],
-        prompt: PoolEstimate,
-        tier: int,
-        price: float,
-        now: float,
-        left: float,
-    ) -> list[Candidate]:
-        """Cache hits and forecasts of a prompt sent at `now` to these endpoints of one pool, in their order.
-
-        `loads`: by endpoint id; `left`: s of the TTFT budget.
-        """
-        ...
-
-    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
-        """Probability of an answer sent there at `now` to keep the TPOT budget, s per token."""
-        ...
-
-    def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
-        """The same at an endpoint that prefills nothing."""
-        ...
-
-    def completion(self, candidate: Candidate, tokens: Quantiles, now: float) -> Completion | None:
-        """Seconds of an answer of so many tokens, sent there at `now`; None: nothing is known of its pace there."""
-        ...
-
-    def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
-        """Tokens by which the engine's count of the prompt may exceed the estimate, nearly always."""
-        ...
-
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within `limits.external` of the route."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -310,42 +204,6 @@ class CandidateSet:
         else:
             bearable = wait < self.left
         return replace(load, wait=max(load.wait, wait)) if bearable else None
-
-
-def with_answer(queued: PlacementRequest, candidates: list[Candidate], left: float) -> list[Candidate]:
-    """The candidates with their chances of what a caller sees first: TTFT and reasoning are independent, judging takes
-    its time. `left`: s until the deadline, which leaves the least of both."""
-    if not queued.unseen:
-        return candidates
-    within = left + queued.least_unseen
-    return [replace(each, probability=_chance_of_answer(queued, each, within)) for each in candidates]
-
-
-def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: float) -> float:
-    pool, forecast = candidate.endpoint.pool, candidate.forecast
-    if queued.reasoning:
-        forecast = forecast.followed_by(queued.reasoning[pool])
-    return forecast.probability(within - (queued.judging or {}).get(pool, 0.0))
-
-
-def to_be_tried(candidates: list[Candidate], target: float) -> list[Candidate]:
-    """The candidates of an API; while all that is known of it is a prior and nothing is in progress there, with the
-    `target` chance at least: by its prior alone it would never be asked, and so never known."""
-    if any(each.forecast.trained or each.load.in_flight for each in candidates):
-        return candidates
-    return [replace(each, probability=max(each.probability, target)) for each in candidates]
-
-
-def with_total(
-    queued: PlacementRequest, view: FleetView, candidates: list[Candidate], now: float, spent: bool = True
-) -> list[Candidate]:
-    """The candidates; where the route promises the whole answer alone, with their chances of that. `spent`: the time
-    since the arrival counts."""
-    if not queued.answer_tokens or not queued.promises_total_alone:
-        return candidates
-    within = queued.total_deadline - (now if spent else queued.request.arrival)
-    found = [(each, view.completion(each, queued.answer_tokens, now)) for each in candidates]
-    return [each if whole is None else replace(each, probability=whole.probability(within)) for each, whole in found]
 
 
 def misfit(

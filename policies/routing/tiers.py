@@ -16,15 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.routing.candidates import (
-    EXTERNAL_LIMIT,
-    CandidateSet,
-    FleetView,
-    PlacementRequest,
-    find_candidates,
-    with_answer,
-    with_total,
-)
+from policies.routing.answer_chances import with_answer, with_total
+from policies.routing.candidates import EXTERNAL_LIMIT, CandidateSet, find_candidates
+from policies.routing.fleet_view import FleetView
+from policies.routing.placement_request import PlacementRequest
 from policies.routing.ranking import in_ms, rank, walk_tiers
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport
 from policies.prefix_cache.residency import MAX_BLOCKS
-from policies.routing.candidates import FleetView
+from policies.routing.fleet_view import FleetView
 from policies.types import AttemptOutcome, Candidate
 from tests.support.learned_fleet import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 

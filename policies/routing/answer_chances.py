@@ -1,0 +1,51 @@
+"""Chances of what a caller sees, where the first token from the server is not all of it.
+
+Rules:
+- A budget of the answer leaves time for its reasoning, and for the judging of its opening.
+- A route that promises the whole answer alone is decided by the chance of that.
+- An API of which a prior alone is known is tried by one request at a time, whatever the prior says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policies.routing.fleet_view import FleetView
+from policies.routing.placement_request import PlacementRequest
+from policies.types import Candidate
+
+
+def with_answer(queued: PlacementRequest, candidates: list[Candidate], left: float) -> list[Candidate]:
+    """The candidates with their chances of what a caller sees first: TTFT and reasoning are independent, judging takes
+    its time. `left`: s until the deadline, which leaves the least of both."""
+    if not queued.unseen:
+        return candidates
+    within = left + queued.least_unseen
+    return [replace(each, probability=_chance_of_answer(queued, each, within)) for each in candidates]
+
+
+def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: float) -> float:
+    pool, forecast = candidate.endpoint.pool, candidate.forecast
+    if queued.reasoning:
+        forecast = forecast.followed_by(queued.reasoning[pool])
+    return forecast.probability(within - (queued.judging or {}).get(pool, 0.0))
+
+
+def to_be_tried(candidates: list[Candidate], target: float) -> list[Candidate]:
+    """The candidates of an API; while all that is known of it is a prior and nothing is in progress there, with the
+    `target` chance at least: by its prior alone it would never be asked, and so never known."""
+    if any(each.forecast.trained or each.load.in_flight for each in candidates):
+        return candidates
+    return [replace(each, probability=max(each.probability, target)) for each in candidates]
+
+
+def with_total(
+    queued: PlacementRequest, view: FleetView, candidates: list[Candidate], now: float, spent: bool = True
+) -> list[Candidate]:
+    """The candidates; where the route promises the whole answer alone, with their chances of that. `spent`: the time
+    since the arrival counts."""
+    if not queued.answer_tokens or not queued.promises_total_alone:
+        return candidates
+    within = queued.total_deadline - (now if spent else queued.request.arrival)
+    found = [(each, view.completion(each, queued.answer_tokens, now)) for each in candidates]
+    return [each if whole is None else replace(each, probability=whole.probability(within)) for each, whole in found]

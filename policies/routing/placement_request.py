@@ -1,0 +1,73 @@
+"""The input of a decision: a request with its route, its estimate and the times by which it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+from policies.routes.route import Route
+from policies.types import FOREVER, Forecast, PromptEstimate, Quantiles, RequestView
+
+
+@dataclass(slots=True, eq=False)
+class PlacementRequest:
+    """A request with its route and estimate: the input of a decision."""
+
+    request_key: Hashable  # unique among requests not yet dispatched
+    request: RequestView
+    estimate: PromptEstimate
+    route: Route
+    sequence: int  # number of the request: turns round robin and breaks ties
+    tenant: str = ""  # for fairness
+    weight: float = 1.0  # of the tenant
+    reasoning: Mapping[str, Forecast] | None = None  # before the answer, by pool, where the budget is of the answer
+    judging: Mapping[str, float] | None = None  # s from a first token to the end of its opening, by pool, if judged
+    answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
+    decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
+    deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
+    due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
+    unseen: Mapping[str, float] | None = field(init=False)  # s from a first token to that of the budget, by pool
+    output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
+
+    def __post_init__(self) -> None:
+        self.deadline = self.request.arrival + self.route.ttft_budget(
+            self.request.ttft_budget, self.estimate.uncached_tokens
+        )
+        self.unseen = _unseen(self.reasoning, self.judging, self.route.target)
+        self.deadline -= self.least_unseen
+        if self.deadline == FOREVER and self.route.total is not None:
+            self.deadline = self.total_deadline - self.decode_s
+        self.due = FOREVER
+        if self.deadline == FOREVER:
+            self.due = self.request.arrival + self.route.done_within(self.request.by)
+        self.output_cap = self.route.output_cap(self.request.max_tokens)
+
+    @property
+    def total_deadline(self) -> float:
+        """Of the last token; FOREVER without a total budget."""
+        return FOREVER if self.route.total is None else self.request.arrival + self.route.total.budget
+
+    @property
+    def promises_total_alone(self) -> bool:
+        """The chance of the whole answer decides, as there is no TTFT budget."""
+        route = self.route
+        return route.total is not None and route.ttft is None and self.request.ttft_budget is None
+
+    @property
+    def least_unseen(self) -> float:
+        """Seconds of reasoning and of judging at the pool with the least: the deadline leaves these."""
+        return min(self.unseen.values()) if self.unseen else 0.0
+
+    def extra_unseen(self, pool: str) -> float:
+        """The same at the pool, beyond the least."""
+        return self.unseen[pool] - self.least_unseen if self.unseen else 0.0
+
+
+def _unseen(
+    reasoning: Mapping[str, Forecast] | None, judging: Mapping[str, float] | None, target: float
+) -> Mapping[str, float] | None:
+    """Seconds by pool: of the reasoning that the target share of answers keeps to, and of judging."""
+    if not reasoning:
+        return judging
+    judged = judging or {}
+    return {pool: each.quantile(target) + judged.get(pool, 0.0) for pool, each in reasoning.items()}
