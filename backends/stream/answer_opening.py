@@ -58,7 +58,7 @@ class AnswerOpening:
             self.is_text = False
         tap = self._tap
         over = tap.ended or tap.spoiled or not self.is_text or self._size > MAX_OPENING
-        return over or seen_tokens(tap.tokens, len(self.text.encode())) >= self._tokens
+        return over or seen_tokens(tap.tokens, len(self.text.encode(errors="surrogatepass"))) >= self._tokens
 
     def _read(self, data: bytes) -> None:
         try:
