@@ -2,7 +2,8 @@
 
 Rules:
 - Text alone is judged. The first output of another kind (reasoning, a tool call, audio, an image) ends the opening.
-- An opening ends after its tokens, at the end of the answer, with an error, and at MAX_OPENING bytes of events.
+- An opening ends after its tokens, at the end of the answer, with an error, at MAX_OPENING bytes of events, and with the
+  first read LONGEST_HOLD after the first token: an engine that drips would keep its caller waiting for minutes.
 - All dialects are read: an event tells by its members which one it is of (`choices`, `content_block_*`, `response.*`).
 """
 
@@ -19,6 +20,7 @@ from backends.stream.taps import decode_as, seen_tokens
 from backends.stream.visible_output import answers, reasons
 
 MAX_OPENING = 256 * 1024  # bytes of events
+LONGEST_HOLD = 20.0  # s
 _RESPONSE_ENDS = ("response.completed", "response.incomplete")
 _TEXT_BLOCKS = frozenset({"text", "text_delta", "thinking", "thinking_delta", "signature_delta", "redacted_thinking"})
 

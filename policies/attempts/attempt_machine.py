@@ -205,11 +205,15 @@ class AttemptMachine:
         return any(each.endpoint.pool != attempt.candidate.endpoint.pool for each in self._ranked)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
-        """Ask another pool, and hold this answer meanwhile."""
+        """Ask another pool, and hold this answer meanwhile. A rival in the same pool would say the same."""
         del self.pending[attempt.number]
         self._kept = attempt
         self._actions.append(Keep(attempt.number, shortcoming))
-        self._walk.avoid({attempt.candidate.endpoint.pool})
+        pool = attempt.candidate.endpoint.pool
+        for number in [each for each, rival in self.pending.items() if rival.attempt.candidate.endpoint.pool == pool]:
+            del self.pending[number]
+            self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
+        self._walk.avoid({pool})
         if not self.pending:
             self._go_on(now, Ending.REFUSED, shortcoming)
 
