@@ -176,14 +176,18 @@ def queued_request(
     if route.weighs_completion:
         cap = route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
+    reasoning = lengths.expected_reasoning(route, effort, now) if request.stream else None
+    judging = fleet.judging_seconds(route, min(held, estimate.output_tokens), now) if held else None
+    if judging and reasoning:  # an answer that begins with reasoning is not judged
+        judging = {pool: 0.0 if reasoning[pool].p50 else seconds for pool, seconds in judging.items()}
     return QueuedRequest(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
+        reasoning=reasoning,
         answer_tokens=tokens,
         decode_s=fleet.decode_seconds(route, tokens),
-        judging=fleet.judging_seconds(route, min(held, estimate.output_tokens), now) if held else None,
+        judging=judging,
     )
 
 

@@ -263,9 +263,7 @@ class WireAttempt:
         complete = opening.feed(data) or late or (found and not self.tap.tokens)
         if found and is_first:
             self._first_token(now)
-        elif found:
-            if (gap := now - times.quiet_since) > times.gap_floor:
-                times.note_gap(gap)
+        elif found:  # the caller meets with no gap before it reads
             times.last_token = times.quiet_since = now
         if times.first_in is None or not complete:
             return Milestone.BEGUN if found and is_first else None
@@ -324,7 +322,7 @@ class WireAttempt:
         self.stop_reading()
 
     def resume(self) -> None:
-        self.times.quiet_since = self.times.reading_since = monotonic()  # nothing was read
+        self.times.read_from(monotonic())  # nothing was read
         self.read_on()
 
     def stop_reading(self) -> None:
