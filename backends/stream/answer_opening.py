@@ -2,8 +2,8 @@
 
 Rules:
 - Text alone is judged. The first output of another kind (reasoning, a tool call, audio, an image) ends the opening.
-- An opening ends after its tokens, at the end of the answer, with an error, at MAX_OPENING bytes of events, and with the
-  first read LONGEST_HOLD after the first token: an engine that drips would keep its caller waiting for minutes.
+- An opening ends after its tokens, at the end of the answer, with an error, at MAX_OPENING bytes of events, and with
+  the first read LONGEST_HOLD after the first token: a caller waits no minutes for an engine that drips.
 - All dialects are read: an event tells by its members which one it is of (`choices`, `content_block_*`, `response.*`).
 """
 

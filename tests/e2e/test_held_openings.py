@@ -291,7 +291,13 @@ async def test_an_opening_that_drips_is_judged_as_it_is_and_sent(drip: bytes) ->
     """A caller is not kept waiting for minutes by what it could read."""
     spoken = DIALECTS["chat"]
     dripped = [step for _ in range(60) for step in (chunk(drip), Pause(6.0))]
-    first = [STREAM_HEAD, *map(chunk, spoken.events(ANSWERED)[:2]), *dripped, chunk(chat_chunk("stop") + DONE), LAST_CHUNK]
+    first = [
+        STREAM_HEAD,
+        *map(chunk, spoken.events(ANSWERED)[:2]),
+        *dripped,
+        chunk(chat_chunk("stop") + DONE),
+        LAST_CHUNK,
+    ]
     async with tiers(spoken, [first], [[FAILED]]) as (gateway, caller, _, _):
         assert (await caller.ask(spoken.request()))[0] == 200
         caller.writer.transport.abort()

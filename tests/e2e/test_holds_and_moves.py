@@ -18,7 +18,6 @@ from tests.support.rescued_answers import END, Answer, last, read, scripted
 from tests.support.simulated import eventually
 from tests.support.upstream import (
     HANG,
-    LAST_CHUNK,
     RESET,
     STREAM_HEAD,
     Pause,
@@ -87,8 +86,13 @@ async def tiers(small: list[Script], large: list[Script], **route: Any) -> Async
             "large": {"backend": "vllm", "model": "big", "endpoints": [{"url": third.url, "region": "eu"}]},
         }
         chat = {
-            **{"tiers": ["small", "large"], "ttft": "off", "hedge": "off", "max_attempts": 5},
-            **{"rescue": "on", "gap": {"budget": "1s"}, "tpot": {"budget": "50ms"}},
+            "tiers": ["small", "large"],
+            "ttft": "off",
+            "hedge": "off",
+            "max_attempts": 5,
+            "rescue": "on",
+            "gap": {"budget": "1s"},
+            "tpot": {"budget": "50ms"},
             "escalate": {"when": ["refusal_text"], "hold": HOLD},
             **route,
         }

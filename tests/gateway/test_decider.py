@@ -473,6 +473,7 @@ async def test_an_answer_that_is_expected_to_begin_with_reasoning_waits_for_no_j
             decider.answer_lengths.observe_reasoning("chat", pool, "", seconds, monotonic())
     found = judging(decider, 40, {"budget": "9s", "of": "answer"}, stream=True)
     plain = judging(decider, 40, stream=True)
-    assert found is not None and plain is not None
+    assert found is not None
+    assert plain is not None
     assert found == {"large": 0.0, "small": plain["small"]}
     assert found["small"] > 0.0
