@@ -32,7 +32,7 @@ from policies.routes.efforts import class_of
 from policies.routes.route import Route
 from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
-from policies.types import Decision, Health, PrefixBlocks, PromptEstimate, Quantiles
+from policies.types import Decision, Forecast, Health, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")
 
@@ -171,20 +171,42 @@ def queued_request(
     sequence: int,
     now: float,
 ) -> QueuedRequest:
-    lengths, tokens, held = fleet.answer_lengths, UNKNOWN, held_tokens(route, request)
+    lengths, tokens = fleet.answer_lengths, UNKNOWN
     effort = class_of(request.reasoning_effort)
     if route.weighs_completion:
         cap = route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
+    reasoning = lengths.expected_reasoning(route, effort, now) if request.stream else None
     return QueuedRequest(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
+        reasoning=reasoning,
         answer_tokens=tokens,
         decode_s=fleet.decode_seconds(route, tokens),
-        judging=fleet.judging_seconds(route, min(held, estimate.output_tokens), now) if held else None,
+        judging=_judging(fleet, request, route, estimate, reasoning, now),
     )
+
+
+def _judging(
+    fleet: Fleet,
+    request: InferenceRequest,
+    route: Route,
+    estimate: PromptEstimate,
+    reasoning: Mapping[str, Forecast] | None,
+    now: float,
+) -> Mapping[str, float] | None:
+    """Seconds from a first token until its opening is judged, by pool. 0: an answer there begins with reasoning, and is
+    not judged. None: no opening is, as where one pool alone takes the request."""
+    if not (held := held_tokens(route, request)):
+        return None
+    cap, prompts = route.output_cap(request.max_tokens), estimate.pools
+    known = [tier for tier in route.tiers if tier.pool in prompts]
+    fit = {x.pool for x in known if x.when is None or not x.when.refuses(request, prompts[x.pool].tokens, cap)}
+    if len(fit) < 2:
+        return None
+    judging = fleet.judging_seconds(route, min(held, estimate.output_tokens), now)
+    return {pool: 0.0 if reasoning and reasoning[pool].p50 else seconds for pool, seconds in judging.items()}
 
 
 def _text(request: InferenceRequest, route: Route, tenant: Tenant) -> PromptText:

@@ -2,7 +2,8 @@
 
 Rules:
 - Text alone is judged. The first output of another kind (reasoning, a tool call, audio, an image) ends the opening.
-- An opening ends after its tokens, at the end of the answer, with an error, and at MAX_OPENING bytes of events.
+- An opening ends after its tokens, at the end of the answer, with an error, at MAX_OPENING bytes of events, and with
+  the first read LONGEST_HOLD after the first token: a caller waits no minutes for an engine that drips.
 - All dialects are read: an event tells by its members which one it is of (`choices`, `content_block_*`, `response.*`).
 """
 
@@ -19,6 +20,7 @@ from backends.stream.taps import decode_as, seen_tokens
 from backends.stream.visible_output import answers, reasons
 
 MAX_OPENING = 256 * 1024  # bytes of events
+LONGEST_HOLD = 20.0  # s
 _RESPONSE_ENDS = ("response.completed", "response.incomplete")
 _TEXT_BLOCKS = frozenset({"text", "text_delta", "thinking", "thinking_delta", "signature_delta", "redacted_thinking"})
 
@@ -58,7 +60,7 @@ class AnswerOpening:
             self.is_text = False
         tap = self._tap
         over = tap.ended or tap.spoiled or not self.is_text or self._size > MAX_OPENING
-        return over or seen_tokens(tap.tokens, len(self.text.encode())) >= self._tokens
+        return over or seen_tokens(tap.tokens, len(self.text.encode(errors="surrogatepass"))) >= self._tokens
 
     def _read(self, data: bytes) -> None:
         try:

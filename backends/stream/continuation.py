@@ -19,6 +19,7 @@ from backends.stream.restart import Opening, RestartDetector, common_length
 from backends.stream.sse import ServerSentEvent, SseDecoder
 from backends.stream.taps import DONE
 
+MOST_HELD = 256  # events; eight with text decide
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -79,6 +80,8 @@ class Continuation:
         if self._detector is None:
             return self._joined(chunk)
         self._held.append(chunk)
+        if len(self._held) > MOST_HELD:  # without a text among them
+            raise Diverged
         return self._judged(*_text_and_finish(chunk))
 
     def _judged(self, text: str, finish: str | None) -> bytes:

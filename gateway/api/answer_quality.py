@@ -97,7 +97,7 @@ def _first_shortcoming(
 def _fits(answer: VisibleAnswer, schema: Any) -> bool:
     if answer.complete:
         return all(_is_valid(text, schema) for text in answer.texts)
-    return all(map(may_begin_json, answer.texts))
+    return all(len(text) > CHECKED or may_begin_json(text) for text in answer.texts)
 
 
 def _is_wrong_script(body: Mapping[str, Any], answer: VisibleAnswer) -> bool:

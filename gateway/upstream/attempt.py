@@ -37,7 +37,7 @@ from backends.failures import (
 )
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
-from backends.stream.answer_opening import AnswerOpening
+from backends.stream.answer_opening import LONGEST_HOLD, AnswerOpening
 from backends.stream.decompression import IDENTITY, Decompressor
 from backends.stream.held_reply import HeldReply, reply_decompressor
 from backends.stream.redaction import mask_secret
@@ -259,12 +259,11 @@ class WireAttempt:
         times, is_first = self.times, self.times.first_in is None
         if times.judged is not None:
             return None
-        complete = opening.feed(data) or (found and not self.tap.tokens)
+        late = times.first_in is not None and now - times.first_in > LONGEST_HOLD
+        complete = opening.feed(data) or late or (found and not self.tap.tokens)
         if found and is_first:
             self._first_token(now)
-        elif found:
-            if (gap := now - times.quiet_since) > times.gap_floor:
-                times.note_gap(gap)
+        elif found:  # the caller meets with no gap before it reads
             times.last_token = times.quiet_since = now
         if times.first_in is None or not complete:
             return Milestone.BEGUN if found and is_first else None
@@ -323,7 +322,7 @@ class WireAttempt:
         self.stop_reading()
 
     def resume(self) -> None:
-        self.times.quiet_since = self.times.reading_since = monotonic()  # nothing was read
+        self.times.read_from(monotonic())  # nothing was read
         self.read_on()
 
     def stop_reading(self) -> None:

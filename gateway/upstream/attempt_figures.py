@@ -34,13 +34,22 @@ class AttemptTimes:
     long_gaps: int = 0
     largest_gaps: list[float] = field(default_factory=list)  # a heap
     last_byte: float = NEVER
+    kept: float = 0.0  # s in which nothing was read, as another pool was asked for a better answer
     ended: float = 0.0
 
     def tpot(self, tokens: int) -> float | None:
         """Seconds per output token after the first, of a stream; None under two tokens."""
         if self.first_in is None or tokens < 2:
             return None
-        return (self.last_token - self.first_in) / (tokens - 1)
+        return (self.last_token - self.first_in - self.kept) / (tokens - 1)
+
+    def go_on(self, now: float) -> None:
+        """The stream that was kept is the caller's: the time since its last token is none of its pace."""
+        self.kept, self.last_token = now - self.last_token, now
+
+    def read_from(self, now: float) -> None:
+        """The caller reads: what comes from now on tells of the server."""
+        self.quiet_since = self.reading_since = now
 
     def note_gap(self, gap: float) -> None:
         """Note a gap between two tokens that is above `gap_floor`."""

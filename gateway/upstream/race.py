@@ -271,6 +271,7 @@ class Race:
         if isinstance(first, Failure):
             return wire.fail(first)
         self._first = first
+        wire.times.go_on(monotonic())
         wire.resume()
         return None
 
@@ -296,6 +297,7 @@ class Race:
         note_won(self.routed, wire, self._first_in)
         if wire is self._kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
+            self._first_in += wire.times.kept
 
     def _begin(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
         http, streams = self.relay.http, self.routed.request.stream
@@ -518,7 +520,9 @@ class Race:
 
     def on_write_resumed(self) -> None:
         self.relay.resume()
-        if self.winner is not None and self._held is None:
+        if self._held is not None:  # not read before a peer was heard
+            self._held.times.read_from(monotonic())
+        elif self.winner is not None:
             self.winner.resume()
 
     def on_shutdown(self) -> None:

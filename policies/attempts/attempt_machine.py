@@ -22,7 +22,8 @@ Rules:
 - A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
   the time for the whole answer.
 - A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
-  caller gets it if no other comes. The first token of a stream whose opening is held ends the race like any other.
+  caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
+  is held ends the race like any other.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - A committed stream is left when silent (`policies.attempts.committed_stream`). Where nothing of the answer was
   written, a failure is followed as before the commit; else a peer continues (Broken): an endpoint without a failure in
@@ -181,6 +182,8 @@ class AttemptMachine:
         if self._watch is not None:
             self._look_at = min(self._look_at, self._watch.begin(now))
         if self._kept is not None and self._kept is not attempt:
+            pool = self._kept.candidate.endpoint.pool
+            self._lost.update(each.endpoint.id for each in self._ranked if each.endpoint.pool == pool)
             self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
         self._kept = None
         self._actions.append(Commit(attempt.number))
@@ -205,11 +208,15 @@ class AttemptMachine:
         return any(each.endpoint.pool != attempt.candidate.endpoint.pool for each in self._ranked)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
-        """Ask another pool, and hold this answer meanwhile."""
+        """Ask another pool, and hold this answer meanwhile. A rival in the same pool would say the same."""
         del self.pending[attempt.number]
         self._kept = attempt
         self._actions.append(Keep(attempt.number, shortcoming))
-        self._walk.avoid({attempt.candidate.endpoint.pool})
+        pool = attempt.candidate.endpoint.pool
+        for number in [each for each, rival in self.pending.items() if rival.attempt.candidate.endpoint.pool == pool]:
+            del self.pending[number]
+            self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
+        self._walk.avoid({pool})
         if not self.pending:
             self._go_on(now, Ending.REFUSED, shortcoming)
 

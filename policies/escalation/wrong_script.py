@@ -4,6 +4,7 @@ Rules:
 - A script is not a language: an answer in French to a prompt in English is not found.
 - Both texts need enough letters, nearly all of one script each. Chinese and Japanese count as one script.
 - Code, and a prompt that speaks of a language, of a translation or of code, may have an answer in any script.
+- A prompt that is LONG, with its instructions, nearly always speaks of one of these: it is not searched.
 - A prompt in Latin letters counts where common words of a European language are in it: Hindi, Russian and Chinese are
   typed in Latin letters too, and answered in their own.
 """
@@ -16,6 +17,7 @@ from collections import Counter
 
 LEAST_ASKED, LEAST_ANSWERED = 8, 16  # letters
 OWN, OTHER = 0.9, 0.8  # least shares of the letters of one script: of the prompt, and of the answer
+LONG = 64 * 1024  # characters: a search of more would keep all other requests waiting
 _LONGEST = 4000  # characters read of a text
 
 # First code points of Unicode blocks (Blocks-16.0), and their script; empty: another one, or no letters.
@@ -91,7 +93,7 @@ def is_wrong_script(prompt: str, instructions: str, answer: str) -> bool:
     if _FENCE in answer or answer.lstrip().startswith(_CODE):
         return False
     asked, used = _script(prompt, LEAST_ASKED, OWN), _script(answer, LEAST_ANSWERED, OTHER)
-    if not asked or not used or asked == used:
+    if not asked or not used or asked == used or len(prompt) + len(instructions) > LONG:
         return False
     if asked == "Latin" and len(_COMMON.findall(prompt.lower())) < LEAST_COMMON:
         return False

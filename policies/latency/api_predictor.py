@@ -20,7 +20,7 @@ from policies.latency.hours_of_day import HoursOfDay
 from policies.latency.learned_state import LearnedApi, LearnedMean, kept_share
 from policies.latency.online_learning import CHANGE_SAMPLES
 from policies.latency.ttft_predictor import PrefillWork, TtftPredictor, TtftSample
-from policies.types import NEVER, UNKNOWN_TTFT, Forecast, Load
+from policies.types import MEDIAN, NEVER, NINETIETH, UNKNOWN_TTFT, Forecast, Load
 
 API_BASE = 0.4  # s: the means are of ratios to this reference
 API_TOKEN = 1 / 20_000  # s per token
@@ -143,7 +143,9 @@ class ApiPredictor(TtftPredictor):
         self._by_length.setdefault(length, _DecayedMean()).add(log_ratio, now)
 
     def _learn_hour(self, log_ratio: float, kind: Hashable, error: float, now: float) -> None:
-        grown, wider = self._hours.observe(log_ratio, kind, now) + self._hours.refuted(error), self._wider or self
+        ratios, wider = self._idle_errors.quantiles(now), self._wider or self
+        spread = log(ratios[NINETIETH] / ratios[MEDIAN]) / log(5)  # of a Laplace distribution with these quantiles
+        grown = self._hours.observe(log_ratio, kind, now) + self._hours.refuted(error, spread)
         for each in (wider, *wider._by_effort.values()) if grown else ():
             for mean in each._means():
                 mean.move(-grown)

@@ -8,7 +8,8 @@ Rules:
 - A factor is the exponential average of its days: after MEMORY_DAYS days of another shape, most of the old one is gone.
   An hour with few answers moves its factor little.
 - Within a day no factor is learned: the predictor's own means, of an hour's memory, hold what remains. A step of the
-  factor that did not happen today is refuted by the first answers after it (cumulative sum; Page 1954).
+  factor that did not happen today is refuted by the first answers after it (cumulative sum of likelihood ratios; Page
+  1954). The likelihood is Laplace's with the spread of the class of effort: a long reasoning is no other hour.
 - The state that survives a restart is a number for each hour. The day in progress is lost.
 """
 
@@ -23,7 +24,8 @@ KNOWN_DAYS = 3  # before which an hour is not told from chance
 MEMORY_DAYS = 4
 LEAST_HOURS = 6  # of a day, which show its level
 SHRINK = 3.0  # answers, as weight of "as before" in an hour
-REFUTED = 1.5  # sum of logarithms by which answers are nearer to a forecast without the step
+REFUTED = 7.5  # logarithm of the ratio of likelihoods: 1.5 in logarithms of the TTFT, where the spread is the least
+LEAST_SPREAD = 0.2  # of logarithms: two answers with a ratio of 3 may be chance
 TURNS = 5  # of the fit: the rest of a balanced day is gone after one
 
 Cell = tuple[int, Hashable]  # hour, kind of request
@@ -61,12 +63,14 @@ class HoursOfDay:
         self._today[self._hour, kind] = total + log_ratio, count + 1
         return grown
 
-    def refuted(self, error: float) -> float:
-        """`error`: logarithm of actual / predicted of the answer just observed. Returns the step of the factor at the
-        beginning of this hour, once, where answers show that it did not happen; else 0."""
+    def refuted(self, error: float, spread: float) -> float:
+        """`error`: logarithm of actual / predicted of the answer just observed; `spread`: mean deviation of such errors
+        from their median. Returns the step of the factor at the beginning of this hour, once, where answers show that
+        it did not happen; else 0."""
         if not self._step:
             return 0.0
-        self._against = max(self._against + abs(error) - abs(error + self._step), 0.0)
+        nearer = (abs(error) - abs(error + self._step)) / max(spread, LEAST_SPREAD)
+        self._against = max(self._against + nearer, 0.0)
         if self._against < REFUTED:
             return 0.0
         step, self._step = self._step, 0.0

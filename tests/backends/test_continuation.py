@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.continuation import Continuation, Diverged
+from backends.stream.continuation import MOST_HELD, Continuation, Diverged
 from backends.stream.partial_answer import PartialAnswer, TextBudget
 
 
@@ -185,6 +185,12 @@ def test_a_text_that_repeats_its_beginning_goes_on_or_ends_in_an_error() -> None
     rows = ["| one", " | two", " |\n"] * 3
     text, _ = joined(rows, stream_of(["| one", " | two", " | three"]), given="".join(rows))
     assert text == "".join([*rows, "| one", " | two", " | three"])
+
+
+def test_a_peer_that_writes_no_text_is_not_held_for_ever() -> None:
+    """Events without a text decide nothing, and would fill the memory."""
+    with pytest.raises(Diverged):
+        joined(ANSWER[:4], [ROLE] * (MOST_HELD + 1))
 
 
 def test_a_single_token_repeated_is_unclear() -> None:

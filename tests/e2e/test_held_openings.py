@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from backends.stream.answer_opening import LONGEST_HOLD
 from gateway.app import Gateway
 from gateway.observe.record import JUDGE, RequestOutcome
 from policies.types import AttemptOutcome
 from tests.support.builders import Caller, calling, get, last, post
 from tests.support.gateways import pool, running
-from tests.support.simulated import engine_pool, engines
-from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Script, Upstream, chunk, reply
+from tests.support.simulated import engine_pool, engines, eventually
+from tests.support.upstream import GATE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -283,6 +284,25 @@ async def test_nothing_is_written_before_the_opening_is_complete() -> None:
     assert record.spent[JUDGE] is not None
     assert record.spent[JUDGE] >= 0.9
     assert record.ttft == pytest.approx(sum(spent or 0.0 for spent in record.spent[:-1]), abs=1e-6)
+
+
+@pytest.mark.parametrize("drip", [chat_chunk(content="a "), b": busy\n\n"], ids=["words", "comments"])
+async def test_an_opening_that_drips_is_judged_as_it_is_and_sent(drip: bytes) -> None:
+    """A caller is not kept waiting for minutes by what it could read."""
+    spoken = DIALECTS["chat"]
+    dripped = [step for _ in range(60) for step in (chunk(drip), Pause(6.0))]
+    first = [
+        STREAM_HEAD,
+        *map(chunk, spoken.events(ANSWERED)[:2]),
+        *dripped,
+        chunk(chat_chunk("stop") + DONE),
+        LAST_CHUNK,
+    ]
+    async with tiers(spoken, [first], [[FAILED]]) as (gateway, caller, _, _):
+        assert (await caller.ask(spoken.request()))[0] == 200
+        caller.writer.transport.abort()
+        await eventually(lambda: gateway.recorder.recent)
+        assert LONGEST_HOLD < (last(gateway).ttft or 0.0) < LONGEST_HOLD + 7.0
 
 
 @pytest.mark.parametrize(

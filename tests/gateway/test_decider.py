@@ -434,8 +434,10 @@ async def test_a_prompt_whose_cost_may_exceed_what_apis_may_cost_is_counted() ->
 # --------------------------------------------------------------------------- openings that are judged
 
 
-def judging(decider: Decider, hold: int, **asked: Any) -> Mapping[str, float] | None:
-    own = route(tiers=["large", "small"], escalate={"when": ["refusal"], "hold": hold})
+def judging(
+    decider: Decider, hold: int, ttft: Any = "off", small: Any = "small", **asked: Any
+) -> Mapping[str, float] | None:
+    own = route(tiers=["large", small], ttft=ttft, escalate={"when": ["refusal"], "hold": hold})
     estimate = PromptEstimate({name: PoolEstimate(9) for name in own.pools}, output_tokens=100)
     return queued_request(decider.fleet, request(**asked), own, estimate, ANYONE, 1, monotonic()).judging
 
@@ -455,3 +457,23 @@ async def test_the_wait_for_an_opening_is_its_further_tokens_at_the_pace_of_the_
 
 async def test_an_answer_that_is_not_streamed_waits_for_no_opening(decider: Decider) -> None:
     assert judging(decider, 40) is None
+
+
+async def test_where_no_other_pool_takes_the_request_no_opening_is_waited_for(decider: Decider) -> None:
+    """It is not held then. Of two efforts, one may go to both."""
+    small = {"pool": "small", "when": {"reasoning_effort": "< high"}}
+    assert judging(decider, 40, small=small, stream=True, reasoning_effort="low")
+    assert judging(decider, 40, small=small, stream=True, reasoning_effort="high") is None
+
+
+async def test_an_answer_that_is_expected_to_begin_with_reasoning_waits_for_no_judgement(decider: Decider) -> None:
+    """Its first token is reasoning, which ends the opening at once. The other pool does not reason."""
+    for pool, seconds in (("large", 3.0), ("small", 0.0)):
+        for _ in range(KNOWN_ANSWERS):
+            decider.answer_lengths.observe_reasoning("chat", pool, "", seconds, monotonic())
+    found = judging(decider, 40, {"budget": "9s", "of": "answer"}, stream=True)
+    plain = judging(decider, 40, stream=True)
+    assert found is not None
+    assert plain is not None
+    assert found == {"large": 0.0, "small": plain["small"]}
+    assert found["small"] > 0.0

@@ -123,6 +123,13 @@ def test_a_refusal_of_the_dialects_own_form_is_noted(tap: type[Any], event: byte
     assert (opening.refused, opening.text, complete) == (True, "", [False])
 
 
+def test_half_a_surrogate_pair_is_text() -> None:
+    """As from servers that cut JSON's escapes into tokens: a client joins the halves."""
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n'
+    opening, complete = fed(StreamTap(), [event % rb"hi \ud83d", event % rb"\ude00"])
+    assert (opening.text, opening.is_text, complete) == ("hi \ud83d\ude00", True, [False, False])
+
+
 def test_an_error_and_a_flood_end_an_opening() -> None:
     _, complete = fed(StreamTap(), [chat(content="hi"), b'data: {"error":{"message":"x"}}\n\n'])
     assert complete == [False, True]

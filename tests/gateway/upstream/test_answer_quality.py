@@ -106,6 +106,7 @@ JSON = {"response_format": {"type": "json_object"}}
         (ENGLISH, {"messages": [{"role": "system", "content": "Answer in English."}, *PARTS]}, ""),
         ('{"a": [1, "b', JSON, ""),
         ("Sure, here", JSON, "invalid_json"),
+        ("Sure, here" * 7000, JSON, ""),
         (ENGLISH, {"messages": PARTS, **JSON}, "invalid_json"),
     ],
 )

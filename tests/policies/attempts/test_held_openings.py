@@ -52,6 +52,13 @@ def test_a_poor_opening_asks_another_pool_whose_first_token_is_the_callers() -> 
     assert told(race.on(FirstToken(2), 1.4)) == ["cancel 1 completed", "commit 2"]
 
 
+def test_a_rival_in_the_pool_of_a_poor_opening_is_cancelled() -> None:
+    """Where the opening has come in one read, nothing has ended the race before."""
+    race, now = hedged(A, B, API)
+    actions = told(race.on(Answered(2, "refusal_text"), now + 0.1))
+    assert actions == ["keep 2 refusal_text", "cancel 1 cancelled", "open 3 fallback api"]
+
+
 @pytest.mark.parametrize(
     ("event", "actions"),
     [

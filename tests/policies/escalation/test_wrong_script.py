@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.escalation.wrong_script import is_wrong_script
+from policies.escalation.wrong_script import LONG, is_wrong_script
 
 ENGLISH, RUSSIAN = "What is the capital of France, and why?", "Объясни, пожалуйста, почему небо голубое."
 CHINESE_ANSWER = "法国的首都是巴黎，它是法国最大的城市，也是政治和文化中心。"
@@ -62,3 +62,12 @@ def test_doubt_finds_nothing(prompt: str, answer: str) -> None:
 def test_instructions_may_ask_for_a_language() -> None:
     assert not is_wrong_script(RUSSIAN, "Always answer in English.", ENGLISH_ANSWER)
     assert is_wrong_script(RUSSIAN, "You are a helpful assistant.", ENGLISH_ANSWER)
+
+
+@pytest.mark.parametrize("long", ["prompt", "instructions"])
+def test_a_long_prompt_is_not_searched(long: str) -> None:
+    """One request of 32 MB would keep all others waiting for seconds."""
+    more = " zq" * (LONG // 3)
+    prompt, instructions = (ENGLISH + more, "") if long == "prompt" else (ENGLISH, more)
+    assert is_wrong_script(ENGLISH, "", CHINESE_ANSWER)
+    assert not is_wrong_script(prompt, instructions, CHINESE_ANSWER)

@@ -45,3 +45,17 @@ def test_reasoning_and_judging_add_up() -> None:
     """Of pools that reason, and a budget of the answer."""
     assert order(decided({"large": 0.2, "small": 0.0}, {"large": 0.09, "small": 0.0}))[0] == "L"
     assert order(decided({"large": 0.2, "small": 0.0}, {"large": 0.11, "small": 0.0}))[0] == "s"
+
+
+@pytest.mark.parametrize(("judged", "chosen"), [(0.1, "near"), (0.25, "far")])
+def test_what_a_caller_does_not_see_counts_for_each_region_of_a_tier(judged: float, chosen: str) -> None:
+    """Reasoning and judging, of a budget of the answer: the nearer region comes first where it leaves time for both."""
+    scenario = DecisionScenario({"large": {"near": 0.3, "far": 0.1}}, regions={"near": "eu", "far": "us"})
+    route = {"name": "r", "tiers": ["large"], "ttft": {"budget": "1s", "of": "answer"}, "region": {"prefer": ["eu"]}}
+    reasoning, judging = {"large": Forecast(0.4)}, {"large": judged}
+    request = RequestView(0.0, stream=True)
+    promised = preset("chat", route)
+    queued = QueuedRequest("r", request, scenario.estimate, promised, 0, reasoning=reasoning, judging=judging)
+    decision = decide(queued, scenario.fleet, scenario.beliefs, 0.0)
+    assert order(decision)[0] == chosen
+    assert decision.deadline == pytest.approx(1.0 - 0.4 - judged)
