@@ -108,7 +108,8 @@ class CandidateSet:
             if self.queued.unseen:
                 able = with_answer(self.queued, able, self.left)
             able = with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able
-            able = able if pool.local or self.left <= 0 else to_be_tried(able, self.target)
+            if not (pool.local or self.left <= 0 or self.queued.extra_unseen(pool.name)):
+                able = to_be_tried(able, self.target)
             regions = self.queued.route.region
             self.tiers += [able] if regions is None else regions.parts(able)
 
