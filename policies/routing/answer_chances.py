@@ -32,9 +32,9 @@ def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: fl
 
 
 def to_be_tried(candidates: list[Candidate], target: float) -> list[Candidate]:
-    """The candidates of an API; while a prior is all that is known of its first token and nothing is in progress there,
-    with the `target` chance at least: by its prior alone it would never be asked, and so never known."""
-    if any(each.forecast.trained or each.load.in_flight for each in candidates):
+    """The candidates of an API; while a prior is all that is known of its first token and nothing is in progress or
+    waited for there, with the `target` chance at least: by its prior alone it would never be known."""
+    if any(each.forecast.trained or each.load.in_flight or each.load.wait for each in candidates):
         return candidates
     return [replace(each, probability=max(each.probability, target)) for each in candidates]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
+from policies.rate_limit.bucket import RateLimit
 from policies.routing.tiers import decide
 from policies.types import (
     TRAINED_SAMPLES,
@@ -110,3 +111,13 @@ def test_an_api_as_slow_as_its_prior_is_left_once_that_is_known() -> None:
     by = api_before_an_engine()
     pools = [placed(by, 10 * number, 4.0 if number < TRAINED_SAMPLES else 0.2) for number in range(3 * TRAINED_SAMPLES)]
     assert pools == ["api"] * TRAINED_SAMPLES + ["small"] * (2 * TRAINED_SAMPLES)
+
+
+def test_an_api_that_limits_its_rate_is_not_waited_for_to_be_known() -> None:
+    """The next request is due there in half a second, within the budget; the later tier answers at once."""
+    by = api_before_an_engine()
+    assert placed(by, 0) == "api"
+    spent = RateLimit(counts_tokens=False, remaining=0.0, limit=60.0, rate=1 / 1.4, full_at=84.0, at=0.1)
+    by.on_rate_limits(0, [spent])
+    by.on_ended(0, AttemptOutcome.RATE_LIMITED, 0.1)
+    assert placed(by, 1) == "small"
