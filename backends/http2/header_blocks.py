@@ -10,7 +10,7 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 from backends.http2.frames import ErrorCode, Http2Error, Http2StreamError
 
 MAX_LIST = 1 << 16  # SETTINGS_MAX_HEADER_LIST_SIZE: bytes of all headers of a block, decoded
-KNOWN, KNOWN_SIZE = 16, 512  # blocks that are remembered, and bytes of one
+KNOWN, KNOWN_SIZE = 16, 512  # number of remembered blocks, and bytes of a block at most
 REQUIRED, PSEUDO = {b":method", b":scheme", b":path"}, {b":method", b":scheme", b":path", b":authority"}
 OF_CONNECTION = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")

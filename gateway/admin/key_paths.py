@@ -34,7 +34,7 @@ Reply = tuple[int, Mapping[str, Any]]  # status and document
 
 
 class KeyPaths:
-    """`config`: the one in force; its `server` and `state` never change."""
+    """`config`: the configuration in force; `server` and `state` never change."""
 
     def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config

@@ -41,7 +41,7 @@ MAX_REQUEST = 1 << 20  # bytes of a request that is looked up: hashed in 1 ms
 SLICE = 64 << 10  # bytes written before the caller must read
 SAMPLED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.MESSAGES})
 UNSAMPLED = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE})
-# Of a pool: they change what is asked.
+# Settings of a pool that change the request which a backend gets.
 SENT = {"backend", "base_url", "model", "models", "rename", "drop", "headers", "query"}
 HEADER = "x-firsttoken-cache"
 

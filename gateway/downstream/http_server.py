@@ -101,7 +101,7 @@ class HttpServer(Server):
         self.bounds = Bounds(max_body, precheck, timeouts, Intake() if intake is None else intake)
         self.coalescer = WriteCoalescer()
         self.loop = asyncio.get_running_loop()
-        self._sweep_timer = LoopAwareTimer()  # what came in during a stall of the loop is read before the check
+        self._sweep_timer = LoopAwareTimer()  # bytes that arrived while the loop stood still are read before the check
         self._unchecked: list[DownstreamConnection] = []  # of the sweep in progress
         self._sweep()
 

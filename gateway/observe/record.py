@@ -148,7 +148,7 @@ class Record:
     gap_budget: float | None = None
     total_budget: float | None = None
     session_budget: float | None = None  # of all steps of the session
-    session_left: float | None = None  # of it after this step; below 0: over it
+    session_left: float | None = None  # of that budget after this step; below 0: the budget is exceeded
     loop_lag: float = 0.0  # longest stall of the event loop that may have delayed the first token
     total: float = 0.0
     tpot: float | None = None

@@ -189,8 +189,8 @@ class AttemptLimits:
     longer_context: bool = True  # a prompt too long for one pool may go to another
     other_filter: bool = False  # a content refused by one pool may go to another
     longest_output: int | None = None  # tokens
-    gap: float = FOREVER  # the longest silence that the route promises
-    tpot: float | None = None  # s per token that it promises
+    gap: float = FOREVER  # s: the longest silence that the route promises
+    tpot: float | None = None  # s per token that the route promises
     expected_output: int = 256  # tokens
     output_cap: int | None = None  # tokens; None: neither the caller nor the route says
 

@@ -102,7 +102,7 @@ class PaceWatch:
         return max(min(due, now + self._least), now + SOON)
 
     def _pace(self, stream: Progress, now: float) -> float:
-        """Seconds per token of the window that is over now; 0: it is not over."""
+        """Seconds per token of the window that ends now; 0: the window goes on."""
         if stream.paused or stream.reading_since > self._since or self._since == FOREVER:
             self._since, self._tokens = now, stream.tokens
         if now - self._since < WINDOW:

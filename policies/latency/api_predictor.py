@@ -1,5 +1,4 @@
-"""TTFT of a hosted API: recent latency by prompt length, effort of reasoning and hour of the day, as an API shows no
-queue.
+"""TTFT of a hosted API, which shows no queue: recent latency by prompt length, effort of reasoning and hour of the day.
 
 Rules:
 - Some APIs hide their reasoning: the first token comes after all of it. So each class of effort that was asked for has

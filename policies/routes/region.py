@@ -27,7 +27,7 @@ RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(m
 
 
 class RoutedRegions(BaseModel):
-    """Regions that requests may go to, and those that go first."""
+    """Regions that requests may go to, and the order in which regions are preferred."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -1,4 +1,4 @@
-"""Chances of what a caller sees, where the first token from the server is not all of it.
+"""Probabilities of meeting a budget, where the first token of an engine is not yet what a caller waits for.
 
 Rules:
 - A budget of the answer leaves time for its reasoning, and for the judging of its opening.

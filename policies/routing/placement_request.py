@@ -1,4 +1,4 @@
-"""The input of a decision: a request with its route, its estimate and the times by which it is due."""
+"""The input of a decision: a request with route, estimate and deadlines."""
 
 from __future__ import annotations
 

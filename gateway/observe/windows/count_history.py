@@ -55,7 +55,7 @@ class Slot:
             self.counts.frombytes(bytes(8 * (width - len(self.counts))))
 
     def sparse(self) -> tuple[list[int], list[float]]:
-        """Columns that are not zero, and their counts."""
+        """Indices of the columns that are not zero, and the counts there."""
         columns = [column for column, count in enumerate(self.counts) if count]
         return columns, [self.counts[column] for column in columns]
 
