@@ -19,7 +19,7 @@ from gateway.config.models import Config
 from scripts.chart_setup import CRDS
 from tests.deploy.test_supply_chain import PROJECT
 from tests.support.certificates import made
-from tests.support.chart import CASES, DIGEST, KUSTOMIZE, Manifest, digest, golden, kept, manifests, of_kind, values
+from tests.support.chart import CASES, DIGEST, Manifest, digest, golden, kept, of_kind, values
 
 ALL = [(case, one) for case in CASES for one in kept(case)]
 EVERY_CASE = pytest.mark.parametrize("case", CASES)
@@ -123,14 +123,6 @@ def test_the_checksum_is_of_what_a_reload_does_not_change() -> None:
     helpers = (CHART / "templates" / "_helpers.tpl").read_text()
     (names,) = re.findall(r'define "firsttoken.fixed".*?fromYaml\) (.*?)\) -}}', helpers, re.DOTALL)
     assert set(re.findall(r'"(\w+)"', names)) == {*FIXED_AT_START, "pick"}
-
-
-@pytest.mark.parametrize("folder", KUSTOMIZE, ids=lambda folder: folder.name)
-def test_manifests_of_kustomize_are_valid_and_their_configuration_is_accepted(folder: Path) -> None:
-    for one in manifests((folder / "manifests.yaml").read_text()):
-        kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
-        assert "helm" not in json.dumps(one).lower()
-    assert load([folder / "firsttoken.yaml"], {"REDIS_URL": "redis://redis:6379"}).pools
 
 
 # ---------------------------------------------------------------- as an attacker

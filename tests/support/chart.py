@@ -18,7 +18,6 @@ from scripts.chart_setup import HELM
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "deploy" / "chart"
 CASES = sorted(path.stem for path in (FOLDER / "values").glob("*.yaml"))
-KUSTOMIZE = [ROOT / "deploy" / "kustomize" / name for name in ("base", "pick")]
 DIGEST = FOLDER / "rendered" / "CHART"
 
 Manifest = dict[str, Any]
@@ -72,27 +71,12 @@ def without_generated(text: str) -> str:
     return "---\n".join(found)
 
 
-def kustomized(folder: Path) -> dict[Path, str]:
-    """Manifests and configuration of a folder of deploy/kustomize: the render of its values, without labels of Helm."""
-    text = rendered(yaml.safe_load((folder / "values.yaml").read_text()), "firsttoken", "default")
-    text = re.sub(r"(?m)^ +(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text)
-    given, others = "", []
-    for one in text.split("---\n")[1:]:
-        found = yaml.safe_load(one)
-        if "firsttoken.yaml" in found.get("data", {}):
-            given = found["data"]["firsttoken.yaml"]
-        else:
-            others.append(one)
-    return {folder / "manifests.yaml": "".join(f"---\n{one}" for one in others), folder / "firsttoken.yaml": given}
-
-
 def digest() -> str:
     """Of the files that decide what is rendered."""
     found = hashlib.sha256()
     generated = files().keys()
     for path in sorted(path for path in CHART.rglob("*") if path.is_file() and path not in generated):
         found.update(f"{path.relative_to(CHART)}\n".encode() + path.read_bytes())
-    given = [*(FOLDER / "values").glob("*.yaml"), *(folder / "values.yaml" for folder in KUSTOMIZE)]
-    for path in sorted(given):
+    for path in sorted((FOLDER / "values").glob("*.yaml")):
         found.update(path.read_bytes())
     return found.hexdigest()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -20,12 +17,10 @@ from scripts.chart_setup import CRDS, crd
 from tests.support.chart import (
     CASES,
     DIGEST,
-    KUSTOMIZE,
     Manifest,
     digest,
     golden,
     helm,
-    kustomized,
     manifests,
     of_kind,
     rendered,
@@ -204,31 +199,3 @@ def merged(given: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(found.get(key), dict)
         found[key] = merged(found[key], value) if both else value
     return found
-
-
-EVERY_FOLDER = pytest.mark.parametrize("folder", KUSTOMIZE, ids=lambda folder: folder.name)
-
-
-@EVERY_FOLDER
-def test_manifests_of_kustomize_are_those_of_the_chart(folder: Path) -> None:
-    found = kustomized(folder)
-    if WRITE:
-        for path, text in found.items():
-            path.write_text(text)
-    assert {path: path.read_text() for path in found} == found
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@EVERY_FOLDER
-def test_kustomize_builds_them_with_the_configuration(folder: Path) -> None:
-    """Pods mount the ConfigMap of this content."""
-    command = ["kubectl", "kustomize", str(folder)]
-    built = manifests(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
-    for one in built:
-        kubernetes_validate.validate(one, MINORS[-1], strict=True)
-    (given,) = (one for one in of_kind(built, "ConfigMap") if "firsttoken.yaml" in one["data"])
-    gateway = next(one for one in of_kind(built, "Deployment") if one["metadata"]["name"] == "firsttoken")
-    pod = gateway["spec"]["template"]["spec"]
-    assert given["data"]["firsttoken.yaml"] == (folder / "firsttoken.yaml").read_text()
-    assert pod["volumes"][0]["configMap"]["name"] == given["metadata"]["name"] != "firsttoken"
-    assert pod["containers"][0]["image"] == "registry.example.com/firsttoken:v0.2.0"
