@@ -35,7 +35,6 @@ bench: $(DEV) ## compare with nginx, three routers in Rust, LiteLLM and the last
 	@$(BIN)/python -m benchmarks.suite --write $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.truth
 	@$(BIN)/python -m benchmarks.mixed
-	@$(BIN)/python -m benchmarks.cold_start
 
 chaos: $(DEV) ## run the catalogue of faults and write docs/reliability.md (ARGS="--only 2-4 --quick")
 	@$(BIN)/python -m tests.programs.chaos --page docs/reliability.md $(ARGS)
