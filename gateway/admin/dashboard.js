@@ -28,41 +28,12 @@ const share = (value) => (value === null ? "–" : value === 1 ? "100%" : `${(va
 const age = (s) => (s < 120 ? `${Math.max(s, 0).toFixed(0)} s` : s < 7200 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(0)} h`);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
-// Counts that came between two looks; a count that went back is another process's, which began at nothing.
-const grown = (before, after) =>
-  Object.fromEntries(
-    Object.entries(after).map(([name, value]) => {
-      const was = (before ?? {})[name] ?? 0;
-      return [name, value >= was ? value - was : value];
-    }),
-  );
-const buckets = (before, after) => {
-  if (!before || !before.counts.length) return after.counts;
-  if (before.le.join() !== after.le.join()) return after.counts.map(() => 0);
-  const since = after.counts.map((count, at) => count - before.counts[at]);
-  return Math.min(...since) < 0 ? after.counts : since;
-};
-// Where a straight line through its bucket puts it; beyond the last bound it is that bound.
-const quantile = (bounds, counts, q) => {
-  const total = sum(counts);
-  if (!bounds.length || !total) return null;
-  let below = 0;
-  for (let at = 0; at < counts.length; at += 1) {
-    if (counts[at] && below + counts[at] >= q * total) {
-      if (at === bounds.length) return bounds[at - 1];
-      const low = at ? bounds[at - 1] : 0;
-      return low + ((bounds[at] - low) * (q * total - below)) / counts[at];
-    }
-    below += counts[at];
-  }
-  return bounds[bounds.length - 1];
-};
 
 
 // ---------------------------------------------------------------- what is looked at
 
 // The window, the filters of the misses and the open request are in the address, so that a link leads to the same view.
-const WINDOWS = { now: "last 2 s", "5m": "last 5 min", "1h": "last hour", "24h": "last 24 h" };
+const WINDOWS = { now: "last 10 s", "5m": "last 5 min", "1h": "last hour", "24h": "last 24 h" };
 const FILTERS = ["route", "key", "endpoint", "cause"];
 const viewed = () => {
   const given = new URLSearchParams(location.hash.slice(1));

@@ -54,7 +54,6 @@ const explain = async () => {
 // ---------------------------------------------------------------- looking
 
 const EVERY = 2000; // ms between two looks
-const SELDOM = 5; // looks between two of a long window
 const status = (kind, text) => Object.assign(byId("status"), { className: kind, textContent: text });
 const asked = async (path) => {
   const reply = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(5000) });
@@ -62,33 +61,26 @@ const asked = async (path) => {
   return reply.json();
 };
 
-let before = null; // the last answer of /routes
-let kept = null; // the last answer of /windows
-let looks = 0;
+let begun = false; // figures have been shown
 const look = async () => {
   const now = viewed();
-  const span = now.window === "now" ? "5m" : now.window;
-  const due = kept?.window !== span || span === "5m" || looks % SELDOM === 0;
-  looks += 1;
-  const [routes, fleet, scale, prefixes, misses, linked, history] = await Promise.all([
-    asked("routes"), asked("fleet"), asked("scale"), asked("prefixes"), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
+  const [routes, fleet, scale, prefixes, misses, linked] = await Promise.all([
+    asked(`windows?window=${now.window}`), asked("fleet"), asked("scale"), asked("prefixes"), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
     now.request ? asked(`requests?id=${encodeURIComponent(now.request)}`).catch(() => []) : [],
-    due ? asked(`windows?window=${span}`) : kept,
   ]);
-  kept = history;
-  const reading = !getSelection().isCollapsed && before !== null; // what is being marked must not be replaced
+  const reading = !getSelection().isCollapsed && begun; // what is being marked must not be replaced
   if (!byId("request").value) {
     const model = routes.routes[0]?.route ?? "model";
     byId("request").value = JSON.stringify({ model, stream: true, messages: [{ role: "user", content: "hello" }] }, null, 1);
   }
   if (!reading) {
-    if (before !== null && routes.at > before.at) showRoutes(now.window, before, routes, kept);
+    showRoutes(routes);
     showFleet(fleet);
     showScale(scale);
     showPrefixes(prefixes);
-    showFilters(kept, fleet, misses ?? []);
+    showFilters(routes, fleet, misses ?? []);
     showMisses(misses, linked.at(-1), routes.at);
-    before = routes;
+    begun = true;
   }
   status("live", reading ? "paused while text is marked" : "live");
 };
@@ -103,7 +95,7 @@ const lookForever = async () => {
     status("gone", `the gateway has gone away and is tried again (${error.message})`);
   }
   clearTimeout(timer);
-  timer = setTimeout(lookForever, before === null ? 500 : EVERY);
+  timer = setTimeout(lookForever, begun ? EVERY : 500);
 };
 
 const legend = GROUPS.flatMap(([group, text]) => [el("span", { class: `key square s-${group}` }), text]);
@@ -112,5 +104,4 @@ byId("go").addEventListener("click", explain);
 addEventListener("hashchange", lookForever);
 for (const name of FILTERS) byId(`filter-${name}`).addEventListener("change", (event) => view({ [name]: event.target.value, request: "" }));
 for (const radio of document.getElementsByName("window")) radio.addEventListener("change", () => view({ window: radio.value }));
-globalThis.firsttoken = { buckets, quantile }; // for tests
 lookForever();

@@ -1,28 +1,4 @@
-// Routes: figures of a window, and a curve that the gateway keeps.
-
-const figures = (before, after, seconds) => {
-  const outcomes = grown(before?.requests, after.requests);
-  const [met, good] = [grown(before?.slo.ttft, after.slo.ttft), grown(before?.slo.goodput, after.slo.goodput)];
-  const [ttft, tpot, gap] = ["ttft_ms", "tpot_ms", "longest_gap_ms"].map((name) => [after[name].le, buckets(before?.[name], after[name])]);
-  const tokens = grown(before?.tokens, after.tokens);
-  const cost = grown({ n: before?.cost_usd ?? 0 }, { n: after.cost_usd }).n;
-  const pools = Object.entries(grown(before?.pools, after.pools)).filter(([pool, count]) => pool !== "-" && count);
-  const rate = (...names) => sum(names.map((name) => outcomes[name] ?? 0)) / seconds;
-  const of = (part, total) => (total ? (part ?? 0) / total : null);
-  const asked = sum(Object.values(outcomes));
-  return {
-    p50: quantile(...ttft, 0.5), p95: quantile(...ttft, 0.95), p99: quantile(...ttft, 0.99),
-    tpot: quantile(...tpot, 0.95), gap: quantile(...gap, 0.95),
-    rate: asked / seconds,
-    attainment: of(met.true, sum(Object.values(met))),
-    goodput: of(good.true, sum(Object.values(good))), goodRate: (good.true ?? 0) / seconds,
-    hit: of(tokens.cached, tokens.input), price: asked ? (1000 * cost) / asked : null,
-    tokens: ((tokens.input ?? 0) + (tokens.output ?? 0)) / seconds,
-    shed: rate("shed"),
-    failed: rate("failed", "upstream_broke", "internal", "unavailable"),
-    pools: pools.sort((a, b) => b[1] - a[1]),
-  };
-};
+// Routes: figures of a window, and a curve, both as the gateway computes them.
 
 const line = (points, x, y, name) => {
   let path = "";
@@ -58,57 +34,47 @@ const spark = (points, budget) => {
   );
 };
 
-const routeRow = (route, seen, kept) => {
+const routeRow = (route) => {
+  const seen = route.figures;
+  const { p50, p95, p99 } = seen.ttft_ms;
   const [grows, target] = [route.ttft_budget_grows, route.ttft_target];
   const budget = grows ? null : route.ttft_budget_ms; // a line that every prompt is held against
   const over = (value) => (budget !== null && value !== null && value > budget ? "n bad" : "n");
   const short = (value) => (value !== null && target !== null && value < target ? "n bad" : "n");
-  const answered = sum(seen.pools.map(([, count]) => count));
-  const by = seen.pools.map(([pool, count]) => `${pool} ${((count * 100) / answered).toFixed(0)}%`).join(" · ");
-  const left = kept?.error_budget_left ?? null;
+  const by = Object.entries(seen.pools).map(([pool, part]) => `${pool} ${(part * 100).toFixed(0)}%`).join(" · ");
+  const left = route.error_budget_left;
   const title = target === null ? null : `target ${share(target)}`;
   return el(
     "tr", {},
     el("td", {}, el("span", { class: "name" }, route.route), " ", el("span", { class: "soft" }, route.workload === route.route ? "" : route.workload)),
-    cell(seen.rate.toFixed(1)), cell(ms(seen.p50)), cell(ms(seen.p95), over(seen.p95)), cell(ms(seen.p99), over(seen.p99)),
-    el("td", {}, spark(kept?.points ?? [], budget)),
+    cell(seen.requests_per_s.toFixed(1)), cell(ms(p50)), cell(ms(p95), over(p95)), cell(ms(p99), over(p99)),
+    el("td", {}, spark(route.points, budget)),
     cell(grows ? `${ms(route.ttft_budget_ms)}+` : ms(budget)),
-    cell(share(seen.attainment), short(seen.attainment), title),
-    cell(share(seen.goodput), short(seen.goodput), `${seen.goodRate.toFixed(1)} requests/s within every budget`),
+    cell(share(seen.met), short(seen.met), title),
+    cell(share(seen.goodput), short(seen.goodput), `${seen.good_per_s.toFixed(1)} requests/s within every budget`),
     cell(left === null ? "–" : `${(left * 100).toFixed(0)}%`, left !== null && left < 0 ? "n bad" : "n", title),
-    cell(ms(seen.tpot)), cell(ms(seen.gap)), cell(share(seen.hit)), cell(seen.tokens.toFixed(0)),
-    cell(seen.price === null ? "–" : `$${seen.price.toFixed(2)}`),
-    cell(`${route.held}`), cell(seen.shed.toFixed(1), seen.shed ? "n bad" : "n"),
-    cell(seen.failed.toFixed(1), seen.failed ? "n bad" : "n"), cell(by, ""),
+    cell(ms(seen.tpot_p95_ms)), cell(ms(seen.longest_gap_p95_ms)), cell(share(seen.hit)), cell(seen.tokens_per_s.toFixed(0)),
+    cell(seen.usd_per_1000 === null ? "–" : `$${seen.usd_per_1000.toFixed(2)}`),
+    cell(`${route.held}`), cell(seen.shed_per_s.toFixed(1), seen.shed_per_s ? "n bad" : "n"),
+    cell(seen.failed_per_s.toFixed(1), seen.failed_per_s ? "n bad" : "n"), cell(by, ""),
   );
 };
 
-// `kept`: the answer of /windows; `before`, `after`: two answers of /routes, whose difference is the window "now".
-const showRoutes = (window, before, after, kept) => {
-  const live = window === "now";
-  const seconds = live ? Math.max(after.at - before.at, 0.001) : kept.covered_s || 1;
-  const known = new Map(live ? before.routes.map((route) => [route.route, route]) : []);
-  const history = new Map(kept.routes.map((route) => [route.route, route]));
-  const rows = (live ? after : kept).routes.map((route) =>
-    routeRow(route, figures(known.get(route.route), route, seconds), history.get(route.route)),
-  );
-  replaceRows(byId("routes").tBodies[0], rows);
-  const part = live || kept.covered_s >= kept.window_s * 0.98 ? "" : `, of which ${age(kept.covered_s)} are known`;
-  byId("routes-note").textContent = `${WINDOWS[window]}${part}; curves ${live ? "5 min" : age(kept.window_s)}`;
-  showWhole(before, after);
+// `found`: the answer of /windows.
+const showRoutes = (found) => {
+  replaceRows(byId("routes").tBodies[0], found.routes.map(routeRow));
+  const part = found.covered_s >= found.window_s * 0.98 ? "" : `, of which ${age(found.covered_s)} are known`;
+  const curve = found.slot_s * (found.routes[0]?.points.length ?? 0);
+  byId("routes-note").textContent = `${WINDOWS[found.window]}${part}; curves ${age(curve)}`;
+  showWhole(found.gateway, sum(found.routes.map((route) => route.figures.requests_per_s)));
 };
 
-const showWhole = (earlier, later) => {
-  const [before, after] = [earlier.gateway, later.gateway];
-  const asked = (stats) => Object.fromEntries(stats.routes.map((route) => [route.route, sum(Object.values(route.requests))]));
-  const rate = sum(Object.values(grown(asked(earlier), asked(later)))) / Math.max(later.at - earlier.at, 0.001);
-  const counts = buckets(before.loop_lag_ms, after.loop_lag_ms);
-  const at = counts.findLastIndex((count) => count > 0);
-  const stalls = grown({ n: before.loop_stalls }, { n: after.loop_stalls }).n;
+const showWhole = (after, rate) => {
+  const at = after.loop_lag_ms.counts.findLastIndex((count) => count > 0);
   const said = [`${rate.toFixed(1)} req/s`];
   if ("in_progress" in after) said.push(`${after.in_progress} in progress`);
   if (at >= 0) said.push(at < after.loop_lag_ms.le.length ? `loop lag under ${after.loop_lag_ms.le[at]} ms` : "loop lag over 1 s");
-  if (stalls) said.push(`${stalls} stalls`);
+  if (after.loop_stalls) said.push(`${after.loop_stalls} stalls`);
   for (const name of ["workers", "replicas"]) if (name in after) said.push(`${after[name]} ${name}`);
   if ("redis_up" in after) said.push(after.redis_up ? "redis up" : "redis DOWN");
   if (after.version) said.push(after.version);

@@ -22,7 +22,7 @@ from gateway.config.config_errors import did_you_mean
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import RECENT
 from gateway.observe.slow_counts import KEPT
-from gateway.observe.windows.count_history import SPANS
+from gateway.observe.windows.count_history import WINDOWS
 from policies.diagnosis.causes import Cause
 
 DEFAULT_LAST = 200  # Records
@@ -135,7 +135,7 @@ def parse_format(query: dict[str, str]) -> str:
 
 def parse_span(query: Mapping[str, str]) -> str:
     """Name of the window of GET /windows. Raises ApiError."""
-    return _one_of(query, "window", SPANS) or next(iter(SPANS))
+    return _one_of(query, "window", WINDOWS) or next(iter(WINDOWS))
 
 
 def _number(query: Mapping[str, str], name: str) -> int | None:

@@ -155,7 +155,7 @@ def _add_commands(command: AddCommand) -> None:
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
     top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
     top.add_argument("--interval", type=positive, default=2.0, metavar="S", help="seconds between two polls")
-    top.add_argument("--once", action="store_true", help="print one frame, over one interval")
+    top.add_argument("--once", action="store_true", help="print one frame")
     top.add_argument("--sort", choices=ORDERS, default=ORDERS[0], help=f"order of the tables: {', '.join(ORDERS)}")
     top.add_argument(
         "--filter", metavar="TEXT", default="", help="text in names of routes and endpoints (default: all)"

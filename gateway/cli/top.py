@@ -1,9 +1,9 @@
 """`firsttoken top`: a running gateway in a terminal, read through the admin port alone.
 
 Rules:
-- Figures are differences between two polls, or of a window that the gateway keeps. A poll is six small GETs.
+- All figures are the gateway's own, of a window. A poll is five small GETs.
 - A URL without any answer is an error (exit code 2). A gateway that becomes unreachable is reported and polled again.
-- A key changes the tables at once, from the replies of the last two polls.
+- A key changes the tables at once, from the replies of the last poll; another window is asked for.
 """
 
 from __future__ import annotations
@@ -18,37 +18,33 @@ from rich.text import Text
 
 from gateway.cli.gateway_client import ErrorReply, Gone, ask, not_the_admin_port
 from gateway.cli.top_tables import Look, frame
-from gateway.cli.top_view import NOW, WINDOWS, Sort, View, keyboard
+from gateway.cli.top_view import NOW, Sort, View, keyboard
 from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway
 WIDTH = 130  # columns, for an output without a width
 SHOWN = 8  # misses, and slowest requests
-SHORTEST = WINDOWS[1]  # window of the misses that stand beside figures of the last interval
+SHORTEST = 300.0  # s: window of the misses beside figures of `now`
 
 
 class Watched:
-    """The replies of the last two polls, and the view of them."""
+    """The replies of the last poll, and the view of them."""
 
     def __init__(self, admin: str, first: Look, view: View) -> None:
         self.view = view
         self.away = ""  # since when, and why; empty: the last poll was answered
-        self._admin, self._before = admin, first
-        self._now: Look | None = None
+        self._admin, self._now = admin, first
 
     def poll(self) -> None:
         try:
-            now = look(self._admin, self.view.window)
+            self._now = look(self._admin, self.view.window)
         except Gone as gone:
             self.away = self.away or f"{self._admin} has gone away at {strftime('%H:%M:%S')} and is tried again: {gone}"
         else:
-            self._before, self._now = self._now or self._before, now
             self.away = ""
 
     def tables(self, width: int) -> RenderableType:
-        if self._now is None:
-            return Text(f"{self._admin}: the first figures come with the next poll")
-        return frame(self._admin, self._before, self._now, self.view, width)
+        return frame(self._admin, self._now, self.view, width)
 
     def screen(self, width: int) -> RenderableType:
         """The last tables stay while the gateway is away."""
@@ -65,8 +61,7 @@ def top(args: argparse.Namespace) -> int:
     try:
         first = look(args.admin, view.window)
         if args.once:
-            sleep(args.interval)
-            console.print(frame(args.admin, first, look(args.admin, view.window), view, console.width))
+            console.print(frame(args.admin, first, view, console.width))
             return 0
     except Gone as gone:
         raise ConfigError([not_the_admin_port(args.admin, gone)]) from None
@@ -106,13 +101,12 @@ def _watch_text(watched: Watched, interval: float, console: Console) -> None:
 
 def look(admin: str, window: str = NOW) -> Look:
     """Raises Gone."""
-    figures = _read(admin, "/routes")
+    figures = _read(admin, f"/windows?window={window}")
     if not (isinstance(figures, dict) and "routes" in figures):
         raise Gone("it says something else")
-    kept = _read(admin, f"/windows?window={SHORTEST if window == NOW else window}")
-    missed = _read(admin, f"/requests?worst={SHOWN}&within={kept['window_s']:.0f}")
+    missed = _read(admin, f"/requests?worst={SHOWN}&within={max(figures['window_s'], SHORTEST):.0f}")
     slowest = _read(admin, f"/requests?slowest={SHOWN}")
-    return Look(figures, _read(admin, "/fleet"), slowest, missed, kept, _scale(admin))
+    return Look(figures, _read(admin, "/fleet"), slowest, missed, _scale(admin))
 
 
 def _scale(admin: str) -> Any:

@@ -1,9 +1,7 @@
-"""Tables of `firsttoken top`, from the replies of the admin port at two moments.
+"""Tables of `firsttoken top`, from the replies of the admin port.
 
 Rules:
-- Counts only grow. A smaller count belongs to a new process, which began at zero: the whole count is new.
-- A quantile is interpolated linearly within a bucket, as in Prometheus; beyond the last bound the bound is the
-  result. Units are milliseconds, as in the replies.
+- The gateway computes all figures. Units are milliseconds, as in the replies.
 - A table that is wider than the screen loses whole columns, in a given order, before a cell is cut.
 """
 
@@ -22,7 +20,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.cli.top_view import NOW, Sort, View
-from gateway.observe.metrics.quantile import quantile
 
 STATES = {"up": "green", "probing": "yellow", "down": "red"}
 ROUTES = (
@@ -51,9 +48,6 @@ DROPPED = {  # of a table without room, in this order
     SLOWEST: ("endpoint", "budget", "most of it in"),
 }
 GAP = 2  # columns beside a cell
-NO_BUCKETS: Mapping[str, Sequence[float]] = {"le": (), "counts": ()}
-SHED, FAILED = ("shed",), ("failed", "upstream_broke", "internal", "unavailable")
-Counts = Mapping[str, float]
 Row = tuple[RenderableType, ...]
 
 
@@ -61,68 +55,28 @@ Row = tuple[RenderableType, ...]
 class Look:
     """The replies of the admin port at one moment."""
 
-    figures: Mapping[str, Any]
+    figures: Mapping[str, Any]  # GET /windows
     fleet: Sequence[Mapping[str, Any]]
     slowest: Sequence[Mapping[str, Any]]
     missed: Sequence[Mapping[str, Any]] = ()
-    kept: Mapping[str, Any] = field(default_factory=dict)  # GET /windows
     scale: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RouteFigures:
-    """One route between two moments. Times in ms, None: nothing was counted."""
-
-    name: str
-    rate: float  # requests/s
-    met: float | None  # share
-    target: float | None
-    goodput: float | None  # share
-    left: float | None  # of the error budget of 24 h
-    tpot: float | None  # p95
-    gap: float | None  # p95 of the longest between two tokens
-    hit: float | None  # share of prompt tokens
-    ttft: tuple[float | None, float | None, float | None]  # p50, p95, p99
-    budget: float | None
-    budget_grows: bool
-    held: float
-    shed: float  # requests/s
-    failed: float  # requests/s
-    pools: Mapping[str, float]  # requests by the pool that answered, most first
-
-
-def grown(before: Counts, after: Counts) -> Counts:
-    return {name: value - was if value >= (was := before.get(name, 0.0)) else value for name, value in after.items()}
-
-
-def buckets(
-    before: Mapping[str, Sequence[float]] | None, after: Mapping[str, Sequence[float]]
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Upper bounds, and the new counts of each bucket; the last bucket has no bound."""
-    bounds, counts = after["le"], after["counts"]
-    if before is None or not before["counts"]:
-        return bounds, counts
-    if before["le"] != bounds:  # another configuration: new and old counts cannot be separated
-        return bounds, [0.0] * len(counts)
-    since = [now - was for now, was in zip(counts, before["counts"], strict=True)]
-    return bounds, counts if min(since) < 0 else since
 
 
 # ---------------------------------------------------------------- tables
 
 
-def frame(admin: str, before: Look, now: Look, view: View, width: int) -> RenderableType:
+def frame(admin: str, now: Look, view: View, width: int) -> RenderableType:
     """All tables, at most `width` columns wide where their names allow it."""
-    summary = gateway_summary(before.figures["gateway"], now.figures["gateway"])
+    summary = gateway_summary(now.figures["gateway"])
     shown = [entry for entry in now.fleet if view.shows(entry["endpoint"]["id"])]
     endpoints = ordered(shown, view.sort, ENDPOINT_ORDERS)
     slowest = [one for one in now.slowest if view.shows(one["route"], one["endpoint"], one["request_id"])]
     missed = [one for one in now.missed if view.shows(one["route"], one["endpoint"], one["request_id"])]
-    routes = route_figures(before.figures, now.figures, view, now.kept)
+    routes = [route for route in now.figures["routes"] if view.shows(route["route"], *route["figures"]["pools"])]
     parts: list[RenderableType] = [
-        Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}{_span(now.kept, view)}"),
+        Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}{_span(now.figures)}"),
         *([fitting(MISSES, map(_miss, missed), width)] if missed else []),
-        fitting(ROUTES, map(route_row, routes), width),
+        fitting(ROUTES, map(route_row, ordered(routes, view.sort, ROUTE_ORDERS)), width),
         fitting(ENDPOINTS, map(_endpoint, endpoints), width),
     ]
     parts += [Text(f"{entry['endpoint']['id']}: {entry['why']}", "yellow") for entry in endpoints if entry["why"]]
@@ -141,13 +95,13 @@ def scale_lines(scale: Mapping[str, Any], view: View) -> Iterator[str]:
             yield f"{name}: engines desired {number}, {pool['current']} now ({bounds}); {pool['reason']}"
 
 
-def gateway_summary(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def gateway_summary(after: Mapping[str, Any]) -> str:
     """The gateway itself, in a line. The longest stall of the event loop is known by a bucket's bound."""
     parts = [f"{after['in_progress']:.0f} in progress"] if "in_progress" in after else []
-    bounds, counts = buckets(before["loop_lag_ms"], after["loop_lag_ms"])
+    bounds, counts = after["loop_lag_ms"]["le"], after["loop_lag_ms"]["counts"]
     if seen := [i for i, count in enumerate(counts) if count]:
         lag = f"under {bounds[seen[-1]]:g} ms" if seen[-1] < len(bounds) else "over 1 s"
-        stalls = grown({"": before["loop_stalls"]}, {"": after["loop_stalls"]})[""]
+        stalls = after["loop_stalls"]
         late = f"{stalls:.0f} {'stall' if stalls == 1 else 'stalls'}" if stalls else "no stall"
         parts.append(f"loop lag {lag}, {late}")
     members = [(after[f"{name}s"], name) for name in ("worker", "replica") if f"{name}s" in after]
@@ -187,9 +141,9 @@ def text_table(names: Sequence[str], rows: Iterable[Row], *, title: str | None =
 
 Orders = Mapping[Sort, Callable[[Any], tuple[float | str, ...]]]
 ROUTE_ORDERS: Orders = {
-    Sort.WORST: lambda route: (2.0 if route.met is None else route.met, -(route.ttft[1] or 0.0)),
-    Sort.TRAFFIC: lambda route: (-route.rate,),
-    Sort.NAME: lambda route: (route.name,),
+    Sort.WORST: lambda route: (_met(route), -(route["figures"]["ttft_ms"]["p95"] or 0.0)),
+    Sort.TRAFFIC: lambda route: (-route["figures"]["requests_per_s"],),
+    Sort.NAME: lambda route: (route["route"],),
 }
 ENDPOINT_ORDERS: Orders = {
     Sort.WORST: lambda entry: (entry["load"]["health"] == "up", -entry["error"][1] if entry["samples"] else inf),
@@ -198,92 +152,47 @@ ENDPOINT_ORDERS: Orders = {
 }
 
 
+def _met(route: Mapping[str, Any]) -> float:
+    """The share that met the TTFT budget; of a route without any it is above all others."""
+    met: float | None = route["figures"]["met"]
+    return 2.0 if met is None else met
+
+
 def ordered(entries: Sequence[Any], sort: Sort, orders: Orders) -> Sequence[Any]:
     return entries if sort is Sort.CONFIGURED else sorted(entries, key=orders[sort])
 
 
-def _span(kept: Mapping[str, Any], view: View) -> str:
-    if view.window == NOW or kept.get("window") != view.window:
+def _span(figures: Mapping[str, Any]) -> str:
+    if figures["window"] == NOW:
         return ""
-    known = "" if kept["covered_s"] >= 0.98 * kept["window_s"] else f", of which {age(kept['covered_s'])} are known"
-    return f"   window {view.window}{known}"
+    known = f", of which {age(figures['covered_s'])} are known"
+    return f"   window {figures['window']}{'' if figures['covered_s'] >= 0.98 * figures['window_s'] else known}"
 
 
-def route_figures(
-    before: Mapping[str, Any], after: Mapping[str, Any], view: View, kept: Mapping[str, Any] | None = None
-) -> Sequence[RouteFigures]:
-    """Of the routes in view: between two answers of /routes, or of the window `kept` where the view is of that one."""
-    seconds = max(after["at"] - before["at"], 1e-3)
-    known = {route["route"]: route for route in before["routes"]}
-    left = {route["route"]: route["error_budget_left"] for route in (kept or {}).get("routes", ())}
-    if kept and kept.get("window") == view.window:
-        seconds, known, after = max(kept["covered_s"], 1e-3), {}, kept
-    routes = [
-        _figures(known.get(route["route"], {}), route, seconds, left.get(route["route"])) for route in after["routes"]
-    ]
-    return ordered([route for route in routes if view.shows(route.name, *route.pools)], view.sort, ROUTE_ORDERS)
-
-
-def _figures(
-    before: Mapping[str, Any], after: Mapping[str, Any], seconds: float, left: float | None = None
-) -> RouteFigures:
-    outcomes = grown(before.get("requests", {}), after["requests"])
-    shed, failed = (sum(outcomes.get(name, 0.0) for name in names) / seconds for names in (SHED, FAILED))
-    pools = grown(before.get("pools", {}), after["pools"])
-    judged = grown(before.get("slo", {}).get("ttft", {}), after["slo"]["ttft"])
-    good = grown(before.get("slo", {}).get("goodput", {}), after["slo"].get("goodput", {}))
-    tokens = grown(before.get("tokens", {}), after.get("tokens", {}))
-    bounds, counts = buckets(before.get("ttft_ms"), after["ttft_ms"])
-    return RouteFigures(
-        name=after["route"],
-        rate=sum(outcomes.values()) / seconds,
-        met=_part(judged.get("true", 0.0), sum(judged.values())),
-        goodput=_part(good.get("true", 0.0), sum(good.values())),
-        left=left,
-        tpot=_p95(before, after, "tpot_ms"),
-        gap=_p95(before, after, "longest_gap_ms"),
-        hit=_part(tokens.get("cached", 0.0), tokens.get("input", 0.0)),
-        target=after["ttft_target"],
-        ttft=(quantile(bounds, counts, 0.5), quantile(bounds, counts, 0.95), quantile(bounds, counts, 0.99)),
-        budget=after["ttft_budget_ms"],
-        budget_grows=after.get("ttft_budget_grows", False),  # a gateway before the setting does not say
-        held=after["held"],
-        shed=shed,
-        failed=failed,
-        pools={pool: n for pool, n in sorted(pools.items(), key=lambda item: -item[1]) if pool != "-" and n},
+def route_row(route: Mapping[str, Any]) -> Row:
+    seen, budget, grows, left = (
+        route[name] for name in ("figures", "ttft_budget_ms", "ttft_budget_grows", "error_budget_left")
     )
-
-
-def _part(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
-def _p95(before: Mapping[str, Any], after: Mapping[str, Any], histogram: str) -> float | None:
-    return quantile(*buckets(before.get(histogram), after.get(histogram, NO_BUCKETS)), 0.95)
-
-
-def route_row(route: RouteFigures) -> Row:
-    p50, p95, p99 = route.ttft
-    late = route.budget is not None and p95 is not None and p95 > route.budget and not route.budget_grows
-    short = route.met is not None and route.target is not None and route.met < route.target
-    answered = sum(route.pools.values())
+    p50, p95, p99 = seen["ttft_ms"].values()
+    late = budget is not None and p95 is not None and p95 > budget and not grows
+    short = seen["met"] is not None and route["ttft_target"] is not None and seen["met"] < route["ttft_target"]
     return (
-        Text(route.name),
-        Text(share(route.met), "red" if short else ""),
-        share(route.goodput),
-        Text("–" if route.left is None else f"{route.left:.0%}", "red" if route.left and route.left < 0 else ""),
-        f"{route.rate:.1f}",
+        Text(route["route"]),
+        Text(share(seen["met"]), "red" if short else ""),
+        share(seen["goodput"]),
+        Text("–" if left is None else f"{left:.0%}", "red" if left and left < 0 else ""),
+        f"{seen['requests_per_s']:.1f}",
         ms(p50),
         Text(ms(p95), "red" if late else ""),
         ms(p99),
-        f"{ms(route.budget)}+" if route.budget_grows else ms(route.budget),
-        ms(route.tpot),
-        ms(route.gap),
-        share(route.hit),
-        f"{route.held:.0f}",
-        f"{route.shed:.1f}",
-        f"{route.failed:.1f}",
-        Text("  ".join(f"{pool} {count / answered:.0%}" for pool, count in route.pools.items())),
+        f"{ms(budget)}+" if grows else ms(budget),
+        ms(seen["tpot_p95_ms"]),
+        ms(seen["longest_gap_p95_ms"]),
+        share(seen["hit"]),
+        f"{route['held']:.0f}",
+        f"{seen['shed_per_s']:.1f}",
+        f"{seen['failed_per_s']:.1f}",
+        Text("  ".join(f"{pool} {part:.0%}" for pool, part in seen["pools"].items())),
     )
 
 

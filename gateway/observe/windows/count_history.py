@@ -1,9 +1,10 @@
-"""History of counts in memory: how much each count grew in the last 5 minutes, hour and day.
+"""History of counts in memory: how much each count grew in the last 10 s, 5 minutes, hour and day.
 
 Rules:
 - Totals come in every few seconds; a ring of slots for each span keeps their growth. Nothing is done per request.
 - Memory is the number of counts times 216 slots times 8 bytes: 120 KB for a route with 70 counts.
 - A total that decreased is that of another process, which began at zero: the whole total is new.
+- The window `now` has no slots: it is the growth since the look at the totals 10 s ago, or the next one after.
 - Slots are numbered by the wall clock. Where the clock went back, the present slot takes those ahead of it.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -33,7 +35,10 @@ class Span:
         return self.slot_s * self.slots
 
 
+NOW = Span("now", 10.0, 1)
 SPANS = {span.name: span for span in (Span("5m", 5.0, 60), Span("1h", 60.0, 60), Span("24h", 900.0, 96))}
+WINDOWS = {**SPANS, NOW.name: NOW}
+LOOKS = 20  # at the totals that are remembered for `now`: a viewer causes one a second
 MAX_COUNTS = 20_000  # further ones are not kept: 35 MB
 
 
@@ -78,6 +83,7 @@ class CountHistory:
     def __init__(self) -> None:
         self.columns: dict[Key, int] = {}
         self._before: Mapping[Key, float] | None = None
+        self._looks: deque[tuple[float, Grown]] = deque(maxlen=LOOKS)  # Unix time, growth since the last
         self._since = inf  # Unix time of the first totals
         self._rings: dict[str, deque[Slot]] = {name: deque(maxlen=span.slots) for name, span in SPANS.items()}
 
@@ -87,6 +93,11 @@ class CountHistory:
         grown = [] if before is None else [*self._growth(before, totals)]
         for name, span in SPANS.items():
             self._slot(self._rings[name], int(wall // span.slot_s)).add(grown, len(self.columns))
+        if self._looks and wall < self._looks[-1][0]:
+            self._looks.clear()
+        self._looks.append((wall, grown))
+        while len(self._looks) > 1 and self._looks[1][0] <= wall - NOW.seconds:
+            self._looks.popleft()
 
     def _growth(self, before: Mapping[Key, float], totals: Mapping[Key, float]) -> Iterable[tuple[int, float]]:
         for key, total in totals.items():
@@ -112,7 +123,9 @@ class CountHistory:
         return ring[-1]
 
     def window(self, span: Span, wall: float) -> Window:
-        """Up to now; the last slot is the present one, which is not over."""
+        """Up to now; the last slot is the present one, which is not over. `NOW` has the slots of 5 minutes."""
+        if span is NOW:
+            return self._latest(self.window(SPANS["5m"], wall))
         first = int(wall // span.slot_s) - span.slots + 1
         slots = [slot for slot in self._rings[span.name] if slot.number >= first]
         for slot in slots:
@@ -121,6 +134,16 @@ class CountHistory:
         totals = [*map(sum, zip(*rows, strict=True))]
         covered = wall - max(slots[0].number * span.slot_s, self._since) if slots else 0.0
         return Window(span, first, slots, totals, min(max(covered, 0.0), span.seconds))
+
+    def _latest(self, window: Window) -> Window:
+        """The window with the growth of the remembered looks."""
+        if not self._looks:
+            return window
+        totals = [0.0] * len(window.totals)
+        for _, grown in islice(self._looks, 1, None):
+            for column, count in grown:
+                totals[column] += count
+        return replace(window, totals=totals, covered=self._looks[-1][0] - self._looks[0][0])
 
     # -- over a restart ---------------------------------------------------------------------
 

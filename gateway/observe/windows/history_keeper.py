@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from gateway.atomic_file import NotAFile, read_regular, replace_file
-from gateway.observe.windows.count_history import SPANS, CountHistory
+from gateway.observe.windows.count_history import WINDOWS, CountHistory
 from gateway.observe.windows.route_windows import is_count, totals, windows_view
 
 log = logging.getLogger("firsttoken")
@@ -75,12 +75,12 @@ class HistoryKeeper:
         return stats
 
     def view(self, window: str) -> bytes:
-        """The answer of GET /windows. `window`: a name in SPANS."""
+        """The answer of GET /windows. `window`: a name in WINDOWS."""
         now = monotonic()
         at, answer = self._views.get(window, (-FRESH, b""))
         if now - at >= FRESH:
             stats = self.take()
-            answer = msgspec.json.encode(windows_view(self._history, SPANS[window], stats, time()))
+            answer = msgspec.json.encode(windows_view(self._history, WINDOWS[window], stats, time()))
             self._views[window] = now, answer
         return answer
 

@@ -1,13 +1,13 @@
 """Figures of each route in a window, from the history of the counts that GET /routes shows.
 
-GET /windows has the counts of a window in the form in which GET /routes has those since the start: a viewer computes
-the same figures of both. Besides it has a curve of the TTFT, and what is left of the day's error budget.
+GET /windows has the counts of a window in the form in which GET /routes has those since the start. Besides it has the
+figures that viewers show, a curve of the TTFT, and what is left of the day's error budget.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -19,8 +19,11 @@ BY_LABEL = ("requests", "pools", "tokens", "causes")  # members of a route: coun
 BY_OBJECTIVE = "slo"  # counts by two labels
 HISTOGRAMS = ("ttft_ms", "tpot_ms", "longest_gap_ms")
 TOTALS = ("cost_usd",)
+LAG, STALLS = "loop_lag_ms", "loop_stalls"  # members of the gateway: a histogram, a total
+GATEWAY = ""  # in place of the name of a route
+FAILED = ("failed", "upstream_broke", "internal", "unavailable")  # outcomes
 DAY = SPANS["24h"]
-_LABELS = dict.fromkeys((*BY_LABEL, *HISTOGRAMS), 1) | {BY_OBJECTIVE: 2} | dict.fromkeys(TOTALS, 0)
+_LABELS = dict.fromkeys((*BY_LABEL, *HISTOGRAMS, LAG), 1) | {BY_OBJECTIVE: 2} | dict.fromkeys((*TOTALS, STALLS), 0)
 _BOUND = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?|inf")  # of a bucket, ms
 
 Columns = Mapping[Key, int]  # of one route, by member and labels
@@ -29,7 +32,8 @@ Point = tuple[float | None, float | None, float]
 
 def totals(stats: Mapping[str, Any]) -> dict[Key, float]:
     """Counts of the answer of GET /routes, by route, member and labels."""
-    found: dict[Key, float] = {}
+    gateway = stats["gateway"]
+    found: dict[Key, float] = {(GATEWAY, STALLS): gateway[STALLS], **_bucket_counts(GATEWAY, LAG, gateway[LAG])}
     for route in stats["routes"]:
         name = route["route"]
         for member in BY_LABEL:
@@ -37,16 +41,22 @@ def totals(stats: Mapping[str, Any]) -> dict[Key, float]:
         for objective, judged in route[BY_OBJECTIVE].items():
             found.update({(name, BY_OBJECTIVE, objective, met): count for met, count in judged.items()})
         for member in HISTOGRAMS:
-            bounds = [*route[member]["le"], inf]
-            found.update({(name, member, str(le)): n for le, n in zip(bounds, route[member]["counts"], strict=False)})
+            found.update(_bucket_counts(name, member, route[member]))
         found.update({(name, member): route[member] for member in TOTALS})
     return found
+
+
+def _bucket_counts(name: str, member: str, histogram: Mapping[str, Sequence[float]]) -> Mapping[Key, float]:
+    bounds = [*histogram["le"], inf]
+    return {(name, member, str(le)): count for le, count in zip(bounds, histogram["counts"], strict=False)}
 
 
 def is_count(key: Key) -> bool:
     """The key may be one of `totals`. A saved history is read before anything is computed of it."""
     _, member, *labels = key if len(key) > 1 else ("", "")
-    return len(labels) == _LABELS.get(member) and (member not in HISTOGRAMS or _BOUND.fullmatch(labels[0]) is not None)
+    return len(labels) == _LABELS.get(member) and (
+        member not in (*HISTOGRAMS, LAG) or _BOUND.fullmatch(labels[0]) is not None
+    )
 
 
 def windows_view(history: CountHistory, span: Span, stats: Mapping[str, Any], wall: float) -> dict[str, Any]:
@@ -58,9 +68,46 @@ def windows_view(history: CountHistory, span: Span, stats: Mapping[str, Any], wa
         columns = by_route.get(route["route"], {})
         left = error_budget_left(_judged(day, columns), route["ttft_target"])
         curve = _points(window, columns, route["route"])
-        routes.append({**route, **_counts(window, columns), "error_budget_left": left, "points": curve})
-    shown = {"window": span.name, "window_s": span.seconds, "slot_s": span.slot_s}
-    return {"at": wall, **shown, "covered_s": round(window.covered, 3), "routes": routes}
+        counts = _counts(window, columns)
+        told = {"figures": _figures(counts, max(window.covered, 1e-3)), "error_budget_left": left, "points": curve}
+        routes.append({**route, **counts, **told})
+    shown = {"window": span.name, "window_s": span.seconds, "slot_s": window.span.slot_s}
+    gateway = {**stats["gateway"], **_gateway_counts(window, by_route.get(GATEWAY, {}))}
+    return {"at": wall, **shown, "covered_s": round(window.covered, 3), "gateway": gateway, "routes": routes}
+
+
+def _figures(counts: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Of one route in `seconds`. None: nothing was counted."""
+    outcomes, tokens, slo = counts["requests"], counts["tokens"], counts[BY_OBJECTIVE]
+    asked, good = sum(outcomes.values()), slo["goodput"].get("true", 0.0)
+    answered = {pool: count for pool, count in counts["pools"].items() if pool != "-" and count}
+    return {
+        "requests_per_s": asked / seconds,
+        "good_per_s": good / seconds,
+        "shed_per_s": outcomes.get("shed", 0.0) / seconds,
+        "failed_per_s": sum(outcomes.get(outcome, 0.0) for outcome in FAILED) / seconds,
+        "tokens_per_s": (tokens.get("input", 0.0) + tokens.get("output", 0.0)) / seconds,
+        "met": _part(slo["ttft"].get("true", 0.0), slo["ttft"].values()),
+        "goodput": _part(good, slo["goodput"].values()),
+        "hit": _part(tokens.get("cached", 0.0), [tokens.get("input", 0.0)]),
+        "usd_per_1000": 1000 * counts["cost_usd"] / asked if asked else None,
+        "ttft_ms": {f"p{q:.0f}": _quantile(counts["ttft_ms"], q / 100) for q in (50, 95, 99)},
+        "tpot_p95_ms": _quantile(counts["tpot_ms"], 0.95),
+        "longest_gap_p95_ms": _quantile(counts["longest_gap_ms"], 0.95),
+        "pools": {
+            pool: _part(answered[pool], answered.values())
+            for pool in sorted(answered, key=lambda pool: -answered[pool])
+        },
+    }
+
+
+def _part(part: float, counts: Iterable[float]) -> float | None:
+    whole = sum(counts)
+    return part / whole if whole else None
+
+
+def _quantile(histogram: Mapping[str, Sequence[float]], q: float) -> float | None:
+    return quantile(histogram["le"], histogram["counts"], q)
 
 
 def error_budget_left(judged: Mapping[str, float], target: float | None) -> float | None:
@@ -95,10 +142,17 @@ def _counts(window: Window, columns: Columns) -> dict[str, Any]:
             found[member].setdefault(labels[0], {})[labels[1]] = grown[column]
         elif member in BY_LABEL:
             found[member][labels[0]] = grown[column]
-    for member in HISTOGRAMS:
-        bounds, places = _buckets(columns, member)
-        found[member] = {"le": bounds, "counts": [grown[place] for place in places]}
-    return found
+    return {**found, **{member: _histogram(window, columns, member) for member in HISTOGRAMS}}
+
+
+def _gateway_counts(window: Window, columns: Columns) -> dict[str, Any]:
+    at = columns.get((STALLS,))
+    return {LAG: _histogram(window, columns, LAG), STALLS: 0.0 if at is None else window.totals[at]}
+
+
+def _histogram(window: Window, columns: Columns, member: str) -> dict[str, list[float]]:
+    bounds, places = _buckets(columns, member)
+    return {"le": bounds, "counts": [window.totals[place] for place in places]}
 
 
 def _buckets(columns: Columns, member: str) -> tuple[list[float], list[int]]:

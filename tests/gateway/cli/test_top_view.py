@@ -75,11 +75,18 @@ def route_of(name: str, met: float, requests: float, pool: str) -> dict[str, Any
         "route": name,
         "ttft_budget_ms": 2000.0,
         "ttft_target": 0.9,
+        "ttft_budget_grows": False,
         "held": 0.0,
-        "requests": {"completed": requests},
-        "pools": {pool: requests},
-        "slo": {"ttft": {"true": 100.0 * met, "false": 100.0 - 100.0 * met}},
-        "ttft_ms": {"le": [1000.0], "counts": [requests, 0.0]},
+        "error_budget_left": None,
+        "figures": {
+            **dict.fromkeys(("goodput", "hit", "tpot_p95_ms", "longest_gap_p95_ms")),
+            "requests_per_s": requests,
+            "shed_per_s": 0.0,
+            "failed_per_s": 0.0,
+            "met": met,
+            "ttft_ms": {"p50": 500.0, "p95": 950.0, "p99": 990.0},
+            "pools": {pool: 1.0},
+        },
     }
 
 
@@ -99,7 +106,7 @@ def endpoint_of(name: str, health: str, in_flight: int, error: float) -> dict[st
 
 BUSY = Look(
     {
-        "at": 10.0,
+        "window": "now",
         "gateway": {"loop_stalls": 0.0, "loop_lag_ms": {"le": [2.5], "counts": [0.0, 0.0]}},
         "routes": [route_of("chat", 0.995, 100.0, "small"), route_of("agent-loops", 0.421, 5000.0, "large-model")],
     },
@@ -110,13 +117,12 @@ BUSY = Look(
     ],
     [],
 )
-IDLE = Look({**BUSY.figures, "at": 0.0, "routes": []}, [], [])
 
 
 def lines_of(view: View, width: int = 80) -> list[str]:
     console = Console(width=width, no_color=True)
     with console.capture() as captured:
-        console.print(frame("http://127.0.0.1:9090", IDLE, BUSY, view, width))
+        console.print(frame("http://127.0.0.1:9090", BUSY, view, width))
     return captured.get().splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Growth of counts in the last 5 minutes, hour and day."""
+"""Growth of counts in the last seconds, 5 minutes, hour and day."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.windows.count_history import MAX_COUNTS, SPANS, CountHistory, Key
+from gateway.observe.windows.count_history import LOOKS, MAX_COUNTS, NOW, SPANS, WINDOWS, CountHistory, Key
 
 NOON = 1_700_000_100.0  # begins a slot of every ring
 SENT: Key = ("chat", "requests", "completed")
@@ -24,7 +24,7 @@ def history(*totals: tuple[float, dict[Key, float]]) -> CountHistory:
 
 def grown(known: CountHistory, at: float, span: str = "5m") -> dict[Key, float]:
     """Growth by count in the window that ends `at` seconds after NOON."""
-    window = known.window(SPANS[span], NOON + at)
+    window = known.window(WINDOWS[span], NOON + at)
     return {key: window.totals[column] for key, column in known.columns.items() if window.totals[column]}
 
 
@@ -53,6 +53,27 @@ def test_a_window_tells_how_much_of_it_is_covered() -> None:
     assert late.window(SPANS["24h"], NOON + 730).covered == 30.0
     assert restored(late, 731).window(SPANS["24h"], NOON + 731).covered == 731.0
     assert CountHistory().window(SPANS["5m"], NOON).covered == 0.0
+
+
+def test_now_is_the_growth_since_the_look_ten_seconds_ago() -> None:
+    """Or since the earliest there is; the time between both is covered."""
+    known = history((0, {SENT: 1}), (5, {SENT: 2}))
+    assert (grown(known, 5, "now"), known.window(NOW, NOON + 5).covered) == ({SENT: 1}, 5.0)
+    for at in (11, 13, 15.5):
+        known.note({SENT: at}, NOON + at)
+    assert (grown(known, 15.5, "now"), known.window(NOW, NOON + 15.5).covered) == ({SENT: 13.5}, 10.5)
+    known.note({SENT: 3}, NOON + 17)  # of a new process
+    assert grown(known, 17, "now") == {SENT: 16.5}
+    assert history().window(NOW, NOON).covered == 0.0
+
+
+def test_now_begins_anew_where_the_clock_went_back() -> None:
+    """Whatever the clock does, a few looks are remembered."""
+    known = history((100, {SENT: 1}), (105, {SENT: 2}), (60, {SENT: 3}), (62, {SENT: 7}))
+    assert (grown(known, 62, "now"), known.window(NOW, NOON + 62).covered) == ({SENT: 4}, 2.0)
+    for step in range(100):
+        known.note({SENT: step}, NOON + 70 + step / 100)
+    assert known.window(NOW, NOON + 71).covered == pytest.approx((LOOKS - 1) / 100)
 
 
 def test_a_total_that_decreased_is_that_of_a_new_process() -> None:

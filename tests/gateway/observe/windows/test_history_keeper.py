@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
+from gateway.observe.metrics.scrape_collectors import RouteCounts, route_stats
 from gateway.observe.windows.history_keeper import FILE, HistoryKeeper
 from tests.support.builders import ANSWER, CHAT, calling, get, post
 from tests.support.gateways import pool, running
@@ -58,7 +59,7 @@ async def test_a_gateway_that_is_stopped_at_once_keeps_what_was_saved(tmp_path: 
     """Before the file is read, nothing replaces it."""
     saved = '{"version": 1, "saved_at": 1, "counts": [["chat", "requests", "completed"]], "rings": {}}'
     (tmp_path / FILE).write_text(saved)
-    keeper = HistoryKeeper(lambda: {"routes": []}, str(tmp_path))
+    keeper = HistoryKeeper(lambda: route_stats(RouteCounts(), [], 0.0), str(tmp_path))
     keeper.start()
     await keeper.close()
     assert (tmp_path / FILE).read_text() == saved
@@ -106,4 +107,4 @@ async def test_a_history_that_cannot_be_read_is_ignored(
 async def test_an_unknown_window_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     async with running({"only": pool("http://127.0.0.1:9")}, ROUTES) as gateway:
         status, said = await windows(gateway, "?window=ever")
-    assert (status, said["error"]["message"]) == (400, "window 'ever' is unknown; known: 1h, 24h, 5m.")
+    assert (status, said["error"]["message"]) == (400, "window 'ever' is unknown; known: 1h, 24h, 5m, now.")

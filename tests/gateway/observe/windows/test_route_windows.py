@@ -9,7 +9,7 @@ import pytest
 from gateway.observe.metrics.quantile import quantile
 from gateway.observe.metrics.scrape_collectors import counts_in_place, route_stats
 from gateway.observe.record import RequestOutcome
-from gateway.observe.windows.count_history import SPANS, CountHistory
+from gateway.observe.windows.count_history import NOW, SPANS, CountHistory
 from gateway.observe.windows.route_windows import error_budget_left, totals, windows_view
 from tests.gateway.observe.metrics.test_scrape_collectors import ROUTES, observed
 from tests.support.builders import record
@@ -33,7 +33,7 @@ def filled() -> tuple[CountHistory, dict[str, Any], dict[str, Any]]:
 
 
 def test_a_window_has_the_form_of_the_counts_since_the_start() -> None:
-    """A viewer takes the same figures of both: every counted member is there, with the growth alone."""
+    """Every counted member is there, with the growth alone."""
     history, before, after = filled()
     chat = windows_view(history, SPANS["5m"], after, NOON + 20)["routes"][0]
     was, now = before["routes"][0], after["routes"][0]
@@ -49,6 +49,45 @@ def test_a_window_has_the_form_of_the_counts_since_the_start() -> None:
     grown = [late - early for early, late in zip(was["ttft_ms"]["counts"], now["ttft_ms"]["counts"], strict=True)]
     assert chat["ttft_ms"]["counts"] == grown
     assert (chat["route"], chat["ttft_budget_ms"], chat["held"]) == ("chat", 150.0, 3)
+
+
+def test_figures_are_rates_shares_and_quantiles_of_the_window() -> None:
+    """Three answers and a refusal in 20 s; two answers kept every budget."""
+    history, _, after = filled()
+    found = windows_view(history, NOW, after, NOON + 20)
+    chat, agent = found["routes"]
+    seen = chat["figures"]
+    assert (found["window"], found["window_s"], found["covered_s"]) == ("now", 10.0, 20.0)
+    assert [seen[name] for name in ("requests_per_s", "good_per_s", "shed_per_s", "failed_per_s")] == [
+        0.2,
+        0.1,
+        0.05,
+        0.0,
+    ]
+    assert (seen["met"], seen["goodput"], seen["pools"]) == (0.5, 0.5, {"small": 1.0})
+    histogram = chat["ttft_ms"]["le"], chat["ttft_ms"]["counts"]
+    assert seen["ttft_ms"] == {f"p{q}": quantile(*histogram, q / 100) for q in (50, 95, 99)}
+    assert seen["usd_per_1000"] == pytest.approx(250 * chat["cost_usd"])
+    nothing = agent["figures"]
+    assert (nothing["requests_per_s"], nothing["met"], nothing["hit"], nothing["pools"]) == (0.0, None, None, {})
+    assert len(chat["points"]) == SPANS["5m"].slots
+
+
+def test_stalls_and_lag_of_the_gateway_are_those_of_the_window() -> None:
+    """Other members are of this moment."""
+    stats = [
+        {
+            "gateway": {"version": "1", "loop_stalls": stalls, "loop_lag_ms": {"le": [1.0], "counts": counts}},
+            "routes": [],
+        }
+        for stalls, counts in ((2.0, [5.0, 1.0]), (3.0, [9.0, 1.0]))
+    ]
+    history = CountHistory()
+    for at, found in enumerate(stats):
+        history.note(totals(found), NOON + at)
+    shown = windows_view(history, NOW, stats[-1], NOON + 1)["gateway"]
+    assert (shown["version"], shown["loop_stalls"]) == ("1", 1.0)
+    assert (shown["loop_lag_ms"]["le"], shown["loop_lag_ms"]["counts"]) == ([1.0], [4.0, 0.0])
 
 
 def test_the_curve_has_a_point_for_each_slot() -> None:
