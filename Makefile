@@ -46,7 +46,7 @@ fuzz: $(DEV) ## random bytes, bodies and chunks against a gateway, frames and me
 soak: $(DEV) ## mixed callers and random faults: memory, descriptors, gauges (MINUTES=60 SEED=1)
 	@$(BIN)/python -m tests.programs.chaos.soak $(or $(MINUTES),60) $(or $(SEED),1)
 
-dashboards: $(DEV) ## generate deploy/grafana/dashboards from deploy/grafana/*.py
+dashboards: $(DEV) ## generate the dashboards of the chart from deploy/grafana/*.py
 	@$(BIN)/python -m deploy.grafana.generate
 
 clients: $(DEV) ## test released clients against a gateway, write docs/clients.md (2 GB once; ARGS="--only codex")
@@ -75,7 +75,7 @@ chart: $(DEV) ## render the Helm chart by Helm, compare with the kept renders, v
 	@$(BIN)/python -m pytest tests/programs/chart -o addopts="-q --strict-markers" $(PYTEST_ARGS)
 
 chart-write: export FIRSTTOKEN_WRITE_CHART := 1
-chart-write: $(DEV) ## generate the chart's schema, rules and dashboards, and write its kept renders
+chart-write: $(DEV) ## generate the chart's schema, and write its kept renders
 	@$(BIN)/python -m deploy.helm.generate
 	@$(MAKE) --no-print-directory chart
 

@@ -1,6 +1,7 @@
 """Generates the dashboards: python -m deploy.grafana.generate
 
-Grafana reads the JSON in `dashboards/`; changes are made in these modules.
+Into the chart, because Helm reads no file outside of it; `firsttoken export` and docker-compose.yml take them
+from there. Changes are made in these modules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from deploy.grafana import pools, routes, why, why_slow
 from deploy.grafana.panels import as_json
 
-FOLDER = Path(__file__).parent / "dashboards"
+FOLDER = Path(__file__).parents[1] / "helm" / "firsttoken" / "files" / "dashboards"
 DASHBOARDS = {
     "routes": routes.DASHBOARD,
     "pools": pools.DASHBOARD,
@@ -22,9 +23,9 @@ DASHBOARDS = {
 
 
 def files() -> Mapping[Path, str]:
-    """Text of each dashboard file."""
+    """Text of each dashboard file, without blanks: a release of Helm, and a ConfigMap, hold 1 MB."""
     return {
-        FOLDER / f"{name}.json": json.dumps(as_json(dashboard), indent=2, ensure_ascii=False) + "\n"
+        FOLDER / f"{name}.json": json.dumps(as_json(dashboard), separators=(",", ":"), ensure_ascii=False) + "\n"
         for name, dashboard in DASHBOARDS.items()
     }
 

@@ -1,8 +1,4 @@
-"""Generates the files of the chart that others state: python -m deploy.helm.generate
-
-`values.schema.json` from the gateway's configuration, rules and dashboards from deploy/prometheus and deploy/grafana:
-Helm reads no file outside of a chart.
-"""
+"""Generates the chart's `values.schema.json` from the gateway's configuration: python -m deploy.helm.generate"""
 
 from __future__ import annotations
 
@@ -17,23 +13,13 @@ CHART = DEPLOY / "helm" / "firsttoken"
 
 
 def files() -> Mapping[Path, str]:
-    """Text of each generated file."""
-    found = {CHART / "values.schema.json": compact(values_schema())}
-    for source in sorted((DEPLOY / "prometheus" / "rules").glob("*.yml")):
-        found[CHART / "files" / "rules" / source.name] = source.read_text("utf-8")
-    for source in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
-        found[CHART / "files" / "dashboards" / source.name] = compact(json.loads(source.read_text("utf-8")))
-    return found
-
-
-def compact(document: object) -> str:
-    """Without blanks: a release of Helm, and a ConfigMap, hold 1 MB."""
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
+    """Text of the generated file, without blanks: a release of Helm holds 1 MB."""
+    schema = json.dumps(values_schema(), separators=(",", ":"), ensure_ascii=False)
+    return {CHART / "values.schema.json": schema + "\n"}
 
 
 def main() -> None:
     for path, text in files().items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
 
 

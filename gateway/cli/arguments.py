@@ -14,8 +14,8 @@ WORKERS_HELP = "processes that share the port (default: server.workers)"
 ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_view.Sort
 WINDOWS = ("now", "5m", "1h", "24h")  # of `top`, as gateway.cli.top_view.WINDOWS
 EXPORTS = {  # files by kind, as patterns of paths
-    "dashboards": "deploy/grafana/dashboards/*.json",
-    "rules": "deploy/prometheus/rules/*.yml",
+    "dashboards": "deploy/helm/firsttoken/files/dashboards/*.json",
+    "rules": "deploy/helm/firsttoken/files/rules/*.yml",
     "presets": "policies/presets/*.yaml",
     "envoy": "deploy/envoy/*.yaml",
     "haproxy": "deploy/haproxy/*.cfg",

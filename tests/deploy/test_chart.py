@@ -66,11 +66,9 @@ def test_eight_renders_are_kept() -> None:
     assert DIGEST.read_text().strip() == digest()
 
 
-def test_generated_files_of_the_chart_are_up_to_date() -> None:
-    """Schema, rules and dashboards: else `python -m deploy.helm.generate`."""
+def test_the_schema_of_the_chart_is_up_to_date() -> None:
+    """Else `python -m deploy.helm.generate`."""
     assert [str(path) for path, text in files().items() if not path.exists() or path.read_text() != text] == []
-    present = {path for folder in ("rules", "dashboards") for path in (CHART / "files" / folder).iterdir()}
-    assert present <= files().keys()
 
 
 def test_the_chart_has_the_version_of_the_project() -> None:
@@ -295,7 +293,7 @@ def test_alerts_know_the_job_of_the_service_monitor() -> None:
     """FirsttokenDown selects jobs by name: another one would never fire."""
     (monitor,) = of_kind(kept("serve-observed"), "ServiceMonitor")
     (job,) = monitor["spec"]["endpoints"][0]["relabelings"]
-    (pattern,) = re.findall(r'up\{job=~"([^"]+)"', (DEPLOY / "prometheus" / "rules" / "gateway.yml").read_text())
+    (pattern,) = re.findall(r'up\{job=~"([^"]+)"', (CHART / "files" / "rules" / "gateway.yml").read_text())
     assert job["targetLabel"] == "job"
     assert re.fullmatch(pattern, job["replacement"])
     admin = next(one for one in of_kind(kept("serve-observed"), "Service", "-admin"))

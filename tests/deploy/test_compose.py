@@ -143,7 +143,7 @@ def test_prometheus_loads_the_mounted_rules() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text("utf-8"))
     assert config["rule_files"] == ["rules/*.yml"]
     mounts = dict(volume.split(":")[:2] for volume in SERVICES["prometheus"]["volumes"])
-    assert mounts["./deploy/prometheus/rules"] == "/etc/prometheus/rules"
+    assert mounts["./deploy/helm/firsttoken/files/rules"] == "/etc/prometheus/rules"
     assert mounts["./deploy/prometheus/prometheus.yml"] == "/etc/prometheus/prometheus.yml"
     assert "--config.file=/etc/prometheus/prometheus.yml" in SERVICES["prometheus"]["command"]
 
@@ -173,4 +173,6 @@ def test_grafana_is_provisioned_with_the_data_sources_of_the_dashboards() -> Non
     (exemplars,) = sources[0]["jsonData"]["exemplarTraceIdDestinations"]
     assert exemplars["datasourceUid"] == sources[1]["uid"]
     (provider,) = yaml.safe_load((provisioning / "dashboards/firsttoken.yml").read_text("utf-8"))["providers"]
-    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
+    assert (
+        f"./deploy/helm/firsttoken/files/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
+    )

@@ -124,7 +124,7 @@ def test_promtool_has_no_complaint_about_the_metrics(results: Results) -> None:
 
 def test_promtool_accepts_the_rules_and_the_configuration() -> None:
     """In the configuration mounted by compose."""
-    rules = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
+    rules = sorted((DEPLOY / "helm/firsttoken/files/rules").glob("*.yml"))
     run_promtool("check", "rules", *map(str, rules))
     run_promtool("check", "config", str(DEPLOY / "prometheus/prometheus.yml"))
 

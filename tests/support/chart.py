@@ -74,8 +74,10 @@ def without_generated(text: str) -> str:
 def digest() -> str:
     """Of the files that decide what is rendered."""
     found = hashlib.sha256()
-    generated = files().keys()
-    for path in sorted(path for path in CHART.rglob("*") if path.is_file() and path not in generated):
+    unchanged = {CHART / "files" / "rules", CHART / "files" / "dashboards"}
+    for path in sorted(path for path in CHART.rglob("*") if path.is_file() and path not in files()):
+        if path.parent in unchanged:
+            continue
         found.update(f"{path.relative_to(CHART)}\n".encode() + path.read_bytes())
     for path in sorted((FOLDER / "values").glob("*.yaml")):
         found.update(path.read_bytes())

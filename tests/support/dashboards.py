@@ -14,9 +14,10 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DASHBOARDS: Mapping[str, dict[str, Any]] = {
-    path.stem: json.loads(path.read_text("utf-8")) for path in sorted((DEPLOY / "grafana/dashboards").glob("*.json"))
+    path.stem: json.loads(path.read_text("utf-8"))
+    for path in sorted((DEPLOY / "helm/firsttoken/files/dashboards").glob("*.json"))
 }
-RULE_FILES = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
+RULE_FILES = sorted((DEPLOY / "helm/firsttoken/files/rules").glob("*.yml"))
 RULES: list[dict[str, Any]] = [
     rule
     for path in RULE_FILES

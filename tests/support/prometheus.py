@@ -19,6 +19,7 @@ from benchmarks.processes import free_port
 from scripts import prometheus_setup
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
+FILES = DEPLOY.parent / "helm" / "firsttoken" / "files"  # docker-compose.yml mounts its `rules` beside prometheus.yml
 EVERY = "1s"  # scrapes and evaluations
 
 
@@ -41,7 +42,7 @@ def configuration(admin_url: str) -> dict[str, Any]:
     return {
         **ours,
         "global": {**ours["global"], "scrape_interval": EVERY, "evaluation_interval": EVERY},
-        "rule_files": [str(DEPLOY / pattern) for pattern in ours["rule_files"]],
+        "rule_files": [str(FILES / pattern) for pattern in ours["rule_files"]],
         "scrape_configs": [{**job, "static_configs": [{"targets": [urlsplit(admin_url).netloc]}]}],
     }
 

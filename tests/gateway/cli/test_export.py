@@ -36,7 +36,7 @@ def test_a_changed_file_is_kept_unless_forced(tmp_path: Path, capsys: pytest.Cap
     assert [path.name for path in tmp_path.iterdir()] == ["slo.yml"]
     assert changed.read_text() == "groups: []\n"
     assert main(["export", "rules", str(tmp_path), "--force"], ()) == 0
-    assert changed.read_bytes() == (ROOT / "deploy/prometheus/rules/slo.yml").read_bytes()
+    assert changed.read_bytes() == (ROOT / "deploy/helm/firsttoken/files/rules/slo.yml").read_bytes()
 
 
 @pytest.mark.parametrize("made", ["a file", "a folder of the name of a file"])

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.helm.generate import CHART, DEPLOY
+from deploy.helm.generate import CHART
 from scripts.chart_setup import CRDS, crd
 from tests.support.chart import (
     CASES,
@@ -99,11 +99,11 @@ def test_a_field_that_a_custom_resource_does_not_have_is_found() -> None:
 def test_rules_and_dashboards_are_those_of_the_repository() -> None:
     found = manifests(rendered(values_of("serve-observed")))
     rules = {one["metadata"]["name"]: one["spec"] for one in of_kind(found, "PrometheusRule")}
-    sources = (DEPLOY / "prometheus" / "rules").glob("*.yml")
+    sources = (CHART / "files" / "rules").glob("*.yml")
     assert rules == {f"gw-firsttoken-{path.stem}": yaml.safe_load(path.read_text()) for path in sources}
     maps = [one["data"] for one in of_kind(found, "ConfigMap") if "-dashboard-" in one["metadata"]["name"]]
     shown = {name: json.loads(text) for data in maps for name, text in data.items()}
-    dashboards = (DEPLOY / "grafana" / "dashboards").glob("*.json")
+    dashboards = (CHART / "files" / "dashboards").glob("*.json")
     assert shown == {f"firsttoken-{path.name}": json.loads(path.read_text()) for path in dashboards}
 
 
