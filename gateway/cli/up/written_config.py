@@ -73,9 +73,7 @@ def config_text(found: Sequence[FoundServer], listen: str, admin: str, access_lo
     for each in found:
         parts += [f"  # {each.reach.value}; models found: {len(each.models)}\n", _indented(_pools(each))]
     if (passthrough := _passthrough(found)) is not None:
-        parts.append(
-            f"\n# Takes every other name, because its list of models is not known.\npassthrough: {passthrough}\n"
-        )
+        parts.append(PASSTHROUGH.format(pool=passthrough))
     if routes := _routes(found):
         parts += [ROUTES, _yaml({"routes": routes})]
     return "".join(parts)
