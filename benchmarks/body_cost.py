@@ -98,7 +98,9 @@ class BodyBench:
     def __init__(self) -> None:
         fleet = Fleet([MAIN])
         self.tokenizer = TimedEncoder(O200K.encode)
-        self.estimator = Estimator({"main": TokenizerConfig()}, fleet.token_scale, encoders=lambda name: self.tokenizer)
+        self.estimator = Estimator(
+            {"main": TokenizerConfig()}, fleet.view.token_scale, encoders=lambda name: self.tokenizer
+        )
         self.decider = Decider(self.estimator, fleet)
         self.backend = Vllm(BackendConfig("vllm", "served"))
         self.estimator.warm()

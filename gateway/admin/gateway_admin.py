@@ -117,10 +117,10 @@ class GatewayAdmin:
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         now, fleet = monotonic(), self.decider.fleet
         held, loads = holds_view(self.queue.scheduler.holds(), now), fleet.snapshot(now).loads
-        bounds = bounds_view(loads, fleet.engine_rates(now), fleet.pool_of)
+        bounds = bounds_view(loads, fleet.view.engine_rates(now), fleet.view.pool_of)
         return [
             {
-                **endpoint_view(fleet.statistics(endpoint, now), now),
+                **endpoint_view(fleet.view.statistics(endpoint, now), now),
                 "held": held.get(endpoint, []),
                 **bounds.get(endpoint, {"bound": None, "pool_bound": None}),
             }
@@ -140,7 +140,8 @@ class GatewayAdmin:
         estimate = await self.decider.estimate(request, route, tenant)
         queued = self.queue.queued(request, route, estimate, tenant)
         quote = self.queue.quote(queued)
-        beliefs = self.decider.fleet.beliefs(quote.decision.at)
+        fleet, at = self.decider.fleet, quote.decision.at
+        beliefs = fleet.view.beliefs(fleet.snapshot(at).loads, at)
         found = explain(quote.decision, estimate, self.queue.depth(), runtime.pools, beliefs, quote.hold)
         quoted = {"quote": quote_view(queued, quote)}
         return json_response(200, encode({**named_view(request.model, named), **found, **quoted}))
