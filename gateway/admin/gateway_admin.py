@@ -106,8 +106,7 @@ class GatewayAdmin:
 
     async def advice(self) -> Mapping[str, Any]:
         self.recorder.flush()
-        limits = {route.name: route.limits.output_tokens for route in self.config.all_routes}
-        return {**self.recorder.doctor.advice(), "limits": limits}
+        return self.recorder.doctor.advice()
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         if (now := monotonic()) - self.mapped_at > MAP_FRESH:
