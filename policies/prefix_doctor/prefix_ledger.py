@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import add
 from typing import Any, NamedTuple
 
@@ -57,39 +57,29 @@ class LedgerEntry:
 
 @dataclass(slots=True)
 class BreakTotals:
-    """Of one place. `classes`: breaks by class."""
+    """Of one place, under the names of GET /advise. `at_tokens`: the least; `classes`: breaks by class."""
 
     role: str
     block: int
-    at: int = 0  # tokens: the least
+    at_tokens: int = 0
     breaks: int = 0
-    lost: int = 0
-    seconds: float = 0.0
-    missed: int = 0
+    lost_tokens: int = 0
+    prefill_ms: float = 0.0
+    missed_budgets: int = 0
     usd: float = 0.0
     classes: dict[str, int] = field(default_factory=dict)
 
     def add(self, broken: PrefixBreak, cost: BreakCost) -> None:
-        self.at = min(self.at, broken.at) if self.breaks else broken.at
+        self.at_tokens = min(self.at_tokens, broken.at) if self.breaks else broken.at
         self.breaks += 1
-        self.lost += broken.lost
-        self.seconds += cost.seconds
-        self.missed += cost.missed
+        self.lost_tokens += broken.lost
+        self.prefill_ms += cost.seconds * 1e3
+        self.missed_budgets += cost.missed
         self.usd += cost.usd
         self.classes[broken.cls.value] = self.classes.get(broken.cls.value, 0) + 1
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "role": self.role,
-            "block": self.block,
-            "at_tokens": self.at,
-            "breaks": self.breaks,
-            "lost_tokens": self.lost,
-            "prefill_ms": round(self.seconds * 1e3, 3),
-            "missed_budgets": self.missed,
-            "usd": round(self.usd, 6),
-            "classes": dict(self.classes),
-        }
+        return {**asdict(self), "prefill_ms": round(self.prefill_ms, 3), "usd": round(self.usd, 6)}
 
 
 @dataclass(slots=True)
