@@ -37,7 +37,8 @@ class FleetReader:
         attempts: Mapping[Hashable, InFlightAttempt],
         external_use: ExternalUseByRoute,
     ) -> None:
-        self._states, self._pools, self._attempts = states, pools, attempts
+        self._states, self._pools = states, pools
+        self._attempts = attempts
         self._external_use = external_use
 
     def candidates(
