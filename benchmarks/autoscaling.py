@@ -157,7 +157,7 @@ class ReplayLaw:
         seen = [replace(each, at=each.at - start) for each in player.arrivals if start <= each.at < now]
         gateway = player.gateways[0]
         names = [endpoint.id for endpoint in player.scenario.pools[0].endpoints[: self._fleet.ready]]
-        known = [learned for name in names if (learned := gateway.fleet.learned(name, now)) is not None]
+        known = [learned for name in names if (learned := gateway.fleet.view.learned(name, now)) is not None]
         return ReplicasQuestion(
             scenario=player.scenario,
             arrivals=seen,

@@ -101,7 +101,7 @@ def decision_times(endpoints: int, with_queue: bool) -> list[float]:
             room.enter(queued)
             gone = list(room.release(fleet, now))
         else:
-            decide(queued, fleet.snapshot(now), fleet, now)
+            decide(queued, fleet.snapshot(now), fleet.view, now)
         took.append(perf_counter() - began)
         if with_queue:
             for ticket, _ in gone:
@@ -138,7 +138,7 @@ class SmallRequests:
         marks = [perf_counter()]
         snapshot = fleet.snapshot(now)
         marks.append(perf_counter())
-        decision = decide(queued, snapshot, fleet, now)
+        decision = decide(queued, snapshot, fleet.view, now)
         marks.append(perf_counter())
         limits = AttemptLimits(max_attempts=route.max_attempts, hedge=True, first_token_limit=60.0)
         machine = AttemptMachine(decision, limits, self.retries, self.hedges, now=now)
@@ -174,7 +174,7 @@ def bytes_per_block() -> float:
     used = tracemalloc.get_traced_memory()[0]
     kept = sum(8 * len(prompt.blocks.hashes) + 200 for prompt in seen)  # the prompts themselves
     tracemalloc.stop()
-    held = sum(fleet.statistics(f"main/{i}", 1_000.0).prefix_blocks for i in range(8))
+    held = sum(fleet.view.statistics(f"main/{i}", 1_000.0).prefix_blocks for i in range(8))
     return (used - kept) / max(held, 1)
 
 

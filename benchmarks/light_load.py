@@ -100,7 +100,7 @@ def warm_replay(scenario: Scenario, offered: Sequence[Arrival], before: Sequence
     teacher, player = Player(scenario, before, seed + LEARNED), Player(scenario, offered, seed)
     teacher.play()
     known, now = teacher.gateways[0].fleet, teacher.clock.now
-    learned = {endpoint: known.learned(endpoint, now) for endpoint in scenario.profiles}
+    learned = {endpoint: known.view.learned(endpoint, now) for endpoint in scenario.profiles}
     for gateway in player.gateways:
         gateway.fleet.restore({endpoint: one for endpoint, one in learned.items() if one is not None}, 0.0, 0.0)
         gateway.fleet.answer_lengths.restore(known.answer_lengths.learned(), 0.0)

@@ -91,7 +91,7 @@ class Gateway:
 
     def _build_decisions(self) -> None:
         self.fleet = Fleet(self.runtime.current.pools.values(), unix_offset=time() - monotonic())
-        self.estimator = Estimator(tokenizers(self.config), self.fleet.token_scale)
+        self.estimator = Estimator(tokenizers(self.config), self.fleet.view.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
         self.decider = Decider(self.estimator, self.fleet)
@@ -105,7 +105,7 @@ class Gateway:
         self.metrics = RequestMetrics(
             self.registry, self._routes(), lambda pool, key: self.runtime.current.labels_of(pool, key)
         )
-        doctor = PrefixDoctor(lambda pool: self.runtime.current.price_of(pool), self.fleet.prefill_seconds)
+        doctor = PrefixDoctor(lambda pool: self.runtime.current.price_of(pool), self.fleet.view.prefill_seconds)
         learners, lag = (self.decider.learn, self.queue.learn), self.metrics.loop_lag
         self.recorder = Recorder(learners, [self.metrics], lag, doctor)
         self.metrics.flush = self.recorder.flush
@@ -121,8 +121,8 @@ class Gateway:
             self.telemetry = Telemetry(config.telemetry.otlp, served_endpoints(self.runtime.current.upstreams))
             self.recorder.batch_sinks.append(self.telemetry)
             self.registry.register(self.telemetry)
-        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates, self.fleet.rtts
-        self.registry.register(EndpointCollector(self.fleet.pool_of, *engines))
+        engines = self.monitor.loads, self.monitor.engine_loads, self.monitor.engine_rates, self.fleet.view.rtts
+        self.registry.register(EndpointCollector(self.fleet.view.pool_of, *engines))
         self.registry.register(
             GatewayCollector(
                 self._routes,
@@ -145,7 +145,7 @@ class Gateway:
         if config.state.redis is not None:
             group = new_group() if worker is None else worker.group
             url, namespace = config.state.redis.get_secret_value(), config.state.namespace
-            self.redis = RedisState(url, namespace, config.server.workers, group, self.fleet.knows)
+            self.redis = RedisState(url, namespace, config.server.workers, group, self.fleet.view.knows)
             self.registry.register(client := self.redis.client)
             replicas = self.redis.replicas
             self.fleet.peers = replicas if worker is None else CombinedPeers(worker.peers, replicas)
@@ -225,7 +225,7 @@ class Gateway:
         from gateway.picker.picker_server import PickerServer
         from gateway.picker.picker_service import PickerService
 
-        self.registry.register(LlmDMetrics(self.fleet.pool_of, self.monitor.loads, self._routes, self.queue.depth))
+        self.registry.register(LlmDMetrics(self.fleet.view.pool_of, self.monitor.loads, self._routes, self.queue.depth))
         service = PickerService(
             Picker(self.runtime, self.decider, self.queue, config.pick),
             self.recorder,
@@ -272,7 +272,7 @@ class Gateway:
         self.estimator.warm()
         self._admin_runner = await serve_app(self.admin_app, admin)
         if self.worker is not None:
-            await self.worker.peers.start(self.fleet.knows)
+            await self.worker.peers.start(self.fleet.view.knows)
         self._watch_endpoints()
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()

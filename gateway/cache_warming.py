@@ -182,7 +182,7 @@ class CacheWarming:
             for prefix in hot.hottest(ANY_ROOM, now, lambda text, blocks: 0)[:MAPPED]:
                 estimate = prefix.text.estimate
                 tokens = round(prefix.blocks * estimate.blocks.size * estimate.blocks.scale)
-                hits = {each.id: min(self.fleet.hit(each, estimate), tokens) for each in pools[name].endpoints}
+                hits = {each.id: min(self.fleet.view.hit(each, estimate), tokens) for each in pools[name].endpoints}
                 held = {endpoint: hit for endpoint, hit in hits.items() if hit}
                 key = f"{estimate.blocks.hashes[prefix.blocks - 1] & (1 << 64) - 1:016x}"
                 found.append({"pool": name, "prefix": key, "tokens": tokens, "held": held})
@@ -211,7 +211,7 @@ class CacheWarming:
             self.fleet.set_warming(endpoint.id, True)  # before any request is placed there
             self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)
         elif keep_warm is not None and is_idle(
-            endpoint.id, load, max(self.fleet.last_used_at(endpoint.id), self._began), keep_warm.idle, now
+            endpoint.id, load, max(self.fleet.view.last_used_at(endpoint.id), self._began), keep_warm.idle, now
         ):
             self._do(endpoint, self._ping(endpoint), children)
 
@@ -246,7 +246,7 @@ class CacheWarming:
         hot, siblings = self.hot.get(pool.name), [e for e in pool.endpoints if _serves(loads[e.id]) and e != endpoint]
         if hot is None or not siblings or now - self._warmed_at.get(endpoint.id, NEVER) < MIN_INTERVAL:
             return ()
-        known = self.fleet.statistics(endpoint.id, now)
+        known = self.fleet.view.statistics(endpoint.id, now)
         tokens = warm_up_tokens(int(known.prefix_capacity * known.block_tokens), known.prefill_rate)
         found = hot.hottest(int(tokens / known.block_tokens), now, self._copies(siblings[:SIBLINGS]))
         able = {route.name for route in self.runtime.current.routes.all if route.allows(endpoint)}
@@ -259,7 +259,7 @@ class CacheWarming:
         def copies(prompt: SavedPrompt, blocks: int) -> int:
             if (depths := held.get(id(prompt))) is None:
                 step = prompt.estimate.blocks.size * prompt.estimate.blocks.scale
-                depths = [self.fleet.hit(sibling, prompt.estimate) / step + 1 for sibling in siblings]
+                depths = [self.fleet.view.hit(sibling, prompt.estimate) / step + 1 for sibling in siblings]
                 held[id(prompt)] = depths
             return sum(depth >= blocks for depth in depths)
 

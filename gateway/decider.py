@@ -106,7 +106,7 @@ class Decider:
         estimate = await self._read(text, expected)
         if not estimate.counted:
             now = monotonic()
-            pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.may_use_api, route, now=now)
+            pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.view.may_use_api, route, now=now)
             if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
                 estimate = await self._count(text, expected)
             elif is_sent:
@@ -114,7 +114,7 @@ class Decider:
         if not route.budget_grows:
             return estimate
         fleet = self.fleet.snapshot_for(request.caller, monotonic())
-        return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.hit))
+        return replace(estimate, uncached_tokens=uncached_tokens(request, route, estimate, fleet, self.fleet.view.hit))
 
     async def counted(
         self, request: InferenceRequest, route: Route, tenant: Tenant, estimate: PromptEstimate
@@ -139,7 +139,7 @@ class Decider:
         """The decision at this moment without the queue. Changes nothing."""
         now = monotonic()
         queued = queued_request(self.fleet, request, route, estimate, tenant, sequence, now)
-        return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet, now)
+        return decide(queued, self.fleet.snapshot_for(request.caller, now), self.fleet.view, now)
 
     def learn(self, record: Record) -> None:
         """Record sink: learns the length of an answer of the route, by class where decisions need it, and of the
@@ -183,7 +183,7 @@ def queued_request(
         weight=tenant.weight,
         reasoning=reasoning,
         answer_tokens=tokens,
-        decode_s=fleet.decode_seconds(route, tokens),
+        decode_s=fleet.view.decode_seconds(route, tokens),
         judging=_judging(fleet, request, route, estimate, reasoning, now),
     )
 
@@ -205,7 +205,7 @@ def _judging(
     fit = {x.pool for x in known if x.when is None or not x.when.refuses(request, prompts[x.pool].tokens, cap)}
     if len(fit) < 2:
         return None
-    judging = fleet.judging_seconds(route, min(held, estimate.output_tokens), now)
+    judging = fleet.view.judging_seconds(route, min(held, estimate.output_tokens), fleet.snapshot(now).loads)
     return {pool: 0.0 if reasoning and reasoning[pool].p50 else seconds for pool, seconds in judging.items()}
 
 

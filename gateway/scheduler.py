@@ -242,7 +242,7 @@ class RequestQueue:
         for key, waiter in tuple(self._waiters.items()):
             try:
                 fleet = self.fleet.snapshot_for(waiter.queued.request.caller, now)
-                decisions[key] = decide(waiter.queued, fleet, self.fleet, now)
+                decisions[key] = decide(waiter.queued, fleet, self.fleet.view, now)
             except Exception as error:
                 self._finish(key, error)
         return decisions

@@ -98,8 +98,8 @@ async def send_synthetic(
     `caller`: owner of the prompt; empty: the gateway. A server that does not stream may answer in one piece.
     """
     now, tokens = monotonic(), estimate.tokens
-    load, hit = fleet.snapshot(now).loads[endpoint.id], fleet.hit(endpoint, estimate)
-    forecast = fleet.forecast(endpoint, load, tokens, hit, now)
+    load, hit = fleet.snapshot(now).loads[endpoint.id], fleet.view.hit(endpoint, estimate)
+    forecast = fleet.view.forecast(endpoint, load, tokens, hit, now)
     candidate = Candidate(endpoint, 0, tokens, hit, forecast, probability=1.0, price=0.0)
     wire = WireAttempt(Attempt(1, AttemptKind.PRIMARY, candidate), upstream, request, fleet, assembled=True)
     fleet.on_sent(wire, candidate, estimate, wire.times.opened, stream=True, session=request.session_id, caller=caller)

@@ -169,7 +169,7 @@ class PickedGateway(SimGateway):
         self.queue.leave(number, now)
         view, tenant = RequestView(request.entered_at, stream=True), request.arrival.tenant
         queued = QueuedRequest(number, view, request.estimate, request.route, number, tenant)
-        decision = decide(queued, self.fleet.snapshot(now), self.fleet, now)
+        decision = decide(queued, self.fleet.snapshot(now), self.fleet.view, now)
         if decision.ranked and not decision.ranked[0].load.full:
             return self.on_decision(request, replace(decision, outcome=Placement.PLACE))
         self._sighted.uncounted.add(request.key(1))
@@ -179,10 +179,10 @@ class PickedGateway(SimGateway):
 
 def least_loaded(fleet: Fleet, request: ActiveRequest, spread: UncountedPicks, now: float) -> Candidate:
     loads, pools = fleet.snapshot(now).loads, [tier.pool for tier in request.route.tiers]
-    chosen = spread.take({id: load for id, load in loads.items() if fleet.pool_of(id) in pools})[0]
-    pool = fleet.pool_of(chosen)
+    chosen = spread.take({id: load for id, load in loads.items() if fleet.view.pool_of(id) in pools})[0]
+    pool = fleet.view.pool_of(chosen)
     prompt = request.estimate.pools[pool]
-    (candidate,) = fleet.candidates({chosen: loads[chosen]}, prompt, pools.index(pool), 0.0, now, FOREVER)
+    (candidate,) = fleet.view.candidates({chosen: loads[chosen]}, prompt, pools.index(pool), 0.0, now, FOREVER)
     return candidate
 
 

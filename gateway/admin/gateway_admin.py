@@ -106,8 +106,7 @@ class GatewayAdmin:
 
     async def advice(self) -> Mapping[str, Any]:
         self.recorder.flush()
-        limits = {route.name: route.limits.output_tokens for route in self.config.all_routes}
-        return {**self.recorder.doctor.advice(), "limits": limits}
+        return self.recorder.doctor.advice()
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         if (now := monotonic()) - self.mapped_at > MAP_FRESH:
@@ -117,10 +116,10 @@ class GatewayAdmin:
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         now, fleet = monotonic(), self.decider.fleet
         held, loads = holds_view(self.queue.scheduler.holds(), now), fleet.snapshot(now).loads
-        bounds = bounds_view(loads, fleet.engine_rates(now), fleet.pool_of)
+        bounds = bounds_view(loads, fleet.view.engine_rates(now), fleet.view.pool_of)
         return [
             {
-                **endpoint_view(fleet.statistics(endpoint, now), now),
+                **endpoint_view(fleet.view.statistics(endpoint, now), now),
                 "held": held.get(endpoint, []),
                 **bounds.get(endpoint, {"bound": None, "pool_bound": None}),
             }
@@ -140,7 +139,8 @@ class GatewayAdmin:
         estimate = await self.decider.estimate(request, route, tenant)
         queued = self.queue.queued(request, route, estimate, tenant)
         quote = self.queue.quote(queued)
-        beliefs = self.decider.fleet.beliefs(quote.decision.at)
+        fleet, at = self.decider.fleet, quote.decision.at
+        beliefs = fleet.view.beliefs(fleet.snapshot(at).loads, at)
         found = explain(quote.decision, estimate, self.queue.depth(), runtime.pools, beliefs, quote.hold)
         quoted = {"quote": quote_view(queued, quote)}
         return json_response(200, encode({**named_view(request.model, named), **found, **quoted}))

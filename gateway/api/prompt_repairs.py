@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Raw
 
 from backends.interface import Operation
 from gateway.strict_json import MAX_DEPTH, UNREADABLE, element, encode, members
-from gateway.tokenize.prefix_breakers import BREAKER, IN_BODY
+from gateway.tokenize.prefix_breakers import ANYWHERE, without_breakers
 from gateway.tokenize.system_texts import Texts, with_system_texts
 from policies.prefix_doctor.break_class import TIMESTAMP
 from policies.prefix_doctor.mends import RepairRule
@@ -33,7 +34,6 @@ LINES = 256  # looked at in a prompt: 40 us each at most
 _LABEL = r"(?:[A-Za-z'()]+[ \t]+){0,4}(?:[A-Za-z'()]+:?[ \t]+)?"
 _TIME_LINE = re.compile(rf"{_LABEL}(?:(?:{TIMESTAMP.pattern})[ \t,]*(?:at[ \t]+)?)+(?:Z|[A-Z]{{3,4}})?[.]?[ \t]*")
 _SHORT_LINE = re.compile(r"^[^\n\d]{0,50}\d[^\n]{0,50}$", re.MULTILINE)
-_CCH_LINE = re.compile(rf"^{re.escape(BREAKER)}[^\n]*(?:\n|\Z)", re.MULTILINE)
 _MARK = "cache_control"
 
 
@@ -45,15 +45,6 @@ def repaired(operation: Operation, raw: bytes, rules: Iterable[RepairRule]) -> t
             raw = changed
             done.append(rule.value)
     return raw, tuple(done)
-
-
-# -- Claude Code's line --------------------------------------------------------------------
-
-
-def _strip_cch(operation: Operation, raw: bytes) -> bytes:
-    if IN_BODY not in raw:
-        return raw
-    return with_system_texts(operation, raw, lambda texts: [_CCH_LINE.sub("", text) for text in texts])
 
 
 # -- tools ---------------------------------------------------------------------------------
@@ -137,7 +128,7 @@ def _stands_alone(line: str, before: Sequence[str]) -> bool:
 
 
 _REPAIRS: Mapping[RepairRule, Callable[[Operation, bytes], bytes]] = {
-    RepairRule.STRIP_CCH: _strip_cch,
+    RepairRule.STRIP_CCH: partial(without_breakers, lines=ANYWHERE),
     RepairRule.SORT_TOOLS: _sort_tools,
     RepairRule.MOVE_TIMESTAMP: _move_timestamp,
 }

@@ -204,7 +204,7 @@ class Autoscaler(Collector):
 
     def _kv_tokens(self, endpoints: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, int]]:
         """By pool: the least that an engine of it has reported lately."""
-        loads = self._fleet.engine_loads(monotonic())
+        loads = self._fleet.view.engine_loads(monotonic())
         for pool, ids in endpoints.items():
             known = [load for each in ids if (load := loads.get(each)) is not None]
             if rooms := [load.kv_blocks * load.block_size for load in known if load.kv_blocks and load.block_size]:
@@ -213,7 +213,7 @@ class Autoscaler(Collector):
     def _learned(self, endpoints: Iterable[str]) -> Iterator[LearnedEndpoint]:
         for endpoint in endpoints:
             with suppress(ValueError):  # values out of their bounds
-                if (known := self._fleet.learned(endpoint, monotonic())) is not None:
+                if (known := self._fleet.view.learned(endpoint, monotonic())) is not None:
                     yield known
 
 

@@ -71,7 +71,7 @@ def _read(path: Path, route: str | None) -> dict[str, Any]:
 
 async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str, Any]:
     pools, fleet = config.fleet(), Fleet(config.fleet())
-    estimator = Estimator(tokenizers(config), fleet.token_scale)
+    estimator = Estimator(tokenizers(config), fleet.view.token_scale)
     try:
         routes = routes_of(config)
         decider = Decider(estimator, fleet)
@@ -81,7 +81,8 @@ async def _decided(config: Config, operation: Operation, raw: bytes) -> dict[str
         route = named.route
         estimate = await decider.estimate(request, route, ANYONE)
         decision = decider.decide(request, route, estimate, ANYONE, 1)
-        found = in_words(decision, estimate, {}, {pool.name: pool for pool in pools}, fleet.beliefs(decision.at))
+        beliefs = fleet.view.beliefs(fleet.snapshot(decision.at).loads, decision.at)
+        found = in_words(decision, estimate, {}, {pool.name: pool for pool in pools}, beliefs)
         return {**named_view(request.model, named), **found}
     finally:
         estimator.close()

@@ -168,7 +168,7 @@ def _add_commands(command: AddCommand) -> None:
     why.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="admin port of the gateway")
     why.add_argument("--records", metavar="DIR", type=Path, help="ask a directory of records (default: the gateway)")
     why.add_argument("--json", action="store_true", help="print the reply of the gateway")
-    text = "a report: what breaks prefixes, how prompts grow, how long answers are, with costs and mends"
+    text = "a report: what breaks prefixes, and how prompts grow, with costs and mends"
     advise = command("advise", text, "gateway.cli.advise.advise:advise")
     source = "access log, or admin port of a running gateway"
     advise.add_argument("--from", dest="source", metavar="LOG|URL", default="http://127.0.0.1:9090", help=source)

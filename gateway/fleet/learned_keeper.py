@@ -191,7 +191,7 @@ class LearnedKeeper(Collector):
     def _experience(self) -> list[int]:
         """First tokens seen of each endpoint."""
         now = monotonic()
-        return [self._fleet.statistics(name, now).samples for name in self._runtime.current.upstreams]
+        return [self._fleet.view.statistics(name, now).samples for name in self._runtime.current.upstreams]
 
     # -- save -------------------------------------------------------------------------------
 
@@ -219,14 +219,14 @@ class LearnedKeeper(Collector):
         servers, endpoints = self._servers(), dict[str, LearnedEndpoint]()
         for number, name in enumerate(servers, 1):
             with suppress(ValueError):
-                if (learned := self._fleet.learned(name, monotonic())) is not None:
+                if (learned := self._fleet.view.learned(name, monotonic())) is not None:
                     endpoints[name] = learned
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
         tokenizers, scales = self._tokenizers(), dict[str, LearnedRegression]()
         for pool in tokenizers:
             with suppress(ValueError):
-                scales[pool] = self._fleet.token_scale(pool).learned()
+                scales[pool] = self._fleet.view.token_scale(pool).learned()
         lengths = dict(self._fleet.answer_lengths.learned())
         return SavedState(VERSION, time(), servers, endpoints, tokenizers, scales, lengths)
 
@@ -269,11 +269,11 @@ class LearnedKeeper(Collector):
         servers, tokenizers = self._servers(), self._tokenizers()
         known = {name: learned for name, learned in state.endpoints.items() if _same(name, servers, state.servers)}
         restored = self._fleet.restore(known, age, monotonic())
-        learned_pools = {self._fleet.pool_of(name) for name in restored}
+        learned_pools = {self._fleet.view.pool_of(name) for name in restored}
         for pool, scale in state.scales.items():
             if pool in learned_pools and _same(pool, tokenizers, state.tokenizers):
                 with suppress(ValueError):
-                    self._fleet.token_scale(pool).restore(scale, age)
+                    self._fleet.view.token_scale(pool).restore(scale, age)
         routes = {route.name for route in self._runtime.current.routes.all}
         self._fleet.answer_lengths.restore(
             {name: found for name, found in state.lengths.items() if name in routes}, age

@@ -173,11 +173,11 @@ class Monitor:
 
     def engine_loads(self) -> Mapping[str, EngineLoad]:
         """Recent loads as reported by the engines, by endpoint id."""
-        return self.fleet.engine_loads(monotonic())
+        return self.fleet.view.engine_loads(monotonic())
 
     def engine_rates(self) -> Mapping[str, EngineRates]:
         """By endpoint id, of engines with a recent report."""
-        return self.fleet.engine_rates(monotonic())
+        return self.fleet.view.engine_rates(monotonic())
 
     def publish_soon(self) -> None:
         """Publish changed loads to peers."""
@@ -215,12 +215,12 @@ class Monitor:
             await asyncio.sleep(PROGRESS)
             if counts % PROMISES == 0:
                 self._check_promises()
-            if answering := cast("Iterable[Answering]", self.fleet.answering()):
+            if answering := cast("Iterable[Answering]", self.fleet.view.answering()):
                 self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in answering], monotonic())
 
     def _check_promises(self) -> None:
         """A line for each change."""
-        for promise in self.lost_promises.update(self._routes(), self.fleet.tpot_alone, monotonic()):
+        for promise in self.lost_promises.update(self._routes(), self.fleet.view.tpot_alone, monotonic()):
             names = promise.pool, promise.route, promise.alone * 1e3, promise.budget * 1e3
             if self.lost_promises.is_lost[promise.route, promise.pool]:
                 log.warning(

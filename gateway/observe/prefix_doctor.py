@@ -109,9 +109,6 @@ def _entry(record: Record, caller: str) -> LedgerEntry:
         composition=record.composition or EMPTY,
         lineage=record.lineage,
         cost=record.break_cost,
-        output_tokens=record.output_tokens or 0 if record.end is RequestOutcome.COMPLETED else 0,
-        max_tokens=record.max_tokens,
-        tpot=record.tpot,
         repaired=record.repaired,
     )
 

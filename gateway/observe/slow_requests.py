@@ -16,6 +16,7 @@ from typing import Any
 from gateway.observe.record import STAGE_NAMES, Record, RequestOutcome
 from gateway.observe.request_facts import (
     Surroundings,
+    computed_tokens,
     over_budget,
     prompt_tokens,
     request_facts,
@@ -154,11 +155,12 @@ def _as(alike: Diagnosis, record: Record, objective: Objective) -> Diagnosis:
 
 
 def _sample(record: Record) -> Sample:
+    prompt = prompt_tokens(record)
     return Sample(
         record.spent,
-        prompt_tokens(record),
-        record.cached_tokens_reported,
-        record.cached_tokens_predicted,
+        prompt,
+        computed_tokens(record),
+        (record.cached_tokens_predicted or 0) / max(prompt, 1),
         record.output_tokens or 0,
         record.tpot,
         record.engine_queue,

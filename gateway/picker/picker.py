@@ -182,7 +182,7 @@ class Picker:
     def _model_at(self, named: RoutedName, id: str) -> str:
         """By which an endpoint knows the model."""
         own = self._runtime.current.upstreams[id].model
-        return named.model or named.route.adapters.get(self.fleet.pool_of(id), own)
+        return named.model or named.route.adapters.get(self.fleet.view.pool_of(id), own)
 
     @contextmanager
     def _asking_for_time(self, asked: Asked, limit: asyncio.Timeout) -> Iterator[None]:
@@ -285,7 +285,7 @@ class Picker:
             if load.health is not Health.DOWN
             and id in addresses
             and is_in(asked.subset, addresses[id])
-            and (named is None or self.fleet.pool_of(id) in named.route.pools)
+            and (named is None or self.fleet.view.pool_of(id) in named.route.pools)
         }
         if not up:
             raise unavailable()

@@ -129,7 +129,7 @@ class ServedAnswer:
         if self._away is None:
             return False
         since, pace = self._away
-        engine = self._fleet.engine_loads(now).get(self._candidate.endpoint.id, UNTOLD)
+        engine = self._fleet.view.engine_loads(now).get(self._candidate.endpoint.id, UNTOLD)
         if engine.running is None:
             return now - since > OVERDUE * max(pace * self._routed.estimate.output_tokens, LEAST)
         return not engine.running and not engine.waiting and self._load(now).scraped_at > since + POLL

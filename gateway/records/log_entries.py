@@ -26,7 +26,6 @@ def entry_of(row: Mapping[str, Any]) -> LedgerEntry | None:
         return None
     parts, broken = row["composition"], row["prefix_break"]
     cost = BreakCost() if broken is None else _cost(broken)
-    tpot = row["tpot_ms"]
     return LedgerEntry(
         route=str(row["route"]),
         caller=str(row["tenant"]),
@@ -34,9 +33,6 @@ def entry_of(row: Mapping[str, Any]) -> LedgerEntry | None:
         composition=EMPTY if parts is None else Composition(*(int(parts[name]) for name in PARTS)),
         lineage=Lineage(kept=row["kept_tokens"], broken=None if broken is None else _break(broken)),
         cost=cost,
-        output_tokens=int(row["output_tokens"] or 0) if row["end"] == "completed" else 0,
-        max_tokens=row["max_tokens"],
-        tpot=None if tpot is None else float(tpot) / 1e3,
         repaired=[str(rule) for rule in row["repaired"]],
     )
 

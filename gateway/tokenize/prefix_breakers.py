@@ -17,18 +17,20 @@ Rules:
 
 from __future__ import annotations
 
+import re
+
 from backends.interface import Operation
-from gateway.tokenize.system_texts import Texts, with_system_texts
+from gateway.tokenize.system_texts import with_system_texts
 
 BREAKER = "x-anthropic-billing-header"
 IN_BODY = BREAKER.encode()  # a body without these bytes holds none
+AT_HEAD = re.compile(rf"\A{BREAKER}[^\n]*\n?")
+ANYWHERE = re.compile(rf"^{BREAKER}[^\n]*\n?", re.MULTILINE)
 
 
-def without_breakers(operation: Operation, raw: bytes) -> bytes:
-    """The body without prefix breakers; `raw` itself where there are none. A body that cannot be read is left to the
+def without_breakers(operation: Operation, raw: bytes, lines: re.Pattern[str] = AT_HEAD) -> bytes:
+    """The body without these lines; `raw` itself where there are none. A body that cannot be read is left to the
     parser."""
-    return with_system_texts(operation, raw, _stripped) if IN_BODY in raw else raw
-
-
-def _stripped(texts: Texts) -> Texts:
-    return [text.partition("\n")[2] if text.startswith(BREAKER) else text for text in texts]
+    if IN_BODY not in raw:
+        return raw
+    return with_system_texts(operation, raw, lambda texts: [lines.sub("", text) for text in texts])

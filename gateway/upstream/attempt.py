@@ -430,7 +430,7 @@ class WireAttempt:
         failed = self.tap.failure is not None or (self.status > 0 and not self.is_success)
         if self.times.sent is None or (self.times.first_in is None and failed):
             return Consumption()
-        prompt = self.fleet.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
+        prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
         return Consumption(prompt + output, cost)
 

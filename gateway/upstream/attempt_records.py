@@ -75,6 +75,6 @@ def _record(routed: RoutedRequest, wire: WireAttempt) -> AttemptRecord:
         junk=wire.tap.junk,
         status=wire.status,
         cause="" if failure is None else failure.said,
-        engine_kv_tokens=wire.fleet.engine_kv_tokens(attempt.candidate.endpoint.id),
+        engine_kv_tokens=wire.fleet.view.engine_kv_tokens(attempt.candidate.endpoint.id),
         region=attempt.candidate.endpoint.region,
     )

@@ -44,7 +44,7 @@ class RaceFacts:
         return self._dispatcher.saturated()
 
     def is_overtaken(self, number: int) -> bool:
-        return self._dispatcher.fleet.overtaken(self._attempts[number])
+        return self._dispatcher.fleet.view.overtaken(self._attempts[number])
 
     def progress(self, number: int) -> Progress:
         attempt, rescue = self._attempts[number], self._rescue
@@ -58,7 +58,7 @@ class RaceFacts:
             obstacle="" if rescue is None else rescue.obstacle,
             token_at=attempt.times.quiet_since,
             tokens=attempt.output_tokens
-            * self._dispatcher.fleet.tokens_per_event(attempt.attempt.candidate.endpoint.id),
+            * self._dispatcher.fleet.view.tokens_per_event(attempt.attempt.candidate.endpoint.id),
             reading_since=attempt.times.reading_since,
         )
 
@@ -76,7 +76,7 @@ class RaceFacts:
                 continue
             prompt, caller = routed.estimate.pools[endpoint.pool], routed.request.caller
             load, written = loads[endpoint.id], rescue.remembered.tokens
-            if (known := fleet.continuation(endpoint.id, load, prompt, written, caller, now)) is None:
+            if (known := fleet.view.continuation(endpoint.id, load, prompt, written, caller, now)) is None:
                 continue
             forecast, pace = known
             tpot = max(forecast.tpot, pace.tpot or 0.0)
@@ -84,7 +84,7 @@ class RaceFacts:
         return found
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
-        return self._dispatcher.fleet.without_larger_window(pool)
+        return self._dispatcher.fleet.view.without_larger_window(pool)
 
     # -- a failed attempt -------------------------------------------------------------------------
 
@@ -116,5 +116,5 @@ class RaceFacts:
         if self._outlier and self._outlier != endpoint:
             fleet.on_refusal_confirmed(self._outlier)
             return False
-        self._outlier = endpoint if fleet.is_outlier(endpoint) else ""
+        self._outlier = endpoint if fleet.view.is_outlier(endpoint) else ""
         return bool(self._outlier)

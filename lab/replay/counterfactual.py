@@ -122,7 +122,7 @@ def dispatched(gateway: SimGateway, request: ActiveRequest) -> Decision:
     for number, tier in enumerate(request.route.tiers):
         alive = [each.id for each in snapshot.pools[tier.pool].endpoints if gateway.servers.servers[each.id].alive]
         loads = {name: snapshot.loads[name] for name in alive}
-        found += fleet.candidates(loads, request.estimate.pools[tier.pool], number, 0.0, now, due - now)
+        found += fleet.view.candidates(loads, request.estimate.pools[tier.pool], number, 0.0, now, due - now)
     return Decision(Placement.PLACE, now, due, sorted(found, key=lambda candidate: candidate.forecast.p50))
 
 

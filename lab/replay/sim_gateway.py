@@ -169,7 +169,7 @@ class SimGateway:
         if self.clairvoyant is not None:
             return replace(estimate, uncached_tokens=result.new_tokens)
         view, fleet = RequestView(result.arrived, stream=True), self.fleet.snapshot(self.clock.now)
-        return replace(estimate, uncached_tokens=uncached_tokens(view, route, estimate, fleet, self.fleet.hit))
+        return replace(estimate, uncached_tokens=uncached_tokens(view, route, estimate, fleet, self.fleet.view.hit))
 
     def _enqueue(self, request: ActiveRequest) -> None:
         arrival, tenant = request.arrival, request.arrival.tenant
@@ -181,7 +181,7 @@ class SimGateway:
             tenant=tenant,
             weight=weight,
             answer_tokens=tokens,
-            decode_s=self.fleet.decode_seconds(route, tokens),
+            decode_s=self.fleet.view.decode_seconds(route, tokens),
         )
         self.queue.enter(queued)
         self.dispatch_queued()

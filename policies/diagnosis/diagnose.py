@@ -39,6 +39,7 @@ LOST_BY = {
     AttemptOutcome.MISCONFIGURED: "was refused for the gateway's own key, model or path",
 }
 WITHOUT_TOKEN = (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED)  # in time; the latter overtaken by a hedge
+CauseOf = Callable[[RequestFacts, Usual], CauseFound]
 THINKING = "thinking"  # a part of a request with a budget for the answer; all other parts are stages
 
 
@@ -151,20 +152,13 @@ def _own_stage(facts: RequestFacts, usual: Usual) -> CauseFound:
     return CauseFound(Cause.GATEWAY_STALLED, f"{name} took {ms(longest)}; usual here: {ms(usual.of_stage(name))}")
 
 
-def _read(facts: RequestFacts, usual: Usual) -> CauseFound:
-    spent = facts.stages["read"]
-    told = f"the caller took {ms(spent)} to send its request; usual here: {ms(usual.of_stage('read'))}"
-    return CauseFound(Cause.CALLER_SLOW, told)
+def _stage(stage: str, cause: Cause, told: str) -> CauseOf:
+    """The cause of a stage that says by its length alone where the time went."""
 
+    def found(facts: RequestFacts, usual: Usual) -> CauseFound:
+        return CauseFound(cause, told.format(spent=ms(facts.stages[stage]), usual=ms(usual.of_stage(stage))))
 
-def _relay(facts: RequestFacts, usual: Usual) -> CauseFound:
-    return CauseFound(Cause.CALLER_SLOW, f"the first token waited {ms(facts.stages['relay'])} for the caller to read")
-
-
-def _judge(facts: RequestFacts, usual: Usual) -> CauseFound:
-    """The opening came slowly: the rest would too."""
-    spent, usually = facts.stages["judge"], usual.of_stage("judge")
-    return CauseFound(Cause.DECODE_BOUND, f"the opening that is judged took {ms(spent)}; usual here: {ms(usually)}")
+    return found
 
 
 def _connect(facts: RequestFacts, usual: Usual) -> CauseFound:
@@ -172,10 +166,6 @@ def _connect(facts: RequestFacts, usual: Usual) -> CauseFound:
     usually = usual.of_stage("connect") + usual.of_stage("send")
     told = f"{ms(spent)} to connect to {facts.endpoint} and send the request; usual here: {ms(usually)}"
     return CauseFound(Cause.CONNECTION, told)
-
-
-def _rate_limit(facts: RequestFacts, usual: Usual) -> CauseFound:
-    return rate_limit_cause(facts)
 
 
 def _thinks(facts: RequestFacts, usual: Usual) -> CauseFound:
@@ -254,16 +244,17 @@ def _unknown(facts: RequestFacts, part: str, seen: str) -> CauseFound:
 
 
 OWN_STAGES = ("parse", "estimate", "admit", "decide")
-BY_PART: Mapping[str, Callable[[RequestFacts, Usual], CauseFound]] = {
+BY_PART: Mapping[str, CauseOf] = {
     **dict.fromkeys(OWN_STAGES, _own_stage),
     **dict.fromkeys(("connect", "send"), _connect),
-    "read": _read,
+    "read": _stage("read", Cause.CALLER_SLOW, "the caller took {spent} to send its request; usual here: {usual}"),
     "queue": queue_cause,
-    "rate_limit": _rate_limit,
+    "rate_limit": lambda facts, usual: rate_limit_cause(facts),
     "failover": _lost,
     "upstream": _upstream,
-    "judge": _judge,
-    "relay": _relay,
+    # The opening came slowly: the rest would too.
+    "judge": _stage("judge", Cause.DECODE_BOUND, "the opening that is judged took {spent}; usual here: {usual}"),
+    "relay": _stage("relay", Cause.CALLER_SLOW, "the first token waited {spent} for the caller to read"),
     "stream": _slow_stream,
     THINKING: _thinks,
 }

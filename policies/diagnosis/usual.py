@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from policies.diagnosis.facts import hit_tokens
-
 ENOUGH = 8  # requests, below which nothing is usual
 
 
@@ -21,8 +19,8 @@ class Sample(NamedTuple):
 
     spent: Sequence[float | None]  # by stage, in the order of the stages' names
     prompt: int
-    cached: int | None  # tokens of the prompt, by the engine's report
-    predicted: int | None  # likewise, as forecast
+    computed: int  # tokens of the prompt that were not cached
+    predicted_share: float  # of the prompt, forecast as cached
     output: int
     tpot: float | None
     engine_queue: float | None
@@ -52,13 +50,13 @@ NOTHING = Spread(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """`requests`: number of samples. A value that no sample knows is NOTHING."""
+    """By the names of a Sample; `requests`: number of samples. A value that no sample knows is NOTHING."""
 
     requests: int = 0
     stages: dict[str, Spread] = field(default_factory=dict)
     prompt: Spread = NOTHING
-    computed: Spread = NOTHING  # tokens of the prompt that were not cached
-    predicted_share: Spread = NOTHING  # of the prompt, forecast as cached
+    computed: Spread = NOTHING
+    predicted_share: Spread = NOTHING
     output: Spread = NOTHING
     tpot: Spread = NOTHING
     engine_queue: Spread = NOTHING
@@ -73,19 +71,11 @@ class Usual:
     @classmethod
     def of(cls, names: Sequence[str], samples: Sequence[Sample]) -> Usual:
         """`names`: of the stages."""
-        columns = zip(names, zip(*(sample.spent for sample in samples), strict=True), strict=False)
+        _, *known = Sample._fields
         return cls(
             len(samples),
-            {name: spread for name, values in columns if (spread := Spread.of(values)) is not None},
-            prompt=_spread(sample.prompt for sample in samples),
-            computed=_spread(map(_computed, samples)),
-            predicted_share=_spread((sample.predicted or 0) / max(sample.prompt, 1) for sample in samples),
-            output=_spread(sample.output for sample in samples),
-            tpot=_spread(sample.tpot for sample in samples),
-            engine_queue=_spread(sample.engine_queue for sample in samples),
-            engine_prefill=_spread(sample.engine_prefill for sample in samples),
-            thinking=_spread(sample.thinking for sample in samples),
-            lag=_spread(sample.lag for sample in samples),
+            _spreads(names, [sample.spent for sample in samples]),
+            **_spreads(known, [sample[1:] for sample in samples]),
         )
 
     def of_stage(self, name: str) -> float:
@@ -93,9 +83,7 @@ class Usual:
         return self.stages.get(name, NOTHING).p50 if self.known else 0.0
 
 
-def _computed(sample: Sample) -> int:
-    return sample.prompt - hit_tokens(sample.prompt, sample.cached, sample.predicted)
-
-
-def _spread(values: Iterable[float | None]) -> Spread:
-    return Spread.of(values) or NOTHING
+def _spreads(names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> dict[str, Spread]:
+    """Of the columns with a known value."""
+    columns = zip(names, zip(*rows, strict=True), strict=False)
+    return {name: spread for name, values in columns if (spread := Spread.of(values)) is not None}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.beliefs import Belief, beliefs
 from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
 from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
-from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_load import EngineLoad, has_restarted
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.fleet.kv_room import KvRoom
 from policies.fleet.network_path import NetworkPath
@@ -45,10 +46,10 @@ BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little fr
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
-RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
 
 _WORST = (Health.UP, Health.PROBING, Health.DOWN)
 _DOWN = Health.DOWN  # a member is slow to look up in an enumeration
+_prefix_totals = attrgetter("prefix_queries", "prefix_hits")
 
 LearnedTimes = tuple[TtftPredictor, TpotPredictor, Calibration]
 
@@ -385,7 +386,7 @@ class EndpointState:
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has restarted since the last scrape."""
-        restarted = _restarted(self.engine, engine)
+        restarted = has_restarted(self.engine, engine, _prefix_totals)
         self.engine = engine
         self.scraped_at = now
         evicted = None if self.cache.residency is None else self.cache.residency.evicted
@@ -407,10 +408,3 @@ class EndpointState:
         self._other_waiting = min(max(0, waiting - prefilling), others)
         self._other_running = others - self._other_waiting
         return restarted
-
-
-def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
-    if before.started_at is not None and after.started_at is not None:
-        return abs(after.started_at - before.started_at) > RESTART_TOLERANCE
-    counters = (before.prefix_queries, after.prefix_queries), (before.prefix_hits, after.prefix_hits)
-    return any(old is not None and new is not None and new < old for old, new in counters)

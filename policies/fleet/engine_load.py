@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+RESTART_TOLERANCE = 1.0  # s by which an engine's own start time must move to be another start
+Totals = Iterable[float | None]  # since the engine's start; None: not reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,15 @@ class EngineLoad:
     itl_sum: float | None = None  # s
     e2e_count: float | None = None  # whole answers
     e2e_sum: float | None = None  # s, from the arrival
+
+
+def has_restarted(before: EngineLoad, after: EngineLoad, totals: Callable[[EngineLoad], Totals]) -> bool:
+    """Tell by the engine's own start time; where it reports none, by these totals."""
+    if before.started_at is not None and after.started_at is not None:
+        return abs(after.started_at - before.started_at) > RESTART_TOLERANCE
+    return fell(totals(before), totals(after))
+
+
+def fell(before: Totals, after: Totals) -> bool:
+    """A total is less than it was: that of another process."""
+    return any(old is not None and new is not None and new < old for old, new in zip(before, after, strict=True))

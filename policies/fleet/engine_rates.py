@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
+
+from policies.fleet.engine_load import fell
 
 WINDOW = 60.0  # s
 MAX_SAMPLES = 64  # reports kept: one in WINDOW / MAX_SAMPLES seconds at most
 MIN_DRAFTED = 20.0  # tokens, below which an acceptance says nothing
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCounters:
+class EngineCounters(NamedTuple):
     """Totals since the engine's start. None: not reported."""
 
     preemptions: float | None = None  # answers put back into the queue for want of KV cache
@@ -28,7 +29,7 @@ class EngineRates:
 
     def note(self, counters: EngineCounters, now: float) -> None:
         samples = self._samples
-        if samples and _fell(samples[-1][1], counters):
+        if samples and fell(samples[-1][1], counters):
             samples.clear()
         if len(samples) > 1 and samples[-1][0] - samples[-2][0] < WINDOW / MAX_SAMPLES:
             samples.pop()
@@ -62,13 +63,3 @@ class EngineRates:
             return None
         first, last = getattr(self._samples[0][1], name), getattr(self._samples[-1][1], name)
         return None if first is None or last is None else last - first
-
-
-def _fell(before: EngineCounters, after: EngineCounters) -> bool:
-    pairs = (
-        (before.preemptions, after.preemptions),
-        (before.drafted, after.drafted),
-        (before.accepted, after.accepted),
-        (before.evictions, after.evictions),
-    )
-    return any(old is not None and new is not None and new < old for old, new in pairs)

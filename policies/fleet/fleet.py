@@ -1,8 +1,8 @@
-"""Learned state of the fleet, the single owner of all beliefs behind decisions.
+"""Events of the fleet: the single writer of all beliefs behind decisions.
 
 Rules:
-- A single writer reports events (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...); decisions only read
-  (`snapshot`, and `candidates`: the `FleetView` protocol). All times are seconds of one monotonic clock.
+- Events are reported here (`on_sent`, `on_first_token`, `on_ended`, `on_scrape`, ...). Decisions read: the loads of a
+  moment as a `snapshot`, and all else of the `view`. All times are seconds of one monotonic clock.
 - An attempt counts from the moment of sending: otherwise bursts would herd onto one engine.
 - An event may come twice, late, or for a removed key or endpoint: nothing changes then.
 - Scrapes reveal other traffic and restarts; of our own attempts the fleet knows more, and sooner.
@@ -21,47 +21,40 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from policies.blame.blame import Fault
-from policies.fleet.beliefs import Belief
 from policies.fleet.circuit_breaker import CircuitBreaker
-from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
+from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.engine_load import EngineLoad
-from policies.fleet.engine_rates import EngineRates
+from policies.fleet.fleet_reader import FleetReader
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
-from policies.fleet.pool_state import PoolState, share_predictors, without_larger_window
-from policies.fleet.saved_state import learned, restore_all
+from policies.fleet.pool_state import PoolState, share_predictors
+from policies.fleet.saved_state import restore_all
 from policies.latency.answer_lengths import AnswerLengths
-from policies.latency.answer_pace import AnswerPace, pace_of
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
-from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
 from policies.types import (
-    MEDIAN,
     NEVER,
     AttemptOutcome,
     Candidate,
-    Completion,
     Endpoint,
     FleetSnapshot,
-    Forecast,
     Load,
     Pool,
     PoolEstimate,
-    Quantiles,
 )
 
 __all__ = ["AttemptReport", "Fleet"]
 
 
 class Fleet:
-    """Implements `policies.routing.fleet_view.FleetView` and `policies.fleet.peers.PeerReader`. `unix_offset`: Unix
-    time less the time `now` of all calls, s: APIs have hours of the day."""
+    """Implements `policies.fleet.peers.PeerReader`. `unix_offset`: Unix time less the time `now` of all calls, s: APIs
+    have hours of the day."""
 
     def __init__(self, pools: Iterable[Pool], unix_offset: float = 0.0) -> None:
         self._unix_offset = unix_offset
@@ -74,7 +67,7 @@ class Fleet:
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
         self.on_scraped: Callable[[str, EngineLoad, float], None] = lambda *scraped: None
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
-        self.watches_pace = False  # a route may ask for the recent pace of answers (`continuation`)
+        self.watches_pace = False  # a route may ask for the recent pace of answers (`FleetReader.continuation`)
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
@@ -83,18 +76,20 @@ class Fleet:
         self._external_use = ExternalUseByRoute()
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
+        self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use)
         self.reload(pools)
 
     def reload(self, pools: Iterable[Pool]) -> None:
-        known_states, known_pools = self._states, self._pools
-        self._states, self._pools = {}, {}
+        known_states, known_pools = {**self._states}, {**self._pools}
+        self._states.clear()
+        self._pools.clear()
         for pool in pools:
             members = [self._keep_or_create(known_states.get(one.id), one, pool) for one in pool.endpoints]
             share_predictors(members)
             scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
             learners = members if len(members) > 1 else []
             self._pools[pool.name] = PoolState(pool, scale, members, learners)
-            self._states |= {state.endpoint.id: state for state in members}
+            self._states.update((state.endpoint.id, state) for state in members)
         for removed in known_states.keys() - self._states.keys():
             if self.peers is not None:
                 self.peers.publish(removed, NO_LOAD)
@@ -110,7 +105,7 @@ class Fleet:
             return known
         return EndpointState(endpoint, pool, self._unix_offset)
 
-    # ----------------------------------------------------------------- read by decisions
+    # ----------------------------------------------------------------- loads of a moment
 
     def snapshot(self, now: float) -> FleetSnapshot:
         """The fleet as of `now`, for all callers; the same value until something changes."""
@@ -130,187 +125,7 @@ class Fleet:
             self.peers.merge(self, now)
         return self._views.load_for(caller, endpoint_id, now)
 
-    def beliefs(self, now: float) -> Mapping[str, tuple[Belief, ...]]:
-        """Beliefs that keep requests away, by endpoint; endpoints without any are left out."""
-        found = {name: self._states[name].believed(load, now) for name, load in self.snapshot(now).loads.items()}
-        return {name: believed for name, believed in found.items() if believed}
-
-    def candidates(
-        self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
-    ) -> list[Candidate]:
-        """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates, adapter, load_s = [], prompt.adapter, 0.0
-        for name, load in loads.items():
-            state, wait, rtt = self._states[name], 0.0, 0.0
-            if state.network is not None:
-                rtt, wait = state.network.network_s()
-                wait += rtt
-            hit = state.cache.hit(prompt, state.block_size)
-            if adapter and state.adapters is not None:
-                adapter_wait = state.adapters.wait(adapter, now)
-                wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
-            hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
-            if to_load:
-                wait += state.kv_loads.seconds(to_load)
-            forecast = state.predictor.of(prompt.effort).predict(load, prompt.tokens, hit, now, wait, load_s)
-            candidates.append(
-                Candidate(
-                    endpoint=state.endpoint,
-                    tier=tier,
-                    prompt_tokens=prompt.tokens,
-                    hit=hit,
-                    forecast=forecast,
-                    probability=forecast.probability(left),
-                    price=price,
-                    load=load,
-                    blocks=prompt.blocks,
-                    to_load=to_load,
-                    rtt=rtt,
-                )
-            )
-        return candidates
-
-    def continuation(
-        self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, caller: str, now: float
-    ) -> tuple[Forecast, AnswerPace] | None:
-        """Forecast of a prompt and `written` tokens of its answer, sent there now, and the recent pace there, by what
-        this caller or two others have met with. None: streams have lately been left there as too slow."""
-        state = self._states[endpoint_id]
-        if state.slow_streams.count_for(caller, now):
-            return None
-        longer = replace(prompt, tokens=prompt.counted_tokens() + written)
-        (candidate,) = self.candidates({endpoint_id: load}, longer, 0, 0.0, now, 0.0)
-        rest = state.tpot_predictor.at_rest(load.running + 1, load.context + longer.tokens)  # knows of the last seconds
-        forecast = replace(candidate.forecast, tpot=max(state.tpot_of(load, longer.tokens), rest.now))
-        known = [self._attempts[key] for key in state.interference.answers if key in self._attempts]
-        callers = {each.caller for each in known}
-        seen = known if len(callers) > 1 or caller in callers else ()
-        windows = (each.answer.windows for each in seen)
-        return forecast, pace_of(
-            (each for each in windows if each is not None), self.tokens_per_event(endpoint_id), now
-        )
-
-    def tokens_per_event(self, endpoint_id: str) -> float:
-        """Of a stream; 1 where nothing is known."""
-        state = self._states.get(endpoint_id)
-        return 1.0 if state is None else state.interference.tokens_per_event
-
-    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
-        """Probability of an answer sent there now to keep the TPOT budget."""
-        return self._states[candidate.endpoint.id].tpot_predictor.spread.probability(candidate.load, budget, now)
-
-    def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
-        """Probability to keep the TPOT budget at the endpoint while no prefill disturbs the answer."""
-        predictor, load = self._states[candidate.endpoint.id].tpot_predictor, candidate.load
-        return predictor.at_rest(load.running, load.context).keepable(budget)
-
-    def completion(self, candidate: Candidate, tokens: Quantiles, now: float) -> Completion | None:
-        """Seconds of an answer of so many tokens, sent there now; None: nothing is known of its pace there."""
-        state, load = self._states[candidate.endpoint.id], candidate.load
-        if not state.pace.is_known(now):
-            return None
-        tpot = state.tpot_of(load, candidate.prompt_tokens)
-        return Completion(candidate.forecast, tokens, state.pace.quantiles(now), tpot)
-
-    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
-        """An attempt of this cost keeps within `limits.external` of the route."""
-        return self._external_use.allows(route, usd, now)
-
-    def on_arrived(self, route: Route, now: float) -> None:
-        """A request of the route, of which the share for APIs is taken."""
-        self._external_use.on_arrived(route, now)
-
-    def knows(self, endpoint_id: str) -> bool:
-        return endpoint_id in self._states
-
-    def cache(self, endpoint_id: str) -> EndpointCache | None:
-        """None: the endpoint is not in the fleet."""
-        state = self._states.get(endpoint_id)
-        return None if state is None else state.cache
-
-    def pool_of(self, endpoint_id: str) -> str:
-        return self._states[endpoint_id].pool.name
-
-    def is_local(self, endpoint_id: str) -> bool:
-        return self._states[endpoint_id].pool.local
-
-    def cap(self, endpoint_id: str) -> int | None:
-        """Maximum of requests in progress."""
-        return self._states[endpoint_id].pool.concurrent_requests
-
-    def last_used_at(self, endpoint_id: str) -> float:
-        """Time of the latest attempt."""
-        return self._states[endpoint_id].last_used_at
-
-    def engine_loads(self, now: float) -> Mapping[str, EngineLoad]:
-        """Recent scrapes, by endpoint."""
-        return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
-
-    def engine_kv_tokens(self, endpoint_id: str) -> int:
-        """Size of the engine's KV cache by its own report; 0: none."""
-        state = self._states.get(endpoint_id)
-        return 0 if state is None else (state.engine.kv_blocks or 0) * state.block_size
-
-    def engine_rates(self, now: float) -> Mapping[str, EngineRates]:
-        """By endpoint, where the engine was scraped recently."""
-        return {name: state.rates for name, state in self._states.items() if now - state.scraped_at <= STALE}
-
-    def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
-        """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""
-        state = self._states[endpoint.id]
-        return state.cache.hit(prompt, state.block_size)
-
-    def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
-        """TTFT from a send at `now` to the first token, and TPOT."""
-        state = self._states[endpoint.id]
-        wait = 0.0 if state.network is None else sum(state.network.network_s())
-        return state.predictor.predict(load, prompt_tokens, hit, now, wait)
-
-    def token_scale(self, pool: str) -> TokenScale:
-        """Correction of the pool's prompt counts; the prior, for a pool which a reload has just removed."""
-        state = self._pools.get(pool)
-        return TokenScale() if state is None else state.scale
-
-    def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
-        """Tokens by which the engine's count of the prompt may exceed the estimate, nearly always."""
-        return prompt.margin + self.token_scale(pool).error(prompt.text_tokens, prompt.messages)
-
-    def tpot_alone(self, pool: str) -> float | None:
-        """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet."""
-        state = self._pools.get(pool)
-        return None if state is None else state.tpot_alone()
-
-    def decode_seconds(self, route: Route, tokens: Quantiles) -> float:
-        """Expected from the first token to the last of an answer alone on the fastest engine of a route that promises
-        `total` alone; 0: not known, or another route."""
-        if not tokens or route.ttft is not None or route.total is None:
-            return 0.0
-        known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
-        return tokens[MEDIAN] * min(known, default=0.0)
-
-    def judging_seconds(self, route: Route, tokens: int, now: float) -> Mapping[str, float]:
-        """Seconds from a first token until so many tokens have come, by pool, at the present pace of the pool's
-        fastest endpoint."""
-        loads, seconds = self.snapshot(now).loads, dict[str, float]()
-        for pool in route.pools:
-            paces = [load.tpot for name, load in loads.items() if self._states[name].pool.name == pool]
-            seconds[pool] = (tokens - 1) * min(paces, default=0.0)
-        return seconds
-
-    def prefill_seconds(self, endpoint: str, tokens: int, hit: int) -> float:
-        """Engine time of `tokens` behind `hit` cached ones, as learned; 0: an API, or unknown."""
-        state = self._states.get(endpoint)
-        return 0.0 if state is None else state.predictor.prefill_seconds(tokens, tokens * (hit + 0.5 * tokens))
-
-    def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
-        return self._states[endpoint_id].statistics(now)
-
     # ----------------------------------------------------------------- over a restart
-
-    def learned(self, endpoint_id: str, now: float) -> LearnedEndpoint | None:
-        """The state that survives a restart; None: none yet. Raises ValueError for values that must not be kept."""
-        state = self._states.get(endpoint_id)
-        return None if state is None or not state.predictor.samples else learned(state, now)
 
     def restore(self, endpoints: Mapping[str, LearnedEndpoint], age: float, now: float) -> list[str]:
         """Brings back what was learned, up to a time `age` seconds ago, of endpoints of which less is known now.
@@ -323,6 +138,10 @@ class Fleet:
         return [state.endpoint.id for state in restored]
 
     # ----------------------------------------------------------------- events of attempts
+
+    def on_arrived(self, route: Route, now: float) -> None:
+        """A request of the route, of which the share for APIs is taken."""
+        self._external_use.on_arrived(route, now)
 
     def on_sent(
         self,
@@ -389,11 +208,6 @@ class Fleet:
             attempt.state.limits.on_reported(limits, attempt.sent_at)
             self._touch(attempt.state)
 
-    def prompt_tokens(self, key: Hashable, candidate: Candidate) -> int:
-        """Of an attempt, by the count that follows the estimate while it is in flight."""
-        attempt = self._attempts.get(key)
-        return candidate.prompt_tokens if attempt is None else attempt.prompt_tokens
-
     def is_closed(self, candidate: Candidate, now: float, caller: str = "") -> bool:
         """A request of the caller sent there now would exceed the cap or a rate limit."""
         state = self._states.get(candidate.endpoint.id)
@@ -418,7 +232,7 @@ class Fleet:
             judges = report.blame is None or report.blame.fault is not Fault.CALLER_KEY
             if judges:
                 state.count_answer(outcome)
-            outlier = judges and outcome is AttemptOutcome.REFUSED and self.is_outlier(state.endpoint.id)
+            outlier = judges and outcome is AttemptOutcome.REFUSED and self.view.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
             if state.breaker.unconfirmed:
                 self.on_unconfirmed(state.endpoint)
@@ -435,28 +249,10 @@ class Fleet:
         attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
         self._touch(state)
 
-    def is_outlier(self, endpoint_id: str) -> bool:
-        """The endpoint refuses requests answered by other endpoints of the pool."""
-        state = self._states.get(endpoint_id)
-        return state is not None and self._pools[state.pool.name].is_outlier(state)
-
     def on_refusal_confirmed(self, endpoint_id: str) -> None:
         """Another endpoint has refused the same request: the outlier was right."""
         if (state := self._states.get(endpoint_id)) is not None:
             state.refusals.clear()
-
-    def without_larger_window(self, pool: str) -> frozenset[str]:
-        """Pools with no room for what exceeds the context window of `pool`. An unknown window may have room."""
-        return without_larger_window({name: state.pool for name, state in self._pools.items()}, pool)
-
-    def overtaken(self, key: Hashable) -> bool:
-        """The endpoint has answered an attempt that was sent later. Engines start prompts in the order of arrival."""
-        attempt = self._attempts.get(key)
-        return attempt is not None and attempt.state.newest_answered > attempt.sent_at
-
-    def answering(self) -> list[Hashable]:
-        """Attempts with a first token and no end yet."""
-        return [key for key, attempt in self._attempts.items() if attempt.first_at is not None]
 
     def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
         """Tokens so far, by attempt. Called about five times a second."""
@@ -478,10 +274,6 @@ class Fleet:
         """The connections to the endpoints, by id: their network time is read at every decision."""
         for name, state in self._states.items():
             state.network = networks.get(name)
-
-    def rtts(self) -> Mapping[str, float]:
-        """Seconds of a round trip on the network, by endpoint, where measured."""
-        return {name: rtt for name, state in self._states.items() if (rtt := state.rtt)}
 
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:

@@ -23,8 +23,7 @@ from enum import Enum
 from itertools import islice
 from operator import attrgetter
 
-from policies.fleet.endpoint_state import RESTART_TOLERANCE
-from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_load import EngineLoad, has_restarted
 from policies.latency.tpot import MIN_TPOT
 from policies.types import NEVER
 
@@ -34,7 +33,7 @@ MAX_ITL = 60.0  # s: a longer gap is a wrong report
 MOST = 1e9  # answers or gaps of one interval: more are a wrong report
 RECENT = 10.0  # s since the latest report
 
-_sent_at = attrgetter("sent_at")
+_sent_at, _totals = attrgetter("sent_at"), attrgetter("ttft_count", "e2e_count")
 
 
 class AnswerStep(Enum):
@@ -135,7 +134,7 @@ class EngineAnswers:
     def on_report(self, load: EngineLoad, now: float) -> Iterator[InferredEvent]:
         before, interval = self._load, Interval(self._at, now)
         self._load, self._at = load, now
-        if interval.since == NEVER or _has_restarted(before, load):
+        if interval.since == NEVER or has_restarted(before, load, _totals):
             over = [] if interval.since == NEVER else [*self._unseen()]
             self._ended, self._surplus = [], 0
         else:
@@ -246,13 +245,6 @@ def _grown(count: float | None, seconds: float | None, new_count: float | None, 
         return NOTHING
     grown = new_count - count
     return Grown(int(grown), new_seconds - seconds) if 0 < grown <= MOST and new_seconds >= seconds else NOTHING
-
-
-def _has_restarted(before: EngineLoad, after: EngineLoad) -> bool:
-    if before.started_at is not None and after.started_at is not None:
-        return abs(after.started_at - before.started_at) > RESTART_TOLERANCE
-    counts = (before.ttft_count, after.ttft_count), (before.e2e_count, after.e2e_count)
-    return any(old is not None and new is not None and new < old for old, new in counts)
 
 
 class UnseenAnswers:

@@ -245,9 +245,8 @@ class EnginePredictor(TtftPredictor):
             + self._pair_s * pairs
             + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         )
-        return Forecast(
-            load.wait + wait + estimate, self.quantiles(queued, now), load.tpot, self.samples, prefill_s + load_s
-        )
+        errors = self._queued_errors if queued else self._idle_errors
+        return Forecast(load.wait + wait + estimate, errors.quantiles(now), load.tpot, self.samples, prefill_s + load_s)
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)

@@ -72,8 +72,10 @@ class PrefixIndex:
 
     def find(self, hashes: Sequence[int]) -> tuple[int, IndexRun | None]:
         """Number of leading blocks held, and the run of the last of them."""
+        if not hashes or hashes[0] not in self._runs:  # of most endpoints, at a decision
+            return 0, None
         path, depth, _ = self._path(hashes)
-        return depth, path[-1] if path else None
+        return depth, path[-1]
 
     def record(self, hashes: Sequence[int]) -> int:
         """The endpoint is sent this prompt. Returns the stamp of this record."""

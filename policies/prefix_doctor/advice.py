@@ -1,4 +1,4 @@
-"""Advice from the sums of a ledger: breaks ranked by cost, growth of prompts, and lengths of answers."""
+"""Advice from the sums of a ledger: breaks ranked by cost, and growth of prompts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from policies.prefix_doctor.break_class import BreakClass
 from policies.prefix_doctor.mends import mend
-from policies.prefix_doctor.prefix_ledger import DAY, LENGTHS
+from policies.prefix_doctor.prefix_ledger import DAY
 from policies.prefix_doctor.prompt_outline import PARTS
 
 WEEK = 7  # days
 SHORTEST = 60.0  # s of observation from which a day is extrapolated
 GROWTH = 0.1  # of the mean prompt against the week before, from which growth is an alert ...
 GROWN = 50  # ... and tokens
-ENOUGH = 20  # requests or answers, below which a week says nothing
+ENOUGH = 20  # requests, below which a week says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +60,6 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputAdvice:
-    """Lengths of complete answers of the latest seven days. `limit`: of the route; `asked`: mean of the callers' own.
-
-    A cap at the 99th percentile (`cap`) would save `saved` tokens and `seconds` of decode a day.
-    """
-
-    route: str
-    answers: int
-    p50: int
-    p90: int
-    p99: int
-    limit: int | None
-    asked: float | None
-    limited: float  # share of the answers with a limit of the caller's that reached it
-    cap: int
-    saved: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class RepairAdvice:
     """Requests of a day whose prompts a rule has changed, and tokens of theirs that were shared."""
 
@@ -97,7 +77,6 @@ class Advice:
     breaks: Sequence[BreakAdvice] = ()
     repairs: Sequence[RepairAdvice] = ()
     drifts: Sequence[Drift] = ()
-    outputs: Sequence[OutputAdvice] = ()
     days: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)  # mean prompts, by route
 
 
@@ -113,11 +92,6 @@ def advice(sums: Mapping[str, Any]) -> Advice:
         sorted(_breaks(sums["callers"], per_day), key=lambda each: (-each.seconds, -each.usd, -each.lost)),
         _repairs(sums["callers"], per_day),
         [drift for route, found in days.items() if (drift := _drift(route, found, today)) is not None],
-        [
-            output
-            for route, found in days.items()
-            if (output := _output(route, found, today, sums["limits"].get(route))) is not None
-        ],
         {route: {day: _mean(totals) for day, totals in found.items()} for route, found in days.items()},
     )
 
@@ -198,46 +172,3 @@ def _mean_of(week: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     if requests < ENOUGH:
         return None
     return {part: sum(float(totals["tokens"][part]) for totals in week) / requests for part in PARTS}
-
-
-# -- answers -------------------------------------------------------------------------------
-
-
-def _output(route: str, days: Mapping[int, Mapping[str, Any]], today: int, limit: int | None) -> OutputAdvice | None:
-    week = _week(days, today)
-    answers, output = (sum(int(totals[name]) for totals in week) for name in ("answers", "output_tokens"))
-    if answers < ENOUGH:
-        return None
-    lengths = [sum(each) for each in zip(*(totals["lengths"] for totals in week), strict=True)]
-    p50, p90, p99 = (_quantile(lengths, share) for share in (0.5, 0.9, 0.99))
-    saved = sum(number * max(_length(i) - p99, 0.0) for i, number in enumerate(lengths)) / len(week)
-    decode, asked = (sum(float(totals[name]) for totals in week) for name in ("decode_s", "asked"))
-    return OutputAdvice(
-        route,
-        answers,
-        p50,
-        p90,
-        p99,
-        limit,
-        sum(float(totals["asked_tokens"]) for totals in week) / asked if asked else None,
-        sum(float(totals["limited"]) for totals in week) / asked if asked else 0.0,
-        p99,
-        saved,
-        saved * decode / max(output, 1),
-    )
-
-
-def _quantile(lengths: Sequence[int], share: float) -> int:
-    """The upper bound of the bucket."""
-    left = share * sum(lengths)
-    for i, number in enumerate(lengths):
-        left -= number
-        if left <= 0:
-            return LENGTHS[min(i, len(LENGTHS) - 1)]
-    return LENGTHS[-1]
-
-
-def _length(bucket: int) -> float:
-    """The middle of a bucket."""
-    high = LENGTHS[min(bucket, len(LENGTHS) - 1)]
-    return (high + (LENGTHS[bucket - 1] if 0 < bucket < len(LENGTHS) else high)) / 2

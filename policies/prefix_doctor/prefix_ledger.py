@@ -1,4 +1,4 @@
-"""Counts of breaks, compositions and lengths of answers, from which advice is written.
+"""Counts of breaks and compositions, from which advice is written.
 
 Rules:
 - A ledger holds sums alone: it is filled by a running gateway or from its log, and ledgers of workers add up.
@@ -9,9 +9,8 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import add
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ CALLERS = 256  # of a route and a generation
 PLACES = 16  # of a caller
 OTHERS = "(other callers)"
 ELSEWHERE = -1  # block of all further places
-LENGTHS = tuple(sorted({round(1.15**power) for power in range(84)}))  # tokens of answers: bounds up to 109,000
 
 
 class BreakCost(NamedTuple):
@@ -46,7 +44,7 @@ NO_LINEAGE = Lineage()
 
 @dataclass(slots=True, kw_only=True)
 class LedgerEntry:
-    """The values of one request that a ledger reads. `output_tokens`: 0 where the answer is not complete."""
+    """The values of one request that a ledger reads."""
 
     route: str
     caller: str
@@ -54,47 +52,34 @@ class LedgerEntry:
     composition: Composition = EMPTY
     lineage: Lineage = NO_LINEAGE
     cost: BreakCost = NO_COST
-    output_tokens: int = 0
-    max_tokens: int | None = None
-    tpot: float | None = None
     repaired: Sequence[str] = ()
 
 
 @dataclass(slots=True)
 class BreakTotals:
-    """Of one place. `classes`: breaks by class."""
+    """Of one place, under the names of GET /advise. `at_tokens`: the least; `classes`: breaks by class."""
 
     role: str
     block: int
-    at: int = 0  # tokens: the least
+    at_tokens: int = 0
     breaks: int = 0
-    lost: int = 0
-    seconds: float = 0.0
-    missed: int = 0
+    lost_tokens: int = 0
+    prefill_ms: float = 0.0
+    missed_budgets: int = 0
     usd: float = 0.0
     classes: dict[str, int] = field(default_factory=dict)
 
     def add(self, broken: PrefixBreak, cost: BreakCost) -> None:
-        self.at = min(self.at, broken.at) if self.breaks else broken.at
+        self.at_tokens = min(self.at_tokens, broken.at) if self.breaks else broken.at
         self.breaks += 1
-        self.lost += broken.lost
-        self.seconds += cost.seconds
-        self.missed += cost.missed
+        self.lost_tokens += broken.lost
+        self.prefill_ms += cost.seconds * 1e3
+        self.missed_budgets += cost.missed
         self.usd += cost.usd
         self.classes[broken.cls.value] = self.classes.get(broken.cls.value, 0) + 1
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "role": self.role,
-            "block": self.block,
-            "at_tokens": self.at,
-            "breaks": self.breaks,
-            "lost_tokens": self.lost,
-            "prefill_ms": round(self.seconds * 1e3, 3),
-            "missed_budgets": self.missed,
-            "usd": round(self.usd, 6),
-            "classes": dict(self.classes),
-        }
+        return {**asdict(self), "prefill_ms": round(self.prefill_ms, 3), "usd": round(self.usd, 6)}
 
 
 @dataclass(slots=True)
@@ -119,45 +104,19 @@ class CallerTotals:
 
 @dataclass(slots=True)
 class DayTotals:
-    """Of one route. `lengths`: complete answers by LENGTHS; `limited`: of them, as long as the caller allowed."""
+    """Prompts of one route. `tokens`: by PARTS."""
 
     requests: int = 0
     tokens: list[float] = field(default_factory=lambda: [0.0] * len(PARTS))
-    answers: int = 0
-    output: int = 0  # tokens
-    decode: float = 0.0  # s
-    limited: int = 0
-    asked: int = 0  # answers with a limit of the caller's
-    asked_tokens: int = 0  # sum of these limits
-    lengths: list[int] = field(default_factory=lambda: [0] * (len(LENGTHS) + 1))
 
-    def add(self, entry: LedgerEntry) -> None:
-        if entry.composition is not EMPTY:
+    def add(self, composition: Composition) -> None:
+        if composition is not EMPTY:
             self.requests += 1
-            self.tokens = list(map(add, self.tokens, entry.composition))
-        if not (tokens := entry.output_tokens):
-            return
-        self.answers += 1
-        self.output += tokens
-        self.decode += (entry.tpot or 0.0) * tokens
-        self.lengths[bisect_left(LENGTHS, tokens)] += 1
-        if entry.max_tokens is not None:
-            self.asked += 1
-            self.asked_tokens += entry.max_tokens
-            self.limited += tokens >= entry.max_tokens
+            self.tokens = list(map(add, self.tokens, composition))
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "requests": self.requests,
-            "tokens": {part: round(tokens) for part, tokens in zip(PARTS, self.tokens, strict=True)},
-            "answers": self.answers,
-            "output_tokens": self.output,
-            "decode_s": round(self.decode, 3),
-            "limited": self.limited,
-            "asked": self.asked,
-            "asked_tokens": self.asked_tokens,
-            "lengths": list(self.lengths),
-        }
+        tokens = {part: round(tokens) for part, tokens in zip(PARTS, self.tokens, strict=True)}
+        return {"requests": self.requests, "tokens": tokens}
 
 
 @dataclass(slots=True)
@@ -193,7 +152,7 @@ class PrefixLedger:
                     return
                 del days[oldest]
             totals = days[day] = DayTotals()
-        totals.add(entry)
+        totals.add(entry.composition)
 
     def as_json(self, now: float, wall: float) -> dict[str, Any]:
         generations = [self._young] if self._old is None else [self._old, self._young]
@@ -233,7 +192,6 @@ def merge_advice(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "observed_s": max((each["observed_s"] for each in replies), default=0.0),
         "callers": [caller for each in replies for caller in each["callers"]],
         "days": days,
-        "limits": replies[0].get("limits", {}) if replies else {},
     }
 
 

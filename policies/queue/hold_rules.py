@@ -58,7 +58,7 @@ class HoldRules:
         is_head = queued.assigned is not None and queued.assigned.id == endpoint
         if queue and queue[0] < queued and not (is_head and queued.own_limit):
             return HoldRule.TURN
-        is_queue_ours = queued.route.scorer == "predicted" and self.fleet.is_local(endpoint)
+        is_queue_ours = queued.route.scorer == "predicted" and self.fleet.view.is_local(endpoint)
         if is_queue_ours and (rule := self._no_room(load)) is not None:
             return rule
         if (rule := self.closed(queued, endpoint)) is not None:
@@ -87,12 +87,12 @@ class HoldRules:
         """The request would exceed the cap, or a rate limit of the provider."""
         if not self.fleet.closes:
             return None
-        cap, load = self.fleet.cap(endpoint), self.fleet.load_for(queued.request.caller, endpoint, self.now)
+        cap, load = self.fleet.view.cap(endpoint), self.fleet.load_for(queued.request.caller, endpoint, self.now)
         dispatched = [sent for sent in self.queues.in_dispatch.values() if sent.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return HoldRule.CAP
         limits = load.limits.behind(len(dispatched), sum(sent.prompt_tokens for sent in dispatched))
-        tokens = queued.estimate.pools[self.fleet.pool_of(endpoint)].tokens
+        tokens = queued.estimate.pools[self.fleet.view.pool_of(endpoint)].tokens
         return HoldRule.RATE_LIMIT if limits.wait(tokens, self.now) > 0 else None
 
     # ---------------------------------------------------------------- late requests
@@ -104,7 +104,7 @@ class HoldRules:
         has prefilled for `within` seconds."""
         if self._must_begin(queued):
             return self.closed(queued, endpoint)
-        if not self.fleet.is_local(endpoint):
+        if not self.fleet.view.is_local(endpoint):
             limits = self.fleet.snapshot(self.now).loads[endpoint].limits
             return HoldRule.RATE_LIMIT if limits.refused_lately(self.now) else self.closed(queued, endpoint)
         load, is_over = self.fleet.snapshot(self.now).loads[endpoint], self.shares.is_over(queued.tenant)
@@ -127,7 +127,7 @@ class HoldRules:
         if queued.due == FOREVER:
             return False
         waiting, hurry = self.queues.best_effort, self.hurry(queued)
-        pool = self.fleet.snapshot(self.now).pools[self.fleet.pool_of(endpoint)]
+        pool = self.fleet.snapshot(self.now).pools[self.fleet.view.pool_of(endpoint)]
         is_valley = waiting.batch.is_valley(pool.name, len(pool.endpoints), load, prefill_s, hurry, self.now)
         return not is_valley or (waiting.late and hurry < 1)
 
@@ -154,7 +154,7 @@ class HoldRules:
 
     def able_to_begin(self, heads: list[QueuedRequest]) -> list[QueuedRequest]:
         """Late requests that the endpoint waited for may take now, if their prefill is as long as when last decided."""
-        loads, is_local = self.fleet.snapshot(self.now).loads, self.fleet.is_local
+        loads, is_local = self.fleet.snapshot(self.now).loads, self.fleet.view.is_local
         idle = {name for name, load in loads.items() if not is_local(name) or self._not_idle(name, load) is None}
         return [each for each in heads if each.route.on_miss == "shed" or self._may_take(idle, each)]
 

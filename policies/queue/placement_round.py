@@ -77,7 +77,7 @@ class PlacementRound:
         chosen = None if decision.chosen is None else best
         chance = 0.0 if chosen is None else chosen.chance(queued, self.now)
         held = None if chosen is None or chosen.rule is None else chosen.quote.forecast
-        return RequestQuote(decision, tiers, chosen, chance, again_in(queued, self.fleet, ranked, self.now, held))
+        return RequestQuote(decision, tiers, chosen, chance, again_in(queued, self.fleet.view, ranked, self.now, held))
 
     def _tier_quotes(
         self, queued: QueuedRequest, ranked: Sequence[Candidate], best: TierQuote | None, late: bool
@@ -108,7 +108,7 @@ class PlacementRound:
         best = decision.ranked[0]
         if queued.is_late:
             return True
-        if queued.route.scorer != "predicted" or not self.fleet.is_local(best.endpoint.id):
+        if queued.route.scorer != "predicted" or not self.fleet.view.is_local(best.endpoint.id):
             return False
         return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant) or best.probability < LATE
 
@@ -155,7 +155,7 @@ class PlacementRound:
     def _skipped_rate_limited(self, decision: Decision, tier: int) -> bool:
         """An API of a tier before `tier` was rejected for a rate limit."""
         limited = (each for each in decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
-        return any(each.tier < tier and not self.fleet.is_local(each.endpoint) for each in limited)
+        return any(each.tier < tier and not self.fleet.view.is_local(each.endpoint) for each in limited)
 
     # ---------------------------------------------------------------- requests in time
 
@@ -268,7 +268,7 @@ class PlacementRound:
             return None
         ahead_s, wait, left = rate.late_forecast(queued, self.now)
         if on_miss == "shed":
-            engines = sum(self.fleet.is_local(each.endpoint.id) for each in decision.ranked)
+            engines = sum(self.fleet.view.is_local(each.endpoint.id) for each in decision.ranked)
             shed = self.view.decide(queued, behind=ahead_s / max(engines, 1))
             return shed if shed.chosen is None else None
         if wait <= left or self._is_guess(queued, decision):
@@ -286,7 +286,7 @@ class PlacementRound:
 
     def _is_guess(self, queued: QueuedRequest, decision: Decision) -> bool:
         """The wait of a late request is no more than a guess: too few first tokens of an engine have been seen."""
-        engines = (each for each in self._fastest(queued, decision) if self.fleet.is_local(each.endpoint.id))
+        engines = (each for each in self._fastest(queued, decision) if self.fleet.view.is_local(each.endpoint.id))
         return not all(each.forecast.trained for each in engines)
 
 

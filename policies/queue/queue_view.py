@@ -39,8 +39,9 @@ class QueueView:
             if delayed:
                 snapshot = FleetSnapshot(snapshot.at, snapshot.pools, {**snapshot.loads, **delayed})
         queued.checked_at = self.now
-        return decide(queued, snapshot, self.fleet, self.now, self.scorers)
+        return decide(queued, snapshot, self.fleet.view, self.now, self.scorers)
 
     def _delayed(self, name: str, load: Load, ahead: Ahead, behind: float, reopens_in: float) -> Load:
-        wait = ahead.prefill_s + (behind if self.fleet.is_local(name) else 0.0) + max(reopens_in - load.backlog_s, 0.0)
+        behind = behind if self.fleet.view.is_local(name) else 0.0
+        wait = ahead.prefill_s + behind + max(reopens_in - load.backlog_s, 0.0)
         return replace(load, wait=wait, limits=load.limits.behind(ahead.requests, ahead.tokens))

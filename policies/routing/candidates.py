@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from policies.rate_limit.send_limits import UNLIMITED
 from policies.routes.route import Route, Tier
 from policies.routing.answer_chances import to_be_tried, with_answer, with_total
 from policies.routing.fleet_view import FleetView
@@ -162,7 +163,7 @@ class CandidateSet:
                 closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
             ):
                 self._reject(pool.name, number, *closed, endpoint.id)
-            elif load.limits.may_hold(self.now):
+            elif load.limits is not UNLIMITED and load.limits.may_hold(self.now):
                 if (limited := self._with_wait(load, tokens)) is not None:
                     ready[endpoint.id] = limited
                 else:

@@ -10,7 +10,7 @@ from policies.types import Candidate, Completion, Load, PoolEstimate, Quantiles
 
 
 class FleetView(Protocol):
-    """Learned state, read-only to decisions; implemented by `policies.fleet.fleet.Fleet`."""
+    """Learned state, read-only to decisions; implemented by `policies.fleet.fleet_reader.FleetReader`."""
 
     def candidates(
         self,

@@ -100,9 +100,9 @@ async def test_warm_up_requests_leave_no_record(caplog: pytest.LogCaptureFixture
             await ask(gateway, f"user {user}")
         endpoint = f"both/{mortal.url.removeprefix('http://')}"
         await restart(gateway, mortal)
-        taught = gateway.monitor.fleet.statistics(endpoint, monotonic()).samples
+        taught = gateway.monitor.fleet.view.statistics(endpoint, monotonic()).samples
         await eventually(lambda: warmed(caplog))
-        assert gateway.monitor.fleet.statistics(endpoint, monotonic()).samples > taught
+        assert gateway.monitor.fleet.view.statistics(endpoint, monotonic()).samples > taught
         assert (load_of(gateway, mortal).in_flight, load_of(gateway, mortal).queued_tokens) == (0, 0)
         assert [record.end for record in gateway.recorder.recent] == [RequestOutcome.COMPLETED] * 3
 

@@ -63,12 +63,12 @@ async def test_an_engine_that_returns_with_another_model_gets_no_request(caplog:
     in_turn = {"chat": {"tiers": ["only"], "scorer": "round_robin"}}
     async with engines(2) as (one, two), running({"only": engine_pool(one, two)}, in_turn, defaults=OFTEN) as gateway:
         await ask(gateway, 20)
-        assert gateway.fleet.statistics(endpoint(one), monotonic()).prefix_blocks
+        assert gateway.fleet.view.statistics(endpoint(one), monotonic()).prefix_blocks
         async with successor(one, "other") as other:
             await eventually(
                 lambda: health(gateway, one) is Health.DOWN and any("other" in line for line in lines(caplog))
             )
-            assert gateway.fleet.statistics(endpoint(one), monotonic()).prefix_blocks == 0
+            assert gateway.fleet.view.statistics(endpoint(one), monotonic()).prefix_blocks == 0
             assert len(await ask(gateway, 100)) == 100
             assert (len(other.requests), gateway.recorder.recent[-1].end) == (0, RequestOutcome.COMPLETED)
         assert f"endpoint {endpoint(one)} serves other now, and served served before" in lines(caplog)

@@ -40,7 +40,7 @@ def forecast(gateway: Gateway) -> Forecast:
     """Of a prompt of 1,000 new tokens on an idle engine."""
     now, pool = monotonic(), gateway.runtime.current.pools["only"]
     idle = dict.fromkeys((endpoint.id for endpoint in pool.endpoints), Load())
-    return gateway.fleet.candidates(idle, PoolEstimate(1_000), 0, 0.0, now, 60.0)[0].forecast
+    return gateway.fleet.view.candidates(idle, PoolEstimate(1_000), 0, 0.0, now, 60.0)[0].forecast
 
 
 def spread(found: Forecast) -> float:
@@ -81,7 +81,9 @@ async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: 
         async with redis.client() as client:
             assert 0 < await client.ttl("firsttoken:learned:one") <= 7 * 86_400
         async with running(pools, ROUTES, **other) as gateway:
-            assert gateway.fleet.statistics(next(iter(gateway.runtime.current.upstreams)), monotonic()).samples == 0
+            assert (
+                gateway.fleet.view.statistics(next(iter(gateway.runtime.current.upstreams)), monotonic()).samples == 0
+            )
         async with running(pools, ROUTES, **state) as gateway:
             assert forecast(gateway).p50 == pytest.approx(learned.p50, rel=0.1)
         async with redis.client() as client:
@@ -108,10 +110,10 @@ async def test_a_redis_that_comes_later_is_read_before_it_is_written(
         redis.freeze()
         async with running(pools, ROUTES, **state) as gateway:
             [endpoint] = gateway.runtime.current.upstreams
-            assert gateway.fleet.statistics(endpoint, monotonic()).samples == 0
+            assert gateway.fleet.view.statistics(endpoint, monotonic()).samples == 0
             await ask(gateway, random, 1)
             redis.thaw()
-            await eventually(lambda: gateway.fleet.statistics(endpoint, monotonic()).samples >= LESSONS, within=10)
+            await eventually(lambda: gateway.fleet.view.statistics(endpoint, monotonic()).samples >= LESSONS, within=10)
             await ask(gateway, random, 1)
         async with redis.client() as client:
             saved = json.loads(await client.get("firsttoken:learned:firsttoken"))

@@ -89,9 +89,9 @@ async def test_a_reload_keeps_the_learned_state_of_remaining_endpoints() -> None
     ):
         await answer(gateway)
         [known] = gateway.monitor.loads()
-        samples = gateway.monitor.fleet.statistics(known, 1e9).samples
+        samples = gateway.monitor.fleet.view.statistics(known, 1e9).samples
         await gateway.apply_config(configured({"only": pool(stays.url, joins.url, price={"input": 1.0})}))
-        assert samples == gateway.monitor.fleet.statistics(known, 1e9).samples == 1
+        assert samples == gateway.monitor.fleet.view.statistics(known, 1e9).samples == 1
         assert gateway.runtime.current.upstreams[known].connections.idle == 1
         assert len(gateway.monitor.loads()) == 2
 

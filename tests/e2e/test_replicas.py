@@ -138,7 +138,7 @@ def loads(gateway: Gateway) -> Iterable[Load]:
 def indexed_blocks(gateway: Gateway, endpoint: str) -> int:
     """Blocks in the gateway's prefix index of the endpoint."""
     gateway.monitor.loads()
-    return gateway.monitor.fleet.statistics(endpoint, monotonic()).prefix_blocks
+    return gateway.monitor.fleet.view.statistics(endpoint, monotonic()).prefix_blocks
 
 
 async def ask(gateway: Gateway, messages: list[dict[str, str]]) -> None:

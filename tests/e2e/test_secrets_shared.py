@@ -47,7 +47,7 @@ async def status(gateway: Gateway, **more: Any) -> int:
 def indexed_blocks(gateway: Gateway, endpoint: str) -> int:
     """Blocks in the gateway's prefix index of the endpoint."""
     gateway.monitor.loads()
-    return gateway.monitor.fleet.statistics(endpoint, monotonic()).prefix_blocks
+    return gateway.monitor.fleet.view.statistics(endpoint, monotonic()).prefix_blocks
 
 
 def assert_nothing(places: dict[str, str]) -> None:

@@ -55,7 +55,7 @@ BOTH = route(tiers=["large", "small"], ttft={"budget": "5s"})
 @pytest.fixture
 def decider() -> Decider:
     fleet = Fleet(POOLS)
-    estimator = Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.token_scale)
+    estimator = Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.view.token_scale)
     return Decider(estimator, fleet)
 
 
@@ -179,7 +179,7 @@ def long(text: str = LONG[:20_000], **more: object) -> InferenceRequest:
 def with_window(window: int) -> Decider:
     """A tier of this context window before one without any."""
     fleet = Fleet([replace(POOLS[1], context_window=window), POOLS[0]])
-    return Decider(Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.token_scale), fleet)
+    return Decider(Estimator({"small": TokenizerConfig(), "large": TokenizerConfig()}, fleet.view.token_scale), fleet)
 
 
 def tokens_of(decider: Decider, asked: InferenceRequest, tier: str = "large") -> int:
@@ -416,7 +416,7 @@ def test_policies_see_the_request_but_not_its_text() -> None:
 async def test_a_prompt_whose_cost_may_exceed_what_apis_may_cost_is_counted() -> None:
     """Once the texts of the key have taught their tokens, others are sent with an estimate."""
     fleet = Fleet([Pool("api", "served", (Endpoint("api/a", "api"),), local=False, price=PRICE)])
-    decider, random = Decider(Estimator({"api": TokenizerConfig()}, fleet.token_scale), fleet), Random(1)
+    decider, random = Decider(Estimator({"api": TokenizerConfig()}, fleet.view.token_scale), fleet), Random(1)
     words = "the prompt of a request is read and then counted by words that nobody has seen before".split()
 
     async def estimated(**limits: Any) -> PromptEstimate:

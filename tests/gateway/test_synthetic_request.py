@@ -102,7 +102,7 @@ async def test_a_first_token_is_told_when_it_comes() -> None:
     async with kit.Upstream([STREAM_HEAD + chunk(TOKEN), GATE, chunk(ANSWER) + LAST_CHUNK]) as upstream:
         task = asyncio.create_task(send(fleet, target(upstream.url), 5.0))
         async with asyncio.timeout(5.0):
-            while not fleet.answering():  # noqa: ASYNC110 - the fleet has no notification
+            while not fleet.view.answering():  # noqa: ASYNC110 - the fleet has no notification
                 await asyncio.sleep(0.01)
         upstream.proceed()
         await task

@@ -48,7 +48,7 @@ async def test_a_probe_asks_for_one_token_with_the_credential_and_model_of_the_c
     """Nothing of the caller's request is in it."""
     async with Upstream([STREAMED]) as upstream, running({"api": pool(upstream.url)}) as gateway:
         refuse(gateway, "a")
-        await eventually(lambda: gateway.fleet.statistics(endpoint(gateway).id, monotonic()).samples == 1)
+        await eventually(lambda: gateway.fleet.view.statistics(endpoint(gateway).id, monotonic()).samples == 1)
         [received] = upstream.requests
         body: dict[str, Any] = json.loads(received.body)
         assert received.headers["authorization"] == "Bearer sk-backend"

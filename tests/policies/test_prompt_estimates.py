@@ -49,12 +49,12 @@ REPORTED = AttemptReport(prompt_tokens=1300, completion_tokens=5)
 def test_a_pools_scale_learns_from_counted_prompts_alone(counted: int | None, teaches: bool) -> None:
     """An estimate that is wrong for one key's texts does not change the counts of all other keys."""
     to = fleet()
-    before = to.token_scale("small").correct(1000, 1)
+    before = to.view.token_scale("small").correct(1000, 1)
     guess = prompt(1000)
     guess.margin, guess.counted_text = 40, None if counted is None else lambda: counted
     for _ in range(20):
         answer(to, guess, reported=REPORTED)
-    assert (to.token_scale("small").correct(1000, 1) > before + 100) is teaches
+    assert (to.view.token_scale("small").correct(1000, 1) > before + 100) is teaches
 
 
 @pytest.mark.parametrize(("counted", "tokens"), [(None, 1000), (0, 1000), (496, 500), (1986, 2000)])
@@ -79,11 +79,11 @@ def test_a_wrong_estimate_is_no_other_speed_of_the_engine(estimate: int) -> None
     for tokens in [1000, 4000, 10_000] * 10:
         now += 60
         answer(to, prompt(tokens), now=now, ttft=0.05 + tokens / 10_000)
-    before = [to.forecast(ONE, load(to, now), 8000, 0, now).quantile(share) for share in (0.5, 0.9)]
+    before = [to.view.forecast(ONE, load(to, now), 8000, 0, now).quantile(share) for share in (0.5, 0.9)]
     for _ in range(10):
         now += 60
         answer(to, estimated(estimate, 10_000), now=now, ttft=1.05)
-    after = [to.forecast(ONE, load(to, now), 8000, 0, now).quantile(share) for share in (0.5, 0.9)]
+    after = [to.view.forecast(ONE, load(to, now), 8000, 0, now).quantile(share) for share in (0.5, 0.9)]
     assert after == pytest.approx(before, rel=0.1)
 
 
@@ -103,7 +103,7 @@ def test_the_work_of_more_tokens_is_that_of_a_longer_prompt(hit: int, uncached: 
 def test_a_hit_that_was_estimated_too_large_shows_no_lost_blocks() -> None:
     """The prompt has fewer tokens than estimated, and all of the believed hit was cached."""
     to = fleet()
-    cache = to.cache(ONE.id)
+    cache = to.view.cache(ONE.id)
     assert cache is not None
     capacity = cache.index.capacity
     for cached in (0, 976, 976, 976):

@@ -48,8 +48,8 @@ def send(
 
 def candidate_of(of: Fleet, endpoint: Endpoint, now: float, estimate: PoolEstimate | None = None) -> Candidate:
     estimate, present = estimate or prompt(), of.snapshot(now).loads[endpoint.id]
-    hit = of.hit(endpoint, estimate)
-    forecast = of.forecast(endpoint, present, estimate.tokens, hit, now)
+    hit = of.view.hit(endpoint, estimate)
+    forecast = of.view.forecast(endpoint, present, estimate.tokens, hit, now)
     return Candidate(endpoint, 0, estimate.tokens, hit, forecast, 1.0, 0.0, load=present)
 
 
@@ -71,7 +71,7 @@ def load(of: Fleet, now: float = 0.0, endpoint: Endpoint = ONE) -> Load:
 
 
 def median_ttft(of: Fleet, endpoint: Endpoint = ONE, tokens: int = 1000, now: float = 0.0) -> float:
-    return of.forecast(endpoint, load(of, now, endpoint), tokens, 0, now).p50
+    return of.view.forecast(endpoint, load(of, now, endpoint), tokens, 0, now).p50
 
 
 events = st.tuples(

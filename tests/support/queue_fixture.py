@@ -99,7 +99,7 @@ class QueueFixture:
         """Sends to the endpoint, past the queue; returns the predicted TTFT (s). Only a streamed attempt trains the
         predictor."""
         load = self.fleet.snapshot(at).loads[endpoint.id]
-        forecast = self.fleet.forecast(endpoint, load, tokens, 0, at)
+        forecast = self.fleet.view.forecast(endpoint, load, tokens, 0, at)
         candidate = Candidate(endpoint, 0, tokens, 0, forecast, 1.0, 0.0)
         self.fleet.on_sent(key, candidate, PoolEstimate(tokens), at, stream, pace, caller=caller)
         return forecast.point_estimate

@@ -56,7 +56,7 @@ class SimulatedFleet:
         self._run(self.now + self._random.expovariate(1 / self._gap))
         prompt, output = min(int(self._random.lognormvariate(7.3, 1.0)) + 20, 30_000), self._random.randrange(10, 200)
         load = self.fleet.snapshot(self.now).loads[ONE.id]
-        forecast = self.fleet.forecast(ONE, load, prompt, 0, self.now)
+        forecast = self.fleet.view.forecast(ONE, load, prompt, 0, self.now)
         one = self._open[key] = TimedRequest(self.now, prompt, forecast)
         self.fleet.on_sent(key, Candidate(ONE, 0, prompt, 0, forecast, 1.0, 0.0), PoolEstimate(prompt), self.now, True)
         self.engine.submit(EngineRequest(key, prompt, output), self.now)

@@ -173,7 +173,7 @@ def serve(
 def _send(fleet: Fleet, endpoint: Endpoint, request: Request, now: float) -> None:
     estimate = PoolEstimate(request.prompt, PrefixBlocks(request.hashes, BLOCK), request.prompt - 7, 1)
     load = fleet.snapshot(now).loads[endpoint.id]
-    request.hit = fleet.hit(endpoint, estimate)
-    request.forecast = fleet.forecast(endpoint, load, request.prompt, request.hit, now)
+    request.hit = fleet.view.hit(endpoint, estimate)
+    request.forecast = fleet.view.forecast(endpoint, load, request.prompt, request.hit, now)
     candidate = Candidate(endpoint, 0, request.prompt, request.hit, request.forecast, 1.0, 0.0)
     fleet.on_sent(request, candidate, estimate, now, True)

@@ -1,4 +1,4 @@
-"""`firsttoken advise`: breaks of prefixes, growth of prompts, lengths of answers; from a gateway or its access log."""
+"""`firsttoken advise`: breaks of prefixes and growth of prompts, from a gateway or its access log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of_log(path: Path) -> Mapping[str, Any]:
             raise ConfigError([f"{path}:{number}: not a line of this version's access log"]) from None
     if not last:
         raise ConfigError([f"{path}: no line tells the parts of its prompt: the log is of an older version, or empty"])
-    return {**ledger.as_json(last - first, last), "limits": {}}
+    return ledger.as_json(last - first, last)
 
 
 def _mended(path: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from time import gmtime, strftime
 
-from gateway.cli.advise.report import SHOWN, ReportTable, answers, breaks, drifts, duration, grown_part, repairs
+from gateway.cli.advise.report import SHOWN, ReportTable, breaks, drifts, duration, grown_part, repairs
 from policies.prefix_doctor.advice import Advice, BreakAdvice
 from policies.prefix_doctor.prefix_ledger import DAY
 from policies.prefix_doctor.prompt_outline import PARTS
@@ -33,18 +33,16 @@ def html_report(found: Advice, source: str) -> str:
         if each.has_grown
     ]
     body = [
-        f"<h1>Prompts and answers</h1><p>{at}, from {escape(source)}; breaks of the last "
-        f"{duration(found.observed)}, per day.</p>",
+        f"<h1>Prompts</h1><p>{at}, from {escape(source)}; breaks of the last {duration(found.observed)}, per day.</p>",
         *alerts,
         "<h2>Breaks of prefixes</h2>" + _break_bars(found.breaks[:SHOWN]) + _table(breaks(found)),
         "<h2>Repairs</h2>" + _table(repairs(found)),
         "<h2>Prompts by day</h2>" + _legend(),
         *(_composition(route, days) for route, days in found.days.items()),
         "<h2>Prompts, against the week before</h2>" + _table(drifts(found)),
-        "<h2>Answers</h2>" + _table(answers(found)),
     ]
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    title = f"<title>Prompts and answers, {at}</title>"
+    title = f"<title>Prompts, {at}</title>"
     page = f"<head>{head}{title}<style>{STYLE}</style></head><body>{''.join(body)}</body>"
     return f'<!doctype html><html lang="en">{page}</html>\n'
 

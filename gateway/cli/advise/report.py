@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import gmtime, strftime
 
 from gateway.cli.tables import printable
-from policies.prefix_doctor.advice import Advice, BreakAdvice, Drift, OutputAdvice
+from policies.prefix_doctor.advice import Advice, BreakAdvice, Drift
 from policies.prefix_doctor.prompt_outline import PARTS
 
 SHOWN = 20  # places
@@ -32,13 +32,12 @@ def report(found: Advice, source: str) -> str:
         if each.has_grown
     ]
     sections = [
-        f"# Prompts and answers, {at}\n\nFrom {plain(source)}; breaks of the last {duration(found.observed)}, per day.",
+        f"# Prompts, {at}\n\nFrom {plain(source)}; breaks of the last {duration(found.observed)}, per day.",
         "## Breaks of prefixes\n\n" + markdown(breaks(found)),
         f"{more} more places cost less." if more > 0 else "",
         "## Repairs\n\n" + markdown(repairs(found)) if found.repairs else "",
         "## Prompts, against the week before\n\n" + markdown(drifts(found)),
         "\n".join(grown),
-        "## Answers\n\n" + markdown(answers(found)),
     ]
     return "\n\n".join(filter(None, sections))
 
@@ -106,28 +105,6 @@ def grown_part(drift: Drift) -> str:
     before = drift.before or {}
     part = max(PARTS, key=lambda name: drift.now[name] - before.get(name, 0.0))
     return f"`{part}` by {drift.now[part] - before.get(part, 0.0):,.0f} tokens a prompt."
-
-
-def answers(found: Advice) -> ReportTable:
-    columns = ("route", "answers", "p50", "p90", "p99", "limit", "asked (mean)", "at the limit", "a cap saves a day")
-    return ReportTable(columns, [_answer_row(each) for each in found.outputs], "Too few answers so far.")
-
-
-def _answer_row(each: OutputAdvice) -> tuple[str, ...]:
-    return (
-        each.route,
-        *(f"{length:,}" for length in (each.answers, each.p50, each.p90, each.p99)),
-        "none" if each.limit is None else f"{each.limit:,}",
-        "none" if each.asked is None else f"{each.asked:,.0f}",
-        f"{each.limited:.0%}",
-        saving(each),
-    )
-
-
-def saving(each: OutputAdvice) -> str:
-    if each.limit is not None and each.limit <= each.cap:
-        return "nothing: the limit is lower"
-    return f"at {each.cap:,}: {each.saved:,.0f} tokens, {duration(each.seconds)} of decode"
 
 
 def duration(seconds: float) -> str:

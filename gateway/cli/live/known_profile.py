@@ -56,12 +56,12 @@ async def _known(config: Config, fleet: Fleet) -> list[KnownEndpoint]:
     runtime, now = build_runtime(config), monotonic()
     await LearnedKeeper(StateFile(config.state.dir), fleet, RuntimeHolder(runtime)).restore()
     forecasts = {
-        endpoint: fleet.forecast(endpoint, Load(), PROMPT_TOKENS, 0, now)
+        endpoint: fleet.view.forecast(endpoint, Load(), PROMPT_TOKENS, 0, now)
         for pool in runtime.pools.values()
         for endpoint in pool.endpoints
     }
     return [
-        KnownEndpoint(endpoint.pool, endpoint.id, forecast.p50, fleet.statistics(endpoint.id, now).tpot)
+        KnownEndpoint(endpoint.pool, endpoint.id, forecast.p50, fleet.view.statistics(endpoint.id, now).tpot)
         for endpoint, forecast in forecasts.items()
         if forecast.trained
     ]

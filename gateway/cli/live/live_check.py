@@ -139,7 +139,7 @@ class LiveFleet:
 async def live_fleet(config: Config, *, tokens: bool, timeout: float) -> AsyncIterator[LiveFleet]:
     """`tokens`: requests with prompts will be sent. `timeout`: s of a request."""
     runtime, fleet = build_runtime(config), Fleet(config.fleet())
-    estimator = Estimator(tokenizers(config), fleet.token_scale)
+    estimator = Estimator(tokenizers(config), fleet.view.token_scale)
     try:
         if tokens:
             estimator.warm()  # else the first request waits for the vocabularies

@@ -15,7 +15,7 @@ A = POOL.endpoints[0]
 
 
 def asked(fleet: Fleet, now: float) -> EndpointStatistics:
-    return fleet.statistics(A.id, now)
+    return fleet.view.statistics(A.id, now)
 
 
 def attempt(

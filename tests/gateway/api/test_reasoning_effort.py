@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from backends.interface import Operation
+from backends.translation.omissions import Omissions
+from backends.translation.registry import MESSAGES_TO_CHAT
 from gateway.api.inference_request import parse
 from gateway.api.reasoning_effort import reasoning_effort
+from policies.routes.efforts import place_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -55,3 +58,16 @@ def test_any_other_value_is_no_effort(effort: object) -> None:
         assert reasoning_effort({member: {"effort": effort}}) == ""
     if type(effort) is not int or effort < 0 or effort > 10_000_000:
         assert reasoning_effort({"thinking": {"budget_tokens": effort}}) == ""
+
+
+@pytest.mark.parametrize("budget", [1, 2048, 2049, 8192, 8193, 100_000])
+def test_a_budget_of_thinking_counts_as_the_effort_that_its_translation_asks_for(budget: int) -> None:
+    """`backends` and `policies` never meet, so each has the table: a condition of a tier must mean what is sent."""
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": MESSAGES,
+        "thinking": {"type": "enabled", "budget_tokens": budget},
+    }
+    asked = MESSAGES_TO_CHAT.request(body, Omissions())["reasoning_effort"]
+    assert place_of(f"{budget} tokens") == place_of(asked)

@@ -29,7 +29,7 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def cache_of(fleet: Fleet) -> EndpointCache:
-    cache = fleet.cache(E)
+    cache = fleet.view.cache(E)
     assert cache is not None
     return cache
 
@@ -229,7 +229,7 @@ async def test_a_restarted_engine_has_an_empty_cache(jump: int, caplog: pytest.L
             await link.engine.publish(stored(block, parent=block - 1 or None, session_id="s"))
         await link.applied()
         cache_of(link.fleet).on_answered("key", sent, 50, 0)
-        assert link.fleet.hit(Endpoint(E, "p"), prompt) == 48
+        assert link.fleet.view.hit(Endpoint(E, "p"), prompt) == 48
         old, link.engine = link.engine, None  # type: ignore[assignment]
         old.close()
         await link.until(lambda: not link.listener.connected)
@@ -238,7 +238,7 @@ async def test_a_restarted_engine_has_an_empty_cache(jump: int, caplog: pytest.L
         await link.subscribed()
         await link.engine.publish(stored(4))
         await link.applied()
-        assert (link.blocks(), link.fleet.hit(Endpoint(E, "p"), prompt)) == (1, 0)
+        assert (link.blocks(), link.fleet.view.hit(Endpoint(E, "p"), prompt)) == (1, 0)
     said = [record.message.partition(": ")[2] for record in caplog.records]
     assert said == ["connected", "the engine is gone", "connected", "the engine has restarted"]
 
@@ -250,7 +250,7 @@ async def test_all_blocks_cleared_empties_the_cache() -> None:
         cache_of(link.fleet).on_sent("key", prompt, "")
         await link.engine.publish(stored(1, 2, 3), CLEARED)
         await link.applied()
-        assert (link.blocks(), link.fleet.hit(Endpoint(E, "p"), prompt)) == (0, 0)
+        assert (link.blocks(), link.fleet.view.hit(Endpoint(E, "p"), prompt)) == (0, 0)
 
 
 async def test_malformed_batches_are_logged_once_and_skipped(caplog: pytest.LogCaptureFixture) -> None:

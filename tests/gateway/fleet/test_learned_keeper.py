@@ -53,7 +53,7 @@ class Process:
         for key in range(samples):
             at += 5.0
             load = self.fleet.snapshot(at).loads[ID]
-            [chosen] = self.fleet.candidates({ID: load}, prompt, 0, 0.0, at, 60.0)
+            [chosen] = self.fleet.view.candidates({ID: load}, prompt, 0, 0.0, at, 60.0)
             self.fleet.on_sent(key, chosen, prompt, at, stream=True)
             self.fleet.on_first_token(key, at + ttft)
             done = AttemptReport(1_000, 0, 20, 0.09)
@@ -63,12 +63,12 @@ class Process:
     @property
     def p50(self) -> float:
         now, prompt = monotonic(), PoolEstimate(1_000)
-        [found] = self.fleet.candidates(self.fleet.snapshot(now).loads, prompt, 0, 0.0, now, 60.0)
+        [found] = self.fleet.view.candidates(self.fleet.snapshot(now).loads, prompt, 0, 0.0, now, 60.0)
         return found.forecast.p50
 
     @property
     def samples(self) -> int:
-        return self.fleet.statistics(ID, monotonic()).samples
+        return self.fleet.view.statistics(ID, monotonic()).samples
 
 
 async def saved(home: Path) -> Process:
@@ -92,7 +92,7 @@ async def test_a_process_begins_where_the_last_one_ended(tmp_path: Path, caplog:
     before, after, cold = await saved(home), await started(home), Process(home)
     assert after.p50 == pytest.approx(before.p50, rel=0.02)
     assert cold.p50 < before.p50 / 5
-    assert after.fleet.token_scale("small").scale > 1.2
+    assert after.fleet.view.token_scale("small").scale > 1.2
     assert after.fleet.answer_lengths.expected_output("chat") == before.fleet.answer_lengths.expected_output("chat")
     assert [entry.name for entry in home.iterdir()] == [FILE]
     assert (home / FILE).stat().st_mode & 0o777 == 0o600

@@ -168,12 +168,12 @@ async def test_hits_are_whole_blocks_of_the_reported_size() -> None:
     prompt = PoolEstimate(200, PrefixBlocks((1, 2, 3, 4, 5)))
     async with monitoring(GOOD) as (monitor, origin, vllm, _):
         endpoint, *_ = monitor.fleet.snapshot(monotonic()).pools["small"].endpoints
-        cache = monitor.fleet.cache(ENDPOINT)
+        cache = monitor.fleet.view.cache(ENDPOINT)
         assert cache is not None
         cache.index.record(prompt.blocks.hashes)
-        before = monitor.fleet.hit(endpoint, prompt)
+        before = monitor.fleet.view.hit(endpoint, prompt)
         await poll(monitor, origin, vllm)
-        assert (before, monitor.fleet.hit(endpoint, prompt)) == (80, 64)
+        assert (before, monitor.fleet.view.hit(endpoint, prompt)) == (80, 64)
 
 
 async def test_an_endpoint_without_metrics_is_up() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.observe.slow_counts import KEPT, SlowCounts, merge_windows
 from policies.diagnosis.causes import Cause, CauseVerdict
-from policies.diagnosis.usual import Sample, Usual
+from policies.diagnosis.facts import hit_tokens
+from policies.diagnosis.usual import NOTHING, Sample, Usual
 
 QUEUED = CauseVerdict(Cause.QUEUED, "", "", "queue", 0.25)
 LONG = CauseVerdict(Cause.LONG_PROMPT, "", "", "upstream", 1.0)
@@ -38,13 +39,18 @@ def test_windows_of_workers_add_up() -> None:
 
 
 def test_usual_values_are_quantiles_by_stage_and_of_computed_tokens() -> None:
-    """An engine's report of no hit is not replaced by the forecast."""
+    """A value that no sample knows has none."""
     samples = [
-        Sample([i / 10, None], 1000, cached, 900, 8, None, None, None, 0.0, 0.0)
-        for i, cached in enumerate([0, 500, None, 500, 500, 500, 500, 500, 500, 500])
+        Sample([i / 10, None], 1000, computed, 0.9, 8, None, None, None, 0.0, 0.0)
+        for i, computed in enumerate([1000, 500, 100, 500, 500, 500, 500, 500, 500, 500])
     ]
     usual = Usual.of(("read", "queue"), samples)
     assert usual.known
     assert (usual.stages["read"].p50, usual.stages["read"].p90) == (0.5, 0.9)
     assert "queue" not in usual.stages
     assert (usual.computed.p50, usual.computed.p90) == (500, 1000)
+    assert usual.tpot == NOTHING
+
+
+def test_a_report_of_no_hit_is_not_replaced_by_the_forecast() -> None:
+    assert [hit_tokens(1000, reported, 900) for reported in (0, 500, None)] == [0, 500, 900]

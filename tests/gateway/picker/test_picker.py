@@ -366,7 +366,7 @@ async def test_tokens_of_an_answer_in_progress_are_counted() -> None:
         for _ in range(3):
             await envoy.ask(response_body=HttpBody(body=SECOND))
         await asyncio.sleep(1)  # the monitor reads them
-        assert [each.output_tokens for each in gateway.monitor.fleet.answering()] == [3]  # type: ignore[attr-defined]
+        assert [each.output_tokens for each in gateway.monitor.fleet.view.answering()] == [3]  # type: ignore[attr-defined]
 
 
 async def test_a_caller_who_leaves_frees_the_engine() -> None:

@@ -344,10 +344,10 @@ def test_the_fleet_learns_of_a_first_token_in_whose_call_the_attempt_ends() -> N
     """An answer that cannot be begun is stopped by the race, before the fleet is told of the first token."""
     stage = Stage()
     stage.fleet.on_sent("earlier", candidate(), PoolEstimate(100), stage.wire.times.opened - 1, True)
-    assert not stage.fleet.overtaken("earlier")
+    assert not stage.fleet.view.overtaken("earlier")
     assert stage.wire.on_body(TOKEN) is Milestone.FIRST_TOKEN
     stage.wire.fail(failures.NOT_JSON)
-    assert stage.fleet.overtaken("earlier")
+    assert stage.fleet.view.overtaken("earlier")
     assert stage.fleet.endings == [AttemptOutcome.FAILED]
 
 

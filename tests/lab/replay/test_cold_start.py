@@ -51,7 +51,7 @@ def test_the_gateway_learns_the_tokens_of_an_event(per_event: int) -> None:
     player = Player(replace(scenario(2), tokens_per_event=per_event), OFFERED)
     player.play()
     fleet = player.gateways[0].fleet
-    believed = [fleet.learned(endpoint, player.clock.now) for endpoint in player.scenario.profiles]
+    believed = [fleet.view.learned(endpoint, player.clock.now) for endpoint in player.scenario.profiles]
     assert [one.tokens_per_event for one in believed if one] == pytest.approx([per_event] * 2, rel=0.25)
 
 

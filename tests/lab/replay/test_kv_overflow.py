@@ -28,5 +28,5 @@ def test_a_wait_for_blocks_is_not_learned_as_prefill() -> None:
     player.play()
     fleet, now = player.gateways[0].fleet, player.clock.now
     loads = fleet.snapshot(now).loads
-    medians = [fleet.forecast(e, loads[e.id], 2_000, 0, now).p50 for e in player.scenario.pools[0].endpoints]
+    medians = [fleet.view.forecast(e, loads[e.id], 2_000, 0, now).p50 for e in player.scenario.pools[0].endpoints]
     assert max(medians) < 0.2

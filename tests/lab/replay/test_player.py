@@ -66,7 +66,7 @@ def test_a_baseline_decides_like_the_gateway(scorer: str) -> None:
     def compared(live: ActiveRequest, decision: Decision) -> None:
         now, fleet, view = player.clock.now, player.gateways[0].fleet, RequestView(live.result.arrived, stream=True)
         queued = QueuedRequest(live.number, view, live.estimate, live.route, live.number)
-        same = decide(queued, fleet.snapshot(now), fleet, now, REPLAY_SCORERS)
+        same = decide(queued, fleet.snapshot(now), fleet.view, now, REPLAY_SCORERS)
         seen.append([c.endpoint for c in decision.ranked] == [c.endpoint for c in same.ranked])
         decided(live, decision)
 

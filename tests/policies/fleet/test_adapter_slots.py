@@ -22,7 +22,7 @@ def asking(adapter: str, tokens: int = 1000) -> PoolEstimate:
 def forecasts(fleet: Fleet, adapter: str, now: float) -> list[float]:
     """Point estimates at both endpoints, s."""
     loads = fleet.snapshot(now).loads
-    found = fleet.candidates({one.id: loads[one.id] for one in (ONE, TWO)}, asking(adapter), 0, 0.0, now, 10.0)
+    found = fleet.view.candidates({one.id: loads[one.id] for one in (ONE, TWO)}, asking(adapter), 0, 0.0, now, 10.0)
     return [candidate.forecast.point_estimate for candidate in found]
 
 
@@ -131,4 +131,4 @@ def test_a_reload_keeps_what_is_held_and_forgets_it_with_other_slots() -> None:
     fleet.reload([SMALL])
     assert forecasts(fleet, "a", 10.0)[0] < 0.3
     assert fleet.snapshot(20.0).loads[ONE.id].unknown_adapters is None
-    assert fleet.last_used_at(TWO.id) == NEVER
+    assert fleet.view.last_used_at(TWO.id) == NEVER

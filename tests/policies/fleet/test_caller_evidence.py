@@ -212,7 +212,7 @@ def test_resets_of_one_caller_do_not_lose_the_cache_of_an_engine() -> None:
     of = fleet()
     answer(of, prompt(blocks=50))
     fail(of, "reset", "a", now=2.0, endpoint=ONE, times=FAILED)
-    assert of.hit(ONE, prompt(blocks=50)) > 0
+    assert of.view.hit(ONE, prompt(blocks=50)) > 0
 
 
 def test_an_adapter_that_one_caller_found_missing_is_missing_for_this_caller() -> None:
@@ -335,16 +335,16 @@ def test_beliefs_name_the_reason_and_count_the_callers() -> None:
         fail(of, "quota", caller, now=100.0 + 2 * RECENT * number)
     fail(of, "request_rate", "b", now=221.0)
     unpaid = "the gateway's account with the provider is used up (999 quota)"
-    found = {(each.what, each.why, each.callers) for each in of.beliefs(221.0)[API.id]}
+    found = {(each.what, each.why, each.callers) for each in of.view.beliefs(of.snapshot(221.0).loads, 221.0)[API.id]}
     assert found == {
         ("down", unpaid, 2),
         ("limited by its provider", "rate limit of requests reached (999 request_rate)", 1),
     }
     for caller in "ac":
         fail(of, "quota", caller, now=222.0)
-    first = of.beliefs(222.0)[API.id][0]
+    first = of.view.beliefs(of.snapshot(222.0).loads, 222.0)[API.id][0]
     assert (first.what, first.why, first.callers) == ("down", unpaid, ALL)
-    assert of.beliefs(222.0).keys() == {API.id}
+    assert of.view.beliefs(of.snapshot(222.0).loads, 222.0).keys() == {API.id}
 
 
 def test_the_reason_of_an_ejection_names_the_failure() -> None:
@@ -355,5 +355,5 @@ def test_the_reason_of_an_ejection_names_the_failure() -> None:
         of.on_ended(
             key, AttemptOutcome.FAILED, 0.1 * number, AttemptReport(blame=BLAME["server"], cause="500 cuda: at 0x0")
         )
-    assert of.statistics(ONE.id, 1.0).why == "5 requests in a row failed: 500 cuda"
+    assert of.view.statistics(ONE.id, 1.0).why == "5 requests in a row failed: 500 cuda"
     assert load(of, 1.0).health is Health.DOWN

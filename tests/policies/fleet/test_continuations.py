@@ -12,7 +12,7 @@ from tests.support.learned_fleet import ONE, TWO, fleet, load, prompt, send
 
 
 def continuation(to: Fleet, now: float, caller: str = "me", written: int = 100) -> tuple[Forecast, AnswerPace]:
-    found = to.continuation(ONE.id, load(to, now), prompt(), written, caller, now)
+    found = to.view.continuation(ONE.id, load(to, now), prompt(), written, caller, now)
     assert found is not None
     return found
 
@@ -31,7 +31,7 @@ def test_the_text_so_far_is_a_part_of_the_prompt() -> None:
     """And not in the cache."""
     to = fleet()
     short, long = (continuation(to, 0.0, written=tokens)[0].p50 for tokens in (0, 5_000))
-    assert short == pytest.approx(to.forecast(ONE, load(to), 1_000, 0, 0.0).p50)
+    assert short == pytest.approx(to.view.forecast(ONE, load(to), 1_000, 0, 0.0).p50)
     assert long > 2 * short
 
 
@@ -66,9 +66,9 @@ def test_a_stream_left_as_too_slow_keeps_others_from_moving_there(callers: list[
     to = fleet()
     for caller in callers:
         to.on_ended(decode(to, caller), AttemptOutcome.OUTPACED, 3.2)
-    assert (to.continuation(ONE.id, load(to, 3.3), prompt(), 0, "me", 3.3) is not None) == known
-    assert to.continuation(TWO.id, load(to, 3.3, TWO), prompt(), 0, "me", 3.3) is not None
-    assert to.continuation(ONE.id, load(to, 3.3), prompt(), 0, "me", 3.3 + SLOW_FOR) is not None
+    assert (to.view.continuation(ONE.id, load(to, 3.3), prompt(), 0, "me", 3.3) is not None) == known
+    assert to.view.continuation(TWO.id, load(to, 3.3, TWO), prompt(), 0, "me", 3.3) is not None
+    assert to.view.continuation(ONE.id, load(to, 3.3), prompt(), 0, "me", 3.3 + SLOW_FOR) is not None
 
 
 def test_a_stream_left_as_too_slow_is_no_failure_of_the_endpoint() -> None:
@@ -77,4 +77,4 @@ def test_a_stream_left_as_too_slow_is_no_failure_of_the_endpoint() -> None:
     for caller in "abcdefgh":
         to.on_ended(decode(to, caller), AttemptOutcome.OUTPACED, 3.2)
     assert to.snapshot_for("a", 3.3).loads[ONE.id].health is Health.UP
-    assert not to.beliefs(3.3)
+    assert not to.view.beliefs(to.snapshot(3.3).loads, 3.3)

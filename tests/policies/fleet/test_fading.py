@@ -88,7 +88,7 @@ def test_an_engine_whose_first_tokens_take_longer_than_the_time_to_fade_keeps_it
 def test_what_is_saved_while_a_model_fades_is_what_was_learned() -> None:
     """A restart of the gateway is no news of the engine."""
     to, after = faded(), fleet()
-    saved = to.learned(SLOW.id, 300.0)
+    saved = to.view.learned(SLOW.id, 300.0)
     assert saved is not None
     after.restore({SLOW.id: saved}, age=1.0, now=0.0)
     assert median_ttft(after, SLOW, now=0.0) == pytest.approx(SLOW_TTFT, rel=0.3)

@@ -16,10 +16,10 @@ from policies.types import AttemptOutcome, Candidate
 from tests.support.learned_fleet import API, ONE, TWO, answer, events, fleet, load, median_ttft, prompt, send
 
 
-def test_a_fleet_is_a_fleet_view() -> None:
+def test_the_view_of_a_fleet_is_a_fleet_view() -> None:
     """The protocol that decisions use."""
     to = fleet()
-    beliefs: FleetView = to
+    beliefs: FleetView = to.view
     assert [p.hit for p in beliefs.candidates({ONE.id: load(to)}, prompt(), 0, 0.0, 0.0, 1.0)] == [0]
 
 
@@ -29,10 +29,10 @@ def test_candidates_of_many_endpoints_equal_single_forecasts() -> None:
     answer(to, asked, ONE)
     send(to, prompt(20_000), TWO, now=2.0)
     loads = {endpoint.id: load(to, 2.1, endpoint) for endpoint in (ONE, TWO)}
-    found = to.candidates(loads, asked, 1, 0.25, 2.1, 0.3)
-    assert [p.hit for p in found] == [to.hit(endpoint, asked) for endpoint in (ONE, TWO)] == [992, 0]
+    found = to.view.candidates(loads, asked, 1, 0.25, 2.1, 0.3)
+    assert [p.hit for p in found] == [to.view.hit(endpoint, asked) for endpoint in (ONE, TWO)] == [992, 0]
     for p, (name, seen) in zip(found, loads.items(), strict=True):
-        assert p.forecast == to.forecast(p.endpoint, seen, 1000, p.hit, 2.1)
+        assert p.forecast == to.view.forecast(p.endpoint, seen, 1000, p.hit, 2.1)
         assert (p.endpoint.id, p.load, p.prompt_tokens, p.blocks) == (name, seen, asked.tokens, asked.blocks)
         assert (p.tier, p.price, p.probability) == (1, 0.25, p.forecast.probability(0.3))
 
@@ -71,7 +71,7 @@ def test_a_forecast_drains_the_queued_tokens_by_time() -> None:
     to = fleet()
     send(to, prompt(8000))
     seen = load(to)
-    early, late = (to.forecast(ONE, seen, 1000, 0, now).point_estimate for now in (0.0, 0.1))
+    early, late = (to.view.forecast(ONE, seen, 1000, 0, now).point_estimate for now in (0.0, 0.1))
     assert early - late == pytest.approx(0.1, rel=0.05)
 
 
@@ -109,8 +109,8 @@ def test_no_order_of_events_leaks_in_flight_counts(history: list) -> None:
         now += 0.1
         if what == "send":
             estimate = prompt(500, blocks=20 + key)
-            seen = to.forecast(endpoint, load(to, now, endpoint), 500, to.hit(endpoint, estimate), now)
-            candidate = Candidate(endpoint, 0, 500, to.hit(endpoint, estimate), seen, 1.0, 0.0)
+            seen = to.view.forecast(endpoint, load(to, now, endpoint), 500, to.view.hit(endpoint, estimate), now)
+            candidate = Candidate(endpoint, 0, 500, to.view.hit(endpoint, estimate), seen, 1.0, 0.0)
             to.on_sent(key, candidate, estimate, now, stream)
         elif what == "first":
             to.on_first_token(key, now, 0.05)
@@ -158,7 +158,7 @@ def test_a_sent_prompt_counts_as_cached_at_once() -> None:
     """So prompts with the same prefix follow before the prefill is computed."""
     to = fleet()
     send(to, prompt(1000, blocks=62))
-    assert (to.hit(ONE, prompt(1000, blocks=62)), to.hit(TWO, prompt(1000, blocks=62))) == (992, 0)
+    assert (to.view.hit(ONE, prompt(1000, blocks=62)), to.view.hit(TWO, prompt(1000, blocks=62))) == (992, 0)
 
 
 @pytest.mark.parametrize(("tokens", "hit"), [(993, 992), (992, 976), (500, 496)])
@@ -166,7 +166,7 @@ def test_a_hit_is_whole_blocks_and_less_than_the_prompt(tokens: int, hit: int) -
     """vLLM always computes the last token."""
     to = fleet()
     send(to, prompt(2000, blocks=120))
-    assert to.hit(ONE, prompt(tokens, blocks=62)) == hit
+    assert to.view.hit(ONE, prompt(tokens, blocks=62)) == hit
 
 
 def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
@@ -174,7 +174,7 @@ def test_a_hit_is_counted_in_the_engines_tokens_and_blocks() -> None:
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=128), 0.0)
     send(to, prompt(2000, blocks=62, scale=1.2))
-    assert to.hit(ONE, prompt(2000, blocks=62, scale=1.2)) == 1152
+    assert to.view.hit(ONE, prompt(2000, blocks=62, scale=1.2)) == 1152
 
 
 def test_a_failed_attempt_leaves_no_prefix() -> None:
@@ -182,7 +182,7 @@ def test_a_failed_attempt_leaves_no_prefix() -> None:
     to = fleet()
     for ending in (AttemptOutcome.FAILED, AttemptOutcome.CANCELLED, AttemptOutcome.RATE_LIMITED, AttemptOutcome.SILENT):
         to.on_ended(send(to, prompt(1000, blocks=62)), ending, 0.01)
-        assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+        assert to.view.hit(ONE, prompt(1000, blocks=62)) == 0
 
 
 def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
@@ -191,7 +191,7 @@ def test_an_attempt_cancelled_after_its_first_token_leaves_its_prefix() -> None:
     key = send(to, prompt(1000, blocks=62))
     to.on_first_token(key, 0.1)
     to.on_ended(key, AttemptOutcome.CANCELLED, 0.2)
-    assert to.hit(ONE, prompt(1000, blocks=62)) == 992
+    assert to.view.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
 def test_the_reported_cache_capacity_bounds_the_prefix_index() -> None:
@@ -199,14 +199,14 @@ def test_the_reported_cache_capacity_bounds_the_prefix_index() -> None:
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=128, kv_blocks=10), 0.0)
     send(to, prompt(4000, blocks=240))
-    assert to.statistics(ONE.id, 0.0).prefix_blocks == 80
+    assert to.view.statistics(ONE.id, 0.0).prefix_blocks == 80
 
 
 def test_an_absurd_cache_capacity_leaves_the_prefix_index_bounded() -> None:
     """A block takes 8 bytes and a share of a run: the index may not grow for ever."""
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=16, kv_blocks=10**9), 0.0)
-    cache = to.cache(ONE.id)
+    cache = to.view.cache(ONE.id)
     assert cache is not None
     assert cache.index.capacity == MAX_BLOCKS
 
@@ -214,10 +214,10 @@ def test_an_absurd_cache_capacity_leaves_the_prefix_index_bounded() -> None:
 def test_reported_cached_tokens_shrink_the_assumed_capacity() -> None:
     """Other traffic uses the cache."""
     to = fleet()
-    before = to.statistics(ONE.id, 0.0).prefix_capacity
+    before = to.view.statistics(ONE.id, 0.0).prefix_capacity
     for now in range(10):
         answer(to, prompt(1000, blocks=62), now=10.0 * now, reported=AttemptReport(cached_tokens=0))
-    assert to.statistics(ONE.id, 100.0).prefix_capacity < 0.3 * before
+    assert to.view.statistics(ONE.id, 100.0).prefix_capacity < 0.3 * before
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ def test_a_restarted_engine_forgets_its_prefixes(before: EngineLoad, after: Engi
     to.on_scrape(ONE.id, replace(before, running=9), 0.0)
     to.on_scrape(ONE.id, replace(before, running=9), 0.5)
     answer(to, prompt(1000, blocks=62))
-    assert to.hit(ONE, prompt(1000, blocks=62)) == 992
+    assert to.view.hit(ONE, prompt(1000, blocks=62)) == 992
     to.on_scrape(ONE.id, replace(after, running=0), 1.0)
-    assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+    assert to.view.hit(ONE, prompt(1000, blocks=62)) == 0
     assert load(to, 1.0).running == 0
 
 
@@ -245,7 +245,7 @@ def test_a_scrape_of_the_same_engine_forgets_nothing() -> None:
     answer(to, prompt(1000, blocks=62))
     to.on_scrape(ONE.id, EngineLoad(started_at=100.0, prefix_queries=5.0), 0.0)
     to.on_scrape(ONE.id, EngineLoad(started_at=100.2, prefix_queries=9.0), 1.0)
-    assert to.hit(ONE, prompt(1000, blocks=62)) == 992
+    assert to.view.hit(ONE, prompt(1000, blocks=62)) == 992
 
 
 def test_two_refused_connections_clear_the_prefix_index() -> None:
@@ -254,19 +254,19 @@ def test_two_refused_connections_clear_the_prefix_index() -> None:
     answer(to, prompt(1000, blocks=62))
     for _ in range(2):
         to.on_ended(send(to, now=2.0), AttemptOutcome.FAILED, 2.0, AttemptReport(connected=False))
-    assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+    assert to.view.hit(ONE, prompt(1000, blocks=62)) == 0
 
 
 def test_the_caches_of_an_api_are_not_modelled() -> None:
     """An API has many machines, and does not say which of the machines answers."""
     to = fleet()
     answer(to, prompt(1000, blocks=62), API)
-    assert to.hit(API, prompt(1000, blocks=62)) == 0
+    assert to.view.hit(API, prompt(1000, blocks=62)) == 0
 
 
 def test_the_size_of_a_kv_cache_is_the_engines_own_report() -> None:
     """0 until it is reported, and for an endpoint that a reload has removed: the configuration's is a guess."""
     to = fleet()
-    assert to.engine_kv_tokens(ONE.id) == 0
+    assert to.view.engine_kv_tokens(ONE.id) == 0
     to.on_scrape(ONE.id, EngineLoad(block_size=32, kv_blocks=100), 0.0)
-    assert (to.engine_kv_tokens(ONE.id), to.engine_kv_tokens("p/gone")) == (3_200, 0)
+    assert (to.view.engine_kv_tokens(ONE.id), to.view.engine_kv_tokens("p/gone")) == (3_200, 0)

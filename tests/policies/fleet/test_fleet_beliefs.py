@@ -39,7 +39,7 @@ def test_a_new_endpoint_is_predicted_like_its_siblings() -> None:
     assert median_ttft(to, ONE, now=500.0) == pytest.approx(5.0, rel=0.15)
     assert median_ttft(to, TWO, now=500.0) == pytest.approx(5.0, rel=0.15)
     assert median_ttft(to, API, now=500.0) == api_before
-    assert to.forecast(TWO, load(to, 500.0, TWO), 1000, 0, 500.0).samples == 0
+    assert to.view.forecast(TWO, load(to, 500.0, TWO), 1000, 0, 500.0).samples == 0
 
 
 def test_siblings_without_an_answer_expect_as_many_tokens_in_an_event() -> None:
@@ -121,9 +121,9 @@ def test_tpot_and_token_counts_are_learned_from_reports() -> None:
     to = fleet()
     for now in range(20):
         answer(to, prompt(507), now=10.0 * now, reported=AttemptReport(prompt_tokens=560, mean_itl=0.08))
-    assert to.forecast(ONE, load(to, 300.0), 500, 0, 300.0).tpot == pytest.approx(0.08, rel=0.1)
-    assert to.token_scale("small").correct(500, 1) == pytest.approx(560, abs=3)
-    assert to.token_scale("api").correct(500, 1) == 507
+    assert to.view.forecast(ONE, load(to, 300.0), 500, 0, 300.0).tpot == pytest.approx(0.08, rel=0.1)
+    assert to.view.token_scale("small").correct(500, 1) == pytest.approx(560, abs=3)
+    assert to.view.token_scale("api").correct(500, 1) == 507
 
 
 # --------------------------------------------------------------------------- health
@@ -189,7 +189,7 @@ def test_a_reload_keeps_learned_state_of_remaining_endpoints() -> None:
     expected, flying = median_ttft(to, now=9.0), [send(to, endpoint=endpoint, now=9.0) for endpoint in (ONE, TWO)]
     to.reload([replace(SMALL, endpoints=(ONE,))])
     assert set(to.snapshot(9.0).loads) == {ONE.id}
-    assert (load(to, 9.0).in_flight, to.hit(ONE, prompt(1000, blocks=62))) == (1, 992)
+    assert (load(to, 9.0).in_flight, to.view.hit(ONE, prompt(1000, blocks=62))) == (1, 992)
     for key in flying:
         to.on_ended(key, AttemptOutcome.COMPLETED, 10.0, AttemptReport(1000, 0, 10, 0.02))
     to.on_scrape(TWO.id, EngineLoad(running=1), 10.0)
@@ -203,7 +203,7 @@ def test_another_model_at_the_same_address_starts_unlearned() -> None:
     for now in range(9):
         answer(to, prompt(1000, blocks=62), now=10.0 * now, ttft=5.0)
     to.reload([replace(SMALL, model="other", endpoints=(ONE,))])
-    assert to.hit(ONE, prompt(1000, blocks=62)) == 0
+    assert to.view.hit(ONE, prompt(1000, blocks=62)) == 0
     assert median_ttft(to, now=100.0) < 0.5
 
 
@@ -221,7 +221,7 @@ def test_an_attempt_at_a_replaced_endpoint_changes_nothing_at_its_successor() ->
     )
     for key in flying:
         to.on_ended(key, AttemptOutcome.FAILED, 10.0, AttemptReport(connected=False))
-    assert (to.hit(ONE, prompt(1000, blocks=62)), to.cache_lost) == (992, set())
+    assert (to.view.hit(ONE, prompt(1000, blocks=62)), to.cache_lost) == (992, set())
     assert load(to, 10.0).health is Health.UP
 
 
@@ -278,8 +278,8 @@ def test_times_are_learned_by_model_and_prefixes_of_another_are_forgotten() -> N
         answer(to, prompt(1000, blocks=62, first=1000 * number), now=10.0 * number, ttft=2.0)
     answer(to, asked, now=500.0, ttft=2.0)
     slow = median_ttft(to, now=600.0)
-    assert (to.on_model(ONE.id, "a"), to.hit(ONE, asked)) == ("", 992)
-    assert (to.on_model(ONE.id, "b"), to.hit(ONE, asked)) == ("a", 0)
+    assert (to.on_model(ONE.id, "a"), to.view.hit(ONE, asked)) == ("", 992)
+    assert (to.on_model(ONE.id, "b"), to.view.hit(ONE, asked)) == ("a", 0)
     assert ONE.id in to.cache_lost
     assert median_ttft(to, now=600.0) == untaught < slow / 2
     assert to.on_model(ONE.id, "a") == "b"

@@ -15,7 +15,7 @@ THEIRS = range(1, 41)
 def with_events() -> tuple[Fleet, Residency]:
     """A fleet, and the residency of an endpoint that publishes KV events."""
     to = fleet()
-    cache = to.cache(ONE.id)
+    cache = to.view.cache(ONE.id)
     assert cache is not None
     return to, cache.enable_events()
 
@@ -34,7 +34,7 @@ def test_with_events_a_hit_is_the_resident_prefix() -> None:
     serve(to, engine)
     answer(to, ASKED, TWO)
     engine.on_removed(THEIRS[25:])
-    assert (to.hit(ONE, ASKED), to.hit(TWO, ASKED)) == (400, 640)
+    assert (to.view.hit(ONE, ASKED), to.view.hit(TWO, ASKED)) == (400, 640)
 
 
 def test_with_events_reported_hits_do_not_shrink_the_capacity() -> None:
@@ -47,7 +47,7 @@ def test_with_events_reported_hits_do_not_shrink_the_capacity() -> None:
         to.on_first_token(key, now + 0.1)
         to.on_ended(key, AttemptOutcome.COMPLETED, now + 0.2, AttemptReport(prompt_tokens=645, cached_tokens=0))
         answer(to, ASKED, TWO, now=now, reported=AttemptReport(prompt_tokens=645, cached_tokens=0))
-    assert [to.statistics(one.id, 30.0).prefix_capacity < 100 for one in (ONE, TWO)] == [False, True]
+    assert [to.view.statistics(one.id, 30.0).prefix_capacity < 100 for one in (ONE, TWO)] == [False, True]
 
 
 def test_a_cleared_or_restarted_engine_has_lost_its_cache() -> None:
@@ -55,17 +55,17 @@ def test_a_cleared_or_restarted_engine_has_lost_its_cache() -> None:
     to, engine = with_events()
     serve(to, engine)
     to.on_cache_cleared(ONE.id)
-    assert (to.hit(ONE, ASKED), engine.statistics().blocks, to.cache_lost) == (0, 0, {ONE.id})
+    assert (to.view.hit(ONE, ASKED), engine.statistics().blocks, to.cache_lost) == (0, 0, {ONE.id})
     serve(to, engine)
     to.on_scrape(ONE.id, EngineLoad(started_at=1.0), 5.0)
     to.on_scrape(ONE.id, EngineLoad(started_at=9.0), 6.0)
-    assert (to.hit(ONE, ASKED), engine.statistics().blocks) == (0, 0)
+    assert (to.view.hit(ONE, ASKED), engine.statistics().blocks) == (0, 0)
 
 
 def test_statistics_show_resident_blocks() -> None:
     """None for an engine without events."""
     to, engine = with_events()
     serve(to, engine)
-    one, two = (to.statistics(endpoint.id, 1.0).resident for endpoint in (ONE, TWO))
+    one, two = (to.view.statistics(endpoint.id, 1.0).resident for endpoint in (ONE, TWO))
     assert one is not None
     assert (one.blocks, one.anchored, one.unanchored, two) == (40, 1, 0, None)

@@ -57,9 +57,9 @@ def test_the_room_is_unknown_once_the_report_is_old() -> None:
     to.on_scrape(ONE.id, FULL, 30.0)
     send(to, now=40.0)
     assert load(to, 40.0).kv_room == FOREVER
-    before = to.statistics(ONE.id, 40.0).samples
+    before = to.view.statistics(ONE.id, 40.0).samples
     answer(to, now=40.5)
-    assert to.statistics(ONE.id, 41.0).samples == before + 1
+    assert to.view.statistics(ONE.id, 41.0).samples == before + 1
 
 
 @pytest.mark.parametrize("scraped_at", [30.0, 35.0])
@@ -76,7 +76,7 @@ def test_a_wait_for_blocks_teaches_nothing_of_prefills(scraped_at: float) -> Non
     to.on_ended(waiting, AttemptOutcome.COMPLETED, 40.0)
     to.on_ended(left, AttemptOutcome.CANCELLED, 40.0)
     to.on_scrape(ONE.id, WELL, 40.0)
-    assert (to.statistics(ONE.id, 41.0).samples, median_ttft(to, now=41.0)) == (20, pytest.approx(before, rel=0.1))
+    assert (to.view.statistics(ONE.id, 41.0).samples, median_ttft(to, now=41.0)) == (20, pytest.approx(before, rel=0.1))
 
 
 def test_an_unknown_engine_is_learned_even_from_waits() -> None:
@@ -84,7 +84,7 @@ def test_an_unknown_engine_is_learned_even_from_waits() -> None:
     to = fleet()
     to.on_scrape(ONE.id, FULL, 0.0)
     answer(to, now=0.1)
-    assert to.statistics(ONE.id, 2.0).samples == 1
+    assert to.view.statistics(ONE.id, 2.0).samples == 1
 
 
 def test_a_prompt_that_ended_without_a_token_gives_its_room_back() -> None:

@@ -20,13 +20,13 @@ FRESH = PoolEstimate(1_000, PrefixBlocks((), B, 1.0), text_tokens=993)
 def candidate(to: Fleet, prompt: PoolEstimate, endpoint: Endpoint, now: float) -> Candidate:
     """As a decision would have it."""
     load = to.snapshot(now).loads[endpoint.id]
-    return to.candidates({endpoint.id: load}, prompt, 0, 0.0, now, 60.0)[0]
+    return to.view.candidates({endpoint.id: load}, prompt, 0, 0.0, now, 60.0)[0]
 
 
 def serve(to: Fleet, prompt: PoolEstimate, endpoint: Endpoint, now: float, ttft: float, blocks: range | None) -> None:
     key = next(KEYS)
     to.on_sent(key, candidate(to, prompt, endpoint, now), prompt, now, True, session=str(key))
-    cache = to.cache(endpoint.id)
+    cache = to.view.cache(endpoint.id)
     assert cache is not None
     if blocks and cache.residency is not None:
         cache.residency.on_stored(blocks, None, B, session=str(key))
@@ -39,7 +39,7 @@ def serve(to: Fleet, prompt: PoolEstimate, endpoint: Endpoint, now: float, ttft:
 def held() -> tuple[Fleet, Residency]:
     """Two trained engines: the first holds the prompt, in the GPU and in the CPU's memory."""
     to = Fleet([Pool("p", "m", (ONE, TWO), kv_tokens=16_000)])
-    cache = to.cache(ONE.id)
+    cache = to.view.cache(ONE.id)
     assert cache is not None
     residency = cache.enable_events()
     for number in range(TRAINED_SAMPLES):
@@ -89,7 +89,7 @@ def test_the_index_has_room_for_what_slower_tiers_hold(held: tuple[Fleet, Reside
     """By the next scrape: a prompt that the GPU has dropped would be forgotten with its place in the CPU."""
     to, residency = held
     residency.on_removed(range(BLOCKS, 0, -1))
-    before = to.statistics(ONE.id, 300.0)
+    before = to.view.statistics(ONE.id, 300.0)
     to.on_scrape(ONE.id, EngineLoad(block_size=B, kv_blocks=1_000), 301.0)
-    after = to.statistics(ONE.id, 301.0)
+    after = to.view.statistics(ONE.id, 301.0)
     assert (before.prefix_capacity, after.prefix_capacity) == (1_000, 1_000 + BLOCKS)

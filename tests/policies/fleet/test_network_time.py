@@ -54,7 +54,7 @@ class World:
 
     def candidate(self, endpoint: Endpoint) -> Candidate:
         loads = {endpoint.id: self.fleet.snapshot(self.now).loads[endpoint.id]}
-        [found] = self.fleet.candidates(loads, PoolEstimate(PROMPT), 0, 0.0, self.now, FOREVER)
+        [found] = self.fleet.view.candidates(loads, PoolEstimate(PROMPT), 0, 0.0, self.now, FOREVER)
         return found
 
     def ask(self, endpoint: Endpoint) -> float:
@@ -144,9 +144,9 @@ def test_requests_of_the_gateway_s_own_are_forecast_and_learned_alike() -> None:
     """Warm-ups and probes choose their endpoint themselves, without candidates."""
     world = World()
     load = world.fleet.snapshot(0.0).loads[FAR.id]
-    assert world.fleet.forecast(FAR, load, PROMPT, 0, 0.0) == world.candidate(FAR).forecast
+    assert world.fleet.view.forecast(FAR, load, PROMPT, 0, 0.0) == world.candidate(FAR).forecast
     for _ in range(40):
-        forecast = world.fleet.forecast(FAR, load, PROMPT, 0, world.now)
+        forecast = world.fleet.view.forecast(FAR, load, PROMPT, 0, world.now)
         lone = Candidate(FAR, 0, PROMPT, 0, forecast, 1.0, 0.0)
         world.fleet.on_sent(key := next(KEYS), lone, PoolEstimate(PROMPT), world.now, stream=True)
         world.now += 0.14 + BASE + FAST * PROMPT
@@ -158,8 +158,8 @@ def test_requests_of_the_gateway_s_own_are_forecast_and_learned_alike() -> None:
 def test_a_fleet_without_connections_knows_no_network() -> None:
     """Replays and pickers by name: forecasts are those of the engine alone."""
     fleet = Fleet([MIXED])
-    assert fleet.rtts() == {}
-    assert fleet.statistics(FAR.id, 0.0).rtt is None
+    assert fleet.view.rtts() == {}
+    assert fleet.view.statistics(FAR.id, 0.0).rtt is None
     fleet.on_networks(lines())
-    assert fleet.rtts() == {FAR.id: 0.14, NEAR.id: 0.001}
-    assert fleet.statistics(FAR.id, 0.0).rtt == 0.14
+    assert fleet.view.rtts() == {FAR.id: 0.14, NEAR.id: 0.001}
+    assert fleet.view.statistics(FAR.id, 0.0).rtt == 0.14

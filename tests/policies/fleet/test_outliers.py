@@ -33,14 +33,14 @@ def judged(own: int, siblings: int, total: int = 20) -> Fleet:
 )
 def test_the_share_of_refusals_is_compared_with_the_rest_of_the_pool(own: int, siblings: int, outlier: bool) -> None:
     """If all endpoints refuse, the requests are at fault."""
-    assert judged(own, siblings).is_outlier(ONE.id) is outlier
+    assert judged(own, siblings).view.is_outlier(ONE.id) is outlier
 
 
 def test_the_only_endpoint_of_a_pool_is_no_outlier() -> None:
     """All its callers may be wrong."""
     of = fleet()
     end(of, REFUSED, 20, API)
-    assert not of.is_outlier(API.id)
+    assert not of.view.is_outlier(API.id)
 
 
 def test_refusals_of_an_outlier_count_as_failures() -> None:
@@ -56,7 +56,7 @@ def test_a_refusal_confirmed_by_another_endpoint_clears_the_outlier() -> None:
     of = judged(10, 0)
     for _ in range(20):
         end(of, REFUSED, 1, ONE)
-        if of.is_outlier(ONE.id):
+        if of.view.is_outlier(ONE.id):
             of.on_refusal_confirmed(ONE.id)
     assert load(of).health is Health.UP
 
@@ -65,8 +65,8 @@ def test_without_larger_window_lists_pools_with_known_windows() -> None:
     """An unknown window may be larger; from a pool with an unknown window, only that pool is excluded."""
     windows = {"small": 8_000, "equal": 8_000, "large": 32_000, "unknown": None}
     of = Fleet([Pool(name, "m", (Endpoint(f"{name}/1", name),), context_window=w) for name, w in windows.items()])
-    assert of.without_larger_window("small") == {"small", "equal"}
-    assert of.without_larger_window("unknown") == {"unknown"}
+    assert of.view.without_larger_window("small") == {"small", "equal"}
+    assert of.view.without_larger_window("unknown") == {"unknown"}
 
 
 def test_on_found_dead_lists_attempts_without_a_token() -> None:

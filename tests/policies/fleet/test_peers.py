@@ -275,8 +275,8 @@ def test_a_prefix_sent_by_a_peer_is_a_hit() -> None:
     long = prompt(1600, blocks=100)
     send(theirs, long)
     load(ours)
-    assert ours.hit(ONE, long) == theirs.hit(ONE, long) > 1500
-    assert ours.hit(TWO, long) == 0
+    assert ours.view.hit(ONE, long) == theirs.view.hit(ONE, long) > 1500
+    assert ours.view.hit(TWO, long) == 0
 
 
 # --------------------------------------------------------------------------- sums

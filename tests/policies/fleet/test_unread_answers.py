@@ -23,7 +23,7 @@ def trained() -> Fleet:
 
 def pace(of: Fleet, now: float) -> tuple[float, float | None]:
     """TPOT of an answer there now, and the p90 of the whole answer."""
-    found = of.completion(candidate_of(of, ONE, now), LENGTHS, now)
+    found = of.view.completion(candidate_of(of, ONE, now), LENGTHS, now)
     return load(of, now).tpot, None if found is None else found.p90
 
 

@@ -152,7 +152,7 @@ def answered(fleet: Fleet, now: float, tpot: float, tokens: int = 100, stream: b
     """One answer from now on."""
     prompt = PoolEstimate(100)
     load = fleet.snapshot(now).loads[ENDPOINT.id]
-    sent = Candidate(ENDPOINT, 0, 100, 0, fleet.forecast(ENDPOINT, load, 100, 0, now), 1.0, 0.0, load=load)
+    sent = Candidate(ENDPOINT, 0, 100, 0, fleet.view.forecast(ENDPOINT, load, 100, 0, now), 1.0, 0.0, load=load)
     fleet.on_sent("k", sent, prompt, now, stream)
     ended = now + 0.05 + tpot * (tokens - 1)
     if stream:
@@ -171,7 +171,7 @@ def known_fleet(**how: bool) -> Fleet:
 def p50(fleet: Fleet, now: float, load: Load | None = None) -> float | None:
     load = load or fleet.snapshot(now).loads[ENDPOINT.id]
     asked = Candidate(ENDPOINT, 0, 100, 0, Forecast(0.1), 1.0, 0.0, load=load)
-    found = fleet.completion(asked, (100.0,) * len(QUANTILES), now)
+    found = fleet.view.completion(asked, (100.0,) * len(QUANTILES), now)
     return None if found is None else found.p50
 
 

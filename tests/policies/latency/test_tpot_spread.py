@@ -82,7 +82,7 @@ def test_a_longer_budget_is_never_kept_by_fewer(
 
 def answer(to: Fleet, endpoint: Endpoint, sent: Load, tpot: float, tokens: int = 100) -> Candidate:
     """An answer of an attempt that was decided on the load `sent`."""
-    forecast = to.forecast(endpoint, sent, 1000, 0, 0.0)
+    forecast = to.view.forecast(endpoint, sent, 1000, 0, 0.0)
     chosen = Candidate(endpoint, 0, 1000, 0, forecast, 1.0, 0.0, load=sent)
     to.on_sent("answer", chosen, prompt(), 0.0, True, BUDGET)
     to.on_first_token("answer", 0.1)
@@ -97,8 +97,8 @@ def test_every_answer_teaches_the_fleet_short_ones_too() -> None:
     for _ in range(50):
         chosen = answer(known, ONE, BUSY, 0.08, tokens=2)
     sibling = replace(chosen, endpoint=TWO)
-    assert known.tpot_chance(chosen, BUDGET, 1.0) < 0.5
-    assert known.tpot_chance(sibling, BUDGET, 1.0) == 1.0
+    assert known.view.tpot_chance(chosen, BUDGET, 1.0) < 0.5
+    assert known.view.tpot_chance(sibling, BUDGET, 1.0) == 1.0
 
 
 def test_the_tpot_of_an_api_is_learned_from_its_answers() -> None:
@@ -106,16 +106,16 @@ def test_the_tpot_of_an_api_is_learned_from_its_answers() -> None:
     known, seen = fleet(), Load(tpot=0.02)
     for _ in range(50):
         chosen = answer(known, API, seen, 0.08)
-    assert known.tpot_chance(chosen, BUDGET, 1.0) < 0.5
-    assert known.tpot_chance(chosen, 0.2, 1.0) == 1.0
+    assert known.view.tpot_chance(chosen, BUDGET, 1.0) < 0.5
+    assert known.view.tpot_chance(chosen, 0.2, 1.0) == 1.0
 
 
 def test_a_tpot_below_the_engines_own_at_rest_is_known_as_lost() -> None:
     """Then the load is not to blame."""
     known = fleet()
     chosen = answer(known, ONE, replace(BUSY, running=1), 0.08)
-    assert known.tpot_chance_at_rest(chosen, 0.001) == 0.0
-    assert known.tpot_chance_at_rest(chosen, 1.0) == 1.0
+    assert known.view.tpot_chance_at_rest(chosen, 0.001) == 0.0
+    assert known.view.tpot_chance_at_rest(chosen, 1.0) == 1.0
 
 
 def test_an_attempt_that_was_never_decided_teaches_no_spread() -> None:
@@ -123,4 +123,4 @@ def test_an_attempt_that_was_never_decided_teaches_no_spread() -> None:
     known = fleet()
     for _ in range(50):
         chosen = answer(known, ONE, Load(), 9.0)
-    assert known.tpot_chance(chosen, BUDGET, 1.0) == 1.0
+    assert known.view.tpot_chance(chosen, BUDGET, 1.0) == 1.0

@@ -58,14 +58,14 @@ def test_an_answer_counts_from_its_first_token() -> None:
 def test_a_prefill_is_not_held_without_slack() -> None:
     """The deadline comes first."""
     queue = with_new_answer()
-    needed = queue.fleet.forecast(ONE, queue.load(), LONG, 0, queue.now).quantile(0.95)
+    needed = queue.fleet.view.forecast(ONE, queue.load(), LONG, 0, queue.now).quantile(0.95)
     assert queue.enter("r", LONG, budget=needed + TICK / 2) == ["r"]
 
 
 def test_a_prefill_is_held_until_its_slack_ends() -> None:
     """An answer that stays behind holds nothing for longer."""
     queue = with_new_answer()
-    needed = queue.fleet.forecast(ONE, queue.load(), LONG, 0, queue.now).quantile(0.95)
+    needed = queue.fleet.view.forecast(ONE, queue.load(), LONG, 0, queue.now).quantile(0.95)
     assert queue.enter("r", LONG, budget=3.0) == []
     while not queue.release(later=TICK):
         assert queue.now < START + 3.0
@@ -75,7 +75,7 @@ def test_a_prefill_is_held_until_its_slack_ends() -> None:
 def test_a_prefill_is_not_held_at_the_cost_of_those_behind() -> None:
     """Of the requests queued for the endpoint, the one with the least slack decides."""
     queue = with_new_answer()
-    needed = queue.fleet.forecast(ONE, queue.load(), LONG, 0, queue.now)
+    needed = queue.fleet.view.forecast(ONE, queue.load(), LONG, 0, queue.now)
     assert queue.enter("first", LONG, budget=5.0) == []
     assert queue.enter("second", LONG, budget=5.001) == []
     tight = 5.0 - needed.quantile(0.95) - needed.prefill  # s until the first has to go for the second's sake

@@ -51,7 +51,7 @@ def first_release(queue: QueueFixture, until: float) -> float:
 
 def sure_ttft(queue: QueueFixture, endpoint: Endpoint) -> float:
     """The TTFT (s) that the endpoint keeps with probability 0.95: half of the usual risk of a miss."""
-    return queue.fleet.forecast(endpoint, queue.load(endpoint), PROMPT, 0, queue.now).quantile(0.95)
+    return queue.fleet.view.forecast(endpoint, queue.load(endpoint), PROMPT, 0, queue.now).quantile(0.95)
 
 
 def rate_limit(queue: QueueFixture) -> None:

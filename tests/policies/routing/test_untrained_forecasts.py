@@ -30,7 +30,7 @@ def fleet(*names: str) -> Fleet:
 def decided(by: Fleet, now: float) -> Decision:
     request = RequestView(now, stream=True)
     queued = QueuedRequest(now, request, PromptEstimate({"small": PoolEstimate(TOKENS)}), ROUTE, int(now))
-    return decide(queued, by.snapshot(now), by, now)
+    return decide(queued, by.snapshot(now), by.view, now)
 
 
 def serve(by: Fleet, ttft: float, now: float) -> Decision:
@@ -73,7 +73,7 @@ def test_a_budget_that_is_spent_is_no_guess() -> None:
     """No endpoint can put out a token in the past."""
     by, request = fleet("a"), RequestView(0.0, stream=True)
     queued = QueuedRequest(0, request, PromptEstimate({"small": PoolEstimate(10)}), ROUTE, 0)
-    assert decide(queued, by.snapshot(2.0), by, 2.0).outcome is Placement.SHED
+    assert decide(queued, by.snapshot(2.0), by.view, 2.0).outcome is Placement.SHED
 
 
 def placed(by: Fleet, number: int, ttft: float | None = None) -> str:
@@ -81,7 +81,7 @@ def placed(by: Fleet, number: int, ttft: float | None = None) -> str:
     route, now = preset("chat", {"tiers": ["api", "small"], **budget(1.0)}), float(number)
     prompt = PromptEstimate({"api": PoolEstimate(1_000), "small": PoolEstimate(1_000)})
     decision = decide(
-        QueuedRequest(number, RequestView(now, stream=True), prompt, route, number), by.snapshot(now), by, now
+        QueuedRequest(number, RequestView(now, stream=True), prompt, route, number), by.snapshot(now), by.view, now
     )
     assert decision.chosen is not None
     by.on_sent(number, decision.chosen, PoolEstimate(1_000), now, stream=True)

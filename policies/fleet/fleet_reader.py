@@ -1,0 +1,249 @@
+"""Learned state of the fleet, as decisions and pages read it.
+
+Rules:
+- Reads the states of endpoints, pools and attempts that `policies.fleet.fleet.Fleet` alone writes: a question changes
+  nothing. All times are seconds of one monotonic clock.
+- The loads of a moment are an argument: `Fleet.snapshot` and `Fleet.snapshot_for` give these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from policies.fleet.beliefs import Belief
+from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
+from policies.fleet.engine_load import EngineLoad
+from policies.fleet.engine_rates import EngineRates
+from policies.fleet.in_flight_attempt import InFlightAttempt
+from policies.fleet.pool_state import PoolState, without_larger_window
+from policies.fleet.saved_state import learned
+from policies.latency.answer_pace import AnswerPace, pace_of
+from policies.latency.learned_state import LearnedEndpoint
+from policies.latency.token_counts import TokenScale
+from policies.prefix_cache.endpoint_cache import EndpointCache
+from policies.quota.external_use import ExternalUseByRoute
+from policies.routes.route import Route
+from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
+
+
+class FleetReader:
+    """Implements `policies.routing.fleet_view.FleetView`. `states`: by endpoint id; `pools`: by name."""
+
+    def __init__(
+        self,
+        states: Mapping[str, EndpointState],
+        pools: Mapping[str, PoolState],
+        attempts: Mapping[Hashable, InFlightAttempt],
+        external_use: ExternalUseByRoute,
+    ) -> None:
+        self._states, self._pools = states, pools
+        self._attempts = attempts
+        self._external_use = external_use
+
+    def candidates(
+        self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
+    ) -> list[Candidate]:
+        """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
+        candidates, adapter, load_s = [], prompt.adapter, 0.0
+        for name, load in loads.items():
+            state, wait, rtt = self._states[name], 0.0, 0.0
+            if state.network is not None:
+                rtt, wait = state.network.network_s()
+                wait += rtt
+            hit = state.cache.hit(prompt, state.block_size)
+            if adapter and state.adapters is not None:
+                adapter_wait = state.adapters.wait(adapter, now)
+                wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
+            hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
+            if to_load:
+                wait += state.kv_loads.seconds(to_load)
+            forecast = state.predictor.of(prompt.effort).predict(load, prompt.tokens, hit, now, wait, load_s)
+            candidates.append(
+                Candidate(
+                    endpoint=state.endpoint,
+                    tier=tier,
+                    prompt_tokens=prompt.tokens,
+                    hit=hit,
+                    forecast=forecast,
+                    probability=forecast.probability(left),
+                    price=price,
+                    load=load,
+                    blocks=prompt.blocks,
+                    to_load=to_load,
+                    rtt=rtt,
+                )
+            )
+        return candidates
+
+    def continuation(
+        self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, caller: str, now: float
+    ) -> tuple[Forecast, AnswerPace] | None:
+        """Forecast of a prompt and `written` tokens of its answer, sent there now, and the recent pace there, by what
+        this caller or two others have met with. None: streams have lately been left there as too slow."""
+        state = self._states[endpoint_id]
+        if state.slow_streams.count_for(caller, now):
+            return None
+        longer = replace(prompt, tokens=prompt.counted_tokens() + written)
+        (candidate,) = self.candidates({endpoint_id: load}, longer, 0, 0.0, now, 0.0)
+        rest = state.tpot_predictor.at_rest(load.running + 1, load.context + longer.tokens)  # knows of the last seconds
+        forecast = replace(candidate.forecast, tpot=max(state.tpot_of(load, longer.tokens), rest.now))
+        known = [self._attempts[key] for key in state.interference.answers if key in self._attempts]
+        callers = {each.caller for each in known}
+        seen = known if len(callers) > 1 or caller in callers else ()
+        windows = (each.answer.windows for each in seen)
+        return forecast, pace_of(
+            (each for each in windows if each is not None), self.tokens_per_event(endpoint_id), now
+        )
+
+    def tokens_per_event(self, endpoint_id: str) -> float:
+        """Of a stream; 1 where nothing is known."""
+        state = self._states.get(endpoint_id)
+        return 1.0 if state is None else state.interference.tokens_per_event
+
+    def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
+        """Probability of an answer sent there now to keep the TPOT budget."""
+        return self._states[candidate.endpoint.id].tpot_predictor.spread.probability(candidate.load, budget, now)
+
+    def tpot_chance_at_rest(self, candidate: Candidate, budget: float) -> float:
+        """Probability to keep the TPOT budget at the endpoint while no prefill disturbs the answer."""
+        predictor, load = self._states[candidate.endpoint.id].tpot_predictor, candidate.load
+        return predictor.at_rest(load.running, load.context).keepable(budget)
+
+    def completion(self, candidate: Candidate, tokens: Quantiles, now: float) -> Completion | None:
+        """Seconds of an answer of so many tokens, sent there now; None: nothing is known of its pace there."""
+        state, load = self._states[candidate.endpoint.id], candidate.load
+        if not state.pace.is_known(now):
+            return None
+        tpot = state.tpot_of(load, candidate.prompt_tokens)
+        return Completion(candidate.forecast, tokens, state.pace.quantiles(now), tpot)
+
+    def may_use_api(self, route: Route, usd: float, now: float) -> bool:
+        """An attempt of this cost keeps within `limits.external` of the route."""
+        return self._external_use.allows(route, usd, now)
+
+    def hit(self, endpoint: Endpoint, prompt: PoolEstimate) -> int:
+        """Prompt tokens (the engine's) believed cached at the endpoint: whole blocks, always less than the prompt."""
+        state = self._states[endpoint.id]
+        return state.cache.hit(prompt, state.block_size)
+
+    def forecast(self, endpoint: Endpoint, load: Load, prompt_tokens: int, hit: int, now: float) -> Forecast:
+        """TTFT from a send at `now` to the first token, and TPOT."""
+        state = self._states[endpoint.id]
+        wait = 0.0 if state.network is None else sum(state.network.network_s())
+        return state.predictor.predict(load, prompt_tokens, hit, now, wait)
+
+    def token_scale(self, pool: str) -> TokenScale:
+        """Correction of the pool's prompt counts; the prior, for a pool which a reload has just removed."""
+        state = self._pools.get(pool)
+        return TokenScale() if state is None else state.scale
+
+    def prompt_error(self, pool: str, prompt: PoolEstimate) -> int:
+        """Tokens by which the engine's count of the prompt may exceed the estimate, nearly always."""
+        return prompt.margin + self.token_scale(pool).error(prompt.text_tokens, prompt.messages)
+
+    def tpot_alone(self, pool: str) -> float | None:
+        """Seconds per token of an answer alone on the fastest engine, at rest; None: not learned yet."""
+        state = self._pools.get(pool)
+        return None if state is None else state.tpot_alone()
+
+    def decode_seconds(self, route: Route, tokens: Quantiles) -> float:
+        """Expected from the first token to the last of an answer alone on the fastest engine of a route that promises
+        `total` alone; 0: not known, or another route."""
+        if not tokens or route.ttft is not None or route.total is None:
+            return 0.0
+        known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
+        return tokens[MEDIAN] * min(known, default=0.0)
+
+    def judging_seconds(self, route: Route, tokens: int, loads: Mapping[str, Load]) -> Mapping[str, float]:
+        """Seconds from a first token until so many tokens have come, by pool, at the present pace of the pool's
+        fastest endpoint."""
+        seconds = dict[str, float]()
+        for pool in route.pools:
+            paces = [load.tpot for name, load in loads.items() if self._states[name].pool.name == pool]
+            seconds[pool] = (tokens - 1) * min(paces, default=0.0)
+        return seconds
+
+    def prefill_seconds(self, endpoint: str, tokens: int, hit: int) -> float:
+        """Engine time of `tokens` behind `hit` cached ones, as learned; 0: an API, or unknown."""
+        state = self._states.get(endpoint)
+        return 0.0 if state is None else state.predictor.prefill_seconds(tokens, tokens * (hit + 0.5 * tokens))
+
+    # ----------------------------------------------------------------- endpoints
+
+    def knows(self, endpoint_id: str) -> bool:
+        return endpoint_id in self._states
+
+    def cache(self, endpoint_id: str) -> EndpointCache | None:
+        """None: the endpoint is not in the fleet."""
+        state = self._states.get(endpoint_id)
+        return None if state is None else state.cache
+
+    def pool_of(self, endpoint_id: str) -> str:
+        return self._states[endpoint_id].pool.name
+
+    def is_local(self, endpoint_id: str) -> bool:
+        return self._states[endpoint_id].pool.local
+
+    def cap(self, endpoint_id: str) -> int | None:
+        """Maximum of requests in progress."""
+        return self._states[endpoint_id].pool.concurrent_requests
+
+    def last_used_at(self, endpoint_id: str) -> float:
+        """Time of the latest attempt."""
+        return self._states[endpoint_id].last_used_at
+
+    def engine_loads(self, now: float) -> Mapping[str, EngineLoad]:
+        """Recent scrapes, by endpoint."""
+        return {name: state.engine for name, state in self._states.items() if now - state.scraped_at <= STALE}
+
+    def engine_kv_tokens(self, endpoint_id: str) -> int:
+        """Size of the engine's KV cache by its own report; 0: none."""
+        state = self._states.get(endpoint_id)
+        return 0 if state is None else (state.engine.kv_blocks or 0) * state.block_size
+
+    def engine_rates(self, now: float) -> Mapping[str, EngineRates]:
+        """By endpoint, where the engine was scraped recently."""
+        return {name: state.rates for name, state in self._states.items() if now - state.scraped_at <= STALE}
+
+    def rtts(self) -> Mapping[str, float]:
+        """Seconds of a round trip on the network, by endpoint, where measured."""
+        return {name: rtt for name, state in self._states.items() if (rtt := state.rtt)}
+
+    def statistics(self, endpoint_id: str, now: float) -> EndpointStatistics:
+        return self._states[endpoint_id].statistics(now)
+
+    def learned(self, endpoint_id: str, now: float) -> LearnedEndpoint | None:
+        """The state that survives a restart; None: none yet. Raises ValueError for values that must not be kept."""
+        state = self._states.get(endpoint_id)
+        return None if state is None or not state.predictor.samples else learned(state, now)
+
+    def beliefs(self, loads: Mapping[str, Load], now: float) -> Mapping[str, tuple[Belief, ...]]:
+        """Beliefs that keep requests away, by endpoint; endpoints without any are left out."""
+        found = {name: self._states[name].believed(load, now) for name, load in loads.items()}
+        return {name: believed for name, believed in found.items() if believed}
+
+    def is_outlier(self, endpoint_id: str) -> bool:
+        """The endpoint refuses requests answered by other endpoints of the pool."""
+        state = self._states.get(endpoint_id)
+        return state is not None and self._pools[state.pool.name].is_outlier(state)
+
+    def without_larger_window(self, pool: str) -> frozenset[str]:
+        """Pools with no room for what exceeds the context window of `pool`. An unknown window may have room."""
+        return without_larger_window({name: state.pool for name, state in self._pools.items()}, pool)
+
+    # ----------------------------------------------------------------- attempts in flight
+
+    def prompt_tokens(self, key: Hashable, candidate: Candidate) -> int:
+        """Of an attempt, by the count that follows the estimate while it is in flight."""
+        attempt = self._attempts.get(key)
+        return candidate.prompt_tokens if attempt is None else attempt.prompt_tokens
+
+    def overtaken(self, key: Hashable) -> bool:
+        """The endpoint has answered an attempt that was sent later. Engines start prompts in the order of arrival."""
+        attempt = self._attempts.get(key)
+        return attempt is not None and attempt.state.newest_answered > attempt.sent_at
+
+    def answering(self) -> list[Hashable]:
+        """Attempts with a first token and no end yet."""
+        return [key for key, attempt in self._attempts.items() if attempt.first_at is not None]
