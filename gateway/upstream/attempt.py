@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
@@ -444,3 +444,28 @@ class WireAttempt:
 
 
 UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)
+
+
+@dataclass(slots=True, eq=False)
+class AttemptSink:
+    """The `Sink` of an exchange: hands the event that a read makes to the race, in the call of the read. `tell` gets
+    the events of the attempt; `lose` the loss of the connection, which the attempt has not heard of."""
+
+    attempt: WireAttempt
+    tell: Callable[[WireAttempt, WireEvent], None]
+    lose: Callable[[WireAttempt, Failure], None]
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        if (event := self.attempt.on_head(status, headers)) is not None:
+            self.tell(self.attempt, event)
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        if (event := self.attempt.on_body(data, framed)) is not None:
+            self.tell(self.attempt, event)
+
+    def on_end(self) -> None:
+        if (event := self.attempt.on_end()) is not None:
+            self.tell(self.attempt, event)
+
+    def on_failure(self, failure: Failure) -> None:
+        self.lose(self.attempt, failure)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import Backend, BackendRequest, Operation
+from backends.stream.answer_opening import AnswerOpening
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
-from gateway.api.answer_quality import held_tokens
+from gateway.api.answer_quality import held_tokens, shortcoming, shortcoming_of_opening
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
 from gateway.api.state_answer import StateAnswer
@@ -91,6 +92,16 @@ class RoutedRequest:
         if not self.route.escalate.hold or len(one_of_each_pool(self.decision.ranked)) < 2:
             return 0
         return held_tokens(self.route, self.request)
+
+    def shortcoming_of_opening(self, opening: AnswerOpening, *, is_complete: bool) -> str:
+        """The shortcoming of the opening of a stream, for which the route asks another pool; empty: none."""
+        request, wanted = self.request, self.route.escalate.when
+        return shortcoming_of_opening(request.operation, request.body, opening, wanted, is_complete=is_complete)
+
+    def shortcoming(self, reply: bytes) -> str:
+        """The same of a whole answer."""
+        request, wanted = self.request, self.route.escalate.when
+        return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
 
     @property
     def may_rescue(self) -> bool:

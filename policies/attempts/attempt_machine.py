@@ -444,7 +444,8 @@ class AttemptMachine:
         """Cancel what is pending, and return the shares of the budgets."""
         if self.pending:
             self._cancel_pending()
-        self._later, self._look_at, self.state = None, FOREVER, state
+        self._later, self._look_at = None, FOREVER
+        self.state = state
         self._share.end()
 
     def _cancel_pending(self) -> None:
