@@ -30,7 +30,6 @@ from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
-    Action,
     Answered,
     Begin,
     Begun,
@@ -122,27 +121,24 @@ class Race:
         step = self._machine.on(event, monotonic())
         self._timer.set(step.wake_at, self._look)
         for action in step.actions:
-            self._perform(action)
-
-    def _perform(self, action: Action) -> None:
-        match action:
-            case Open(attempt):
-                self._open(attempt)
-            case Commit(number, was_kept):
-                self._commit(self.attempts[number], was_kept)
-            case Cancel(number, outcome):
-                self._cancel(self.attempts[number], outcome)
-            case Suspend(number):
-                self._suspend(self.attempts[number])
-            case Resume(number):
-                self._resume(self.attempts[number])
-            case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
-                self.attempts[number].pause()
-                self.routed.timeline.escalated(shortcoming)
-            case Leave(number, why):
-                self._leave(self.attempts[number], why)
-            case GiveUp():
-                self._give_up(action)
+            match action:
+                case Open(attempt):
+                    self._open(attempt)
+                case Commit(number, was_kept):
+                    self._commit(self.attempts[number], was_kept)
+                case Cancel(number, outcome):
+                    self._cancel(self.attempts[number], outcome)
+                case Suspend(number):
+                    self._suspend(self.attempts[number])
+                case Resume(number):
+                    self._resume(self.attempts[number])
+                case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
+                    self.attempts[number].pause()
+                    self.routed.timeline.escalated(shortcoming)
+                case Leave(number, why):
+                    self._leave(self.attempts[number], why)
+                case GiveUp():
+                    self._give_up(action)
 
     def _look(self) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
@@ -220,12 +216,16 @@ class Race:
         except Exception as bug:
             self.done.set_exception(bug)
         else:
-            self.on_wire(wire, event)
+            if event is not None:
+                self.on_wire(wire, event)
 
     def _join(self, wire: WireAttempt, was_kept: bool) -> WireEvent:
         """The end of the answer, if already known."""
-        before, self.winner = self.winner, wire
-        failure = self._begin_answer(wire, was_kept) if before is None else self._continue(wire, before)
+        before, self.winner, failure = self.winner, wire, None
+        if before is not None:
+            failure = self._continue(wire, before)
+        elif not wire.shortcoming or (failure := self._start_in_spite(wire)) is None:
+            self._begin(wire, was_kept)
         self._first = b""
         if failure is not None:
             return BrokenOff(failure)
@@ -237,19 +237,14 @@ class Race:
             self.on_write_paused()
         return event
 
-    def _begin_answer(self, wire: WireAttempt, was_kept: bool) -> Failure | None:
-        """Write the head and the first bytes. The answer of a stream with a shortcoming is built now."""
-        if wire.shortcoming:
-            if isinstance(first := self._start(wire), Failure):
-                return wire.fail(first)
-            self._first = first
-            wire.times.go_on(monotonic())
-            wire.resume()
-        self._note_winner(wire, was_kept)
-        if wire.whole is not None:
-            self._begin(wire, wire.whole, len(wire.whole))
-        elif self._answer is not None and self._answer.written:
-            self._begin(wire, self._first, wire.content_length)
+    def _start_in_spite(self, wire: WireAttempt) -> Failure | None:
+        """Build the answer of a stream that is the caller's in spite of its shortcoming, and read on."""
+        first = self._start(wire)
+        if isinstance(first, Failure):
+            return wire.fail(first)
+        self._first = first
+        wire.times.go_on(monotonic())
+        wire.resume()
         return None
 
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
@@ -263,7 +258,8 @@ class Race:
             wire.stop(AttemptOutcome.BROKEN, failure)
         return failure
 
-    def _note_winner(self, wire: WireAttempt, was_kept: bool) -> None:
+    def _begin(self, wire: WireAttempt, was_kept: bool) -> None:
+        """The attempt has won. Write the first bytes, if the answer is written as it comes."""
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
@@ -271,8 +267,12 @@ class Race:
         if was_kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
             self._first_in += wire.times.kept
+        if wire.whole is not None:
+            self._write_head(wire, wire.whole, len(wire.whole))
+        elif self._answer is not None and self._answer.written:
+            self._write_head(wire, self._first, wire.content_length)
 
-    def _begin(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
+    def _write_head(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
         http, streams = self.relay.http, self.routed.request.stream
         if not http.http11:
             http.keep_alive = False
@@ -304,7 +304,7 @@ class Race:
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
-            self._resolve(refusal_of(self._failure, action))
+            self._refuse(refusal_of(self._failure, action))
             return
         assert self._broken is not None
         if action.ending is Ending.NOT_CONTINUED:
@@ -400,7 +400,7 @@ class Race:
             self._on_broken(wire, BrokenOff(tail))
             return
         if not self.relay.begun:
-            self._begin(wire, tail, len(tail))
+            self._write_head(wire, tail, len(tail))
             tail = b""
         if wire.answered:
             self._finish(tail, RequestOutcome.COMPLETED)
@@ -434,7 +434,7 @@ class Race:
     def _end_broken(self, broken: BrokenOff, outcome: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
         """An explicit error ends the answer."""
         if not self.relay.begun:
-            self._resolve(refusal_of(broken.failure))
+            self._refuse(refusal_of(broken.failure))
             return
         self.relay.http.keep_alive = False
         if self.routed.request.stream and isinstance(self._answer, StreamedAnswer):
@@ -444,12 +444,8 @@ class Race:
             self._finish(None, outcome, broken.failure.said)
             self.relay.abort()
 
-    def _resolve(self, error: ApiError | None = None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
+    def _refuse(self, error: ApiError) -> None:
+        if not self.done.done():
             self.done.set_exception(error)
 
     def _finish(self, last: bytes | None, outcome: RequestOutcome, error: str = "") -> None:
@@ -459,7 +455,7 @@ class Race:
         if last is not None:
             self.relay.end(last)
         self.routed.timeline.finished(outcome, monotonic(), error)
-        self._resolve()
+        self.done.set_result(None)
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 

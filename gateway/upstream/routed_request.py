@@ -57,15 +57,17 @@ class RoutedRequest:
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
+    may_rescue: bool = field(init=False)  # a peer may continue the answer
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
 
     def __post_init__(self) -> None:
-        self.assembled = self._may_assemble()
+        self.may_rescue = self.route.rescue == "on" and self.request.stream
+        self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
         """True if every pool of the decision can stream this answer without loss, and the route judges no whole
         answers."""
-        if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate.when:
+        if self.route.upstream_stream == "off" or self.route.escalate.when:
             return False
         for endpoint in one_of_each_pool(self.decision.ranked):
             backend = self.upstreams[endpoint.id].backend
@@ -102,10 +104,6 @@ class RoutedRequest:
         """The same of a whole answer."""
         request, wanted = self.request, self.route.escalate.when
         return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
-
-    @property
-    def may_rescue(self) -> bool:
-        return self.route.rescue == "on" and self.request.stream
 
     @property
     def limits(self) -> AttemptLimits:

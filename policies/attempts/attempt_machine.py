@@ -103,7 +103,7 @@ class AttemptMachine:
         self._next_kind = AttemptKind.FALLBACK
         self._committed: Attempt | None = None
         self._look_at = FOREVER  # at the committed stream
-        self._watch = PaceWatch.of(limits)
+        self._watch = PaceWatch.of(limits) if limits.rescue else None
         self._later: tuple[float, Candidate | None] | None = None  # time to open one; None: the first open again
         self._retried = False
         self._actions: list[Action] = []
@@ -154,7 +154,7 @@ class AttemptMachine:
         elif now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
         else:
-            self._open_next(AttemptKind.PRIMARY, now)
+            self._open(self._walk.take(), AttemptKind.PRIMARY, now)
 
     def _first_token(self, number: int, now: float) -> None:
         if (pending := self.pending.pop(number, None)) is not None:
@@ -162,7 +162,7 @@ class AttemptMachine:
 
     def _commit(self, attempt: Attempt, now: float) -> None:
         """Losers are cancelled before the Commit: by then their cost is known."""
-        outpaced, kept = self._held, self.kept
+        outpaced, kept = self._committed if self.state is AttemptState.MOVING else None, self.kept
         self._end(AttemptState.COMMITTED)
         if outpaced is not None:
             self._walk.lost.add(outpaced.candidate.endpoint.id)
@@ -258,11 +258,11 @@ class AttemptMachine:
         charged = is_charged(failure, failed, self._walk)
         if self._walk.advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
             if self._share.take_retry():
-                self._open_next(self._next_kind, now, charged=True)
+                self._open(self._walk.take(), self._next_kind, now, charged=True)
                 return True
             self._walk.avoid({failed.endpoint.pool})
         if self._walk.advance(now):
-            self._open_next(self._next_kind, now)
+            self._open(self._walk.take(), self._next_kind, now)
             return True
         if not self._walk.closed or not self._walk.may_open:
             return False
@@ -286,7 +286,7 @@ class AttemptMachine:
     def _go_on(self, now: float, ending: Ending, reason: str) -> None:
         """The next candidate, or the end."""
         if self._walk.advance(now):
-            self._open_next(self._next_kind, now)
+            self._open(self._walk.take(), self._next_kind, now)
         else:
             self._give_up(ending, reason)
 
@@ -355,7 +355,7 @@ class AttemptMachine:
         self._race_for_rest([target.candidate])
         self.state = AttemptState.MOVING
         self._actions.append(Suspend(attempt.number))
-        self._open_next(AttemptKind.RESCUE, now, charged=True)
+        self._open(self._walk.take(), AttemptKind.RESCUE, now, charged=True)
         asked = self.pending[self._walk.opened]
         asked.limit_at = asked.recheck_at = min(now + target.patience, asked.limit_at)
 
@@ -387,7 +387,7 @@ class AttemptMachine:
         look = SilenceLook(now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._walk)
         match look.at(pending):
             case SilenceFinding.RACE:
-                self._open_next(AttemptKind.HEDGE, now, charged=True)
+                self._open(self._walk.take(), AttemptKind.HEDGE, now, charged=True)
             case SilenceFinding.NO_TOKEN:
                 self._abandon(pending, now)
             case SilenceFinding.NO_BYTE:
@@ -406,9 +406,6 @@ class AttemptMachine:
             self._go_on(now, Ending.SILENCE, reason)
 
     # -- opening and ending -----------------------------------------------------------------------
-
-    def _open_next(self, kind: AttemptKind, now: float, charged: bool = False) -> None:
-        self._open(self._walk.take(), kind, now, charged)
 
     def _open(self, candidate: Candidate, kind: AttemptKind, now: float, charged: bool = False) -> None:
         attempt = self._walk.attempt(candidate, kind)
