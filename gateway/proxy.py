@@ -48,10 +48,9 @@ from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
-from gateway.upstream.keyed_upstreams import KeyedUpstreams
 from gateway.upstream.race import Race
 from gateway.upstream.routed_request import RoutedRequest
-from gateway.upstream.upstream import Upstream
+from gateway.upstream.upstream import KeyedUpstreams, Upstream
 from policies.queue.queued_request import QueuedRequest
 from policies.quota.key_limits import Claim
 from policies.types import Decision, Placement, PromptEstimate, RejectionKind

@@ -1,14 +1,17 @@
-"""Refusals of requests by the gateway itself: by their heads, and by the decision."""
+"""Refusals of requests by the gateway itself: by their heads, by the decision, and where no attempt has answered."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
+from policies.attempts.attempt_events import GiveUp
 from policies.queue.queued_request import Quote
 from policies.types import Decision, Placement, RejectionKind
 
+LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
 _UNPLACED: Mapping[Placement, tuple[int, str]] = {  # status and message; the client may ask again later
     Placement.SHED: (429, "No tier can meet the time-to-first-token budget now"),
     Placement.RATE_LIMITED: (429, "No endpoint takes a request now"),
@@ -30,6 +33,29 @@ def reject_unplaced(decision: Decision) -> None:
     too_long = decision.cause is RejectionKind.CONTEXT_WINDOW
     code = "context_length_exceeded" if too_long else "no_suitable_tier"
     raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
+
+
+def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiError:
+    """The last failure of an attempt as the caller's error. SDKs need not repeat at once retries already made by the
+    gateway."""
+    if failure is None:
+        reason = "" if given_up is None else f": {given_up.reason}"
+        return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
+    headers: dict[str, str] = {"x-should-retry": "false"}
+    if failure.kind in OF_REQUEST:
+        headers = {} if failure.retry_after is None else retry_later(min(failure.retry_after, LONGEST_RETRY_AFTER))
+    elif failure.kind in RATE_LIMITS or failure.kind is FailureKind.OVERLOADED:
+        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
+    return ApiError(
+        failure.status,
+        failure.message,
+        type=failure.type,
+        code=failure.code,
+        param=failure.param,
+        headers=headers,
+        own_fault=failure.kind in OF_REQUEST,
+        logged=failure.said,
+    )
 
 
 def ttft_now(decision: Decision) -> dict[str, str]:

@@ -13,8 +13,7 @@ from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api.request_ids import new_request_id
-from gateway.upstream.attempt import Milestone, WireAttempt, WireEvent, WireState
-from gateway.upstream.attempt_sink import AttemptSink
+from gateway.upstream.attempt import AttemptSink, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.upstream import Upstream
 from policies.fleet.fleet import Fleet
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Endpoint, PoolEstimate

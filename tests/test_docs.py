@@ -34,7 +34,7 @@ from gateway.observe.otel import telemetry
 from gateway.upstream import relay
 from gateway.upstream.routed_request import WHOLE_ANSWER
 from lab.commands import add_commands
-from policies.attempts import attempt_machine
+from policies.attempts.candidate_walk import MAX_DEATHS
 from policies.fleet import circuit_breaker
 from policies.fleet.endpoint_state import MAX_API_EJECTION
 from policies.queue import queue_scheduler
@@ -243,7 +243,7 @@ LIMITS = [  # start of the line on the page, and the text of the limit
     ("| idle connection to an endpoint", f"{runtime.IDLE:g} s"),
     ("| `retry-after` of a shed request", f"{tiers.SHORTEST_WAIT:g} to {tiers.LONGEST_WAIT:g} s"),
     ("| queued requests", f"| {queue_scheduler.MAX_HELD}; beyond"),
-    ("| endpoints that may die of one request", f"| {attempt_machine.MAX_DEATHS} |"),
+    ("| endpoints that may die of one request", f"| {MAX_DEATHS} |"),
     ("| silence before an answer that is not streamed", f"{WHOLE_ANSWER:g} s"),
     (
         "| endpoint taken out",

@@ -110,7 +110,7 @@ class StreamedAnswer:
             torn = each.drop() or torn
         return torn
 
-    def continue_with(self, head: Rewriter, begun: bytes = b"") -> Failure | None:
+    def continue_with(self, head: Rewriter, begun: bytes) -> Failure | None:
         """A peer goes on where the stream broke, or was left. `begun`: its first events, which `head` has rewritten."""
         for each in self._base:
             each.drop()

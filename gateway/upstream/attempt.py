@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
@@ -43,13 +43,15 @@ from backends.stream.held_reply import HeldReply, reply_decompressor
 from backends.stream.redaction import mask_secret
 from backends.stream.taps import BodyTap, output_tokens
 from gateway.upstream.answer import Answer
-from gateway.upstream.attempt_figures import AttemptTimes, Consumption
+from gateway.upstream.attempt_figures import NO_CONSUMPTION, AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
 from gateway.upstream.upstream import EVERYWHERE, Upstream
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.bucket import RateLimit
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome
+
+NOTHING_READ = BodyTap()
 
 
 class WireState(Enum):
@@ -110,7 +112,7 @@ class WireAttempt:
         self._strict = strict
         self._hold_tokens = hold
         self._held_whole = assembled or rewriting.answer is not None
-        self.tap: Tap = BodyTap()  # reads nothing: the head of the reply replaces it
+        self.tap: Tap = NOTHING_READ  # until the head of the reply
         self.call = upstream.backend.call(request)
         self.state = WireState.CONNECTING
         now = monotonic()
@@ -122,7 +124,7 @@ class WireAttempt:
         self.outcome: AttemptOutcome | None = None
         self.failure: Failure | None = None  # the end of the attempt
         self.report: AttemptReport | None = None  # set at the end, like `consumption`
-        self.consumption = Consumption()
+        self.consumption = NO_CONSUMPTION
         self.fleet = fleet
         self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
         self._exchange: Exchange | None = None
@@ -295,8 +297,8 @@ class WireAttempt:
 
     def _complete(self) -> WireEvent:
         """The reply is over; the tap knows if complete."""
-        if self.answered or not self.stream:
-            self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, self._told_failure())
+        if (answered := self.answered) or not self.stream:
+            self.stop(AttemptOutcome.COMPLETED if answered else AttemptOutcome.BROKEN, self._told_failure())
             return Milestone.ENDED
         return self._break_off(self.tap.failure or TRUNCATED)
 
@@ -429,7 +431,7 @@ class WireAttempt:
         usage = self.tap.usage
         failed = self.tap.failure is not None or (self.status > 0 and not self.is_success)
         if self.times.sent is None or (self.times.first_in is None and failed):
-            return Consumption()
+            return NO_CONSUMPTION
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
         cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
         return Consumption(prompt + output, cost)
@@ -444,3 +446,28 @@ class WireAttempt:
 
 
 UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)
+
+
+@dataclass(slots=True, eq=False)
+class AttemptSink:
+    """The `Sink` of an exchange: hands the event that a read makes to the race, in the call of the read. `tell` gets
+    the events of the attempt; `lose` the loss of the connection, which the attempt has not heard of."""
+
+    attempt: WireAttempt
+    tell: Callable[[WireAttempt, WireEvent], None]
+    lose: Callable[[WireAttempt, Failure], None]
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        if (event := self.attempt.on_head(status, headers)) is not None:
+            self.tell(self.attempt, event)
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        if (event := self.attempt.on_body(data, framed)) is not None:
+            self.tell(self.attempt, event)
+
+    def on_end(self) -> None:
+        if (event := self.attempt.on_end()) is not None:
+            self.tell(self.attempt, event)
+
+    def on_failure(self, failure: Failure) -> None:
+        self.lose(self.attempt, failure)

@@ -81,9 +81,12 @@ class AttemptTimes:
         return TokenGaps(largest[0], largest[min(rank, len(largest)) - 1] if kept else None, self.long_gaps)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Consumption:
     """Tokens that the server may bill, and their cost; zero for a request that was refused or not sent."""
 
     tokens: int = 0
     cost_usd: float = 0.0
+
+
+NO_CONSUMPTION = Consumption()

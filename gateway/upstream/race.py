@@ -4,8 +4,8 @@
 
 References run in this direction alone; results come back as values. The sink of an exchange hands what an attempt
 returns to the race, in the call of the read: the winner is joined to the answer in the very call of the first token.
-Decides nothing: which attempt is opened, left or committed, and when, is the machine's alone
-(`policies.attempts.attempt_machine`).
+Decides nothing: which attempt is opened, held, left or committed, and when, is the machine's alone
+(`policies.attempts.attempt_machine`), and so is the state of the request.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ from time import monotonic
 from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
-from backends.stream.answer_opening import AnswerOpening
-from gateway.api.answer_quality import shortcoming, shortcoming_of_opening
 from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
 from gateway.observe.record import RequestOutcome, Stage
-from gateway.upstream.answer import Answer, AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
-from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
+from gateway.refusals import refusal_of
+from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
+from gateway.upstream.attempt import AttemptSink, BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
-from gateway.upstream.attempt_sink import AttemptSink
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
-from gateway.upstream.refusal import refusal_of
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
-    Action,
     Answered,
     Begin,
     Begun,
@@ -54,6 +50,7 @@ from policies.attempts.attempt_events import (
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
+from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Attempt, AttemptKind, AttemptOutcome
 
@@ -70,11 +67,9 @@ class Race:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
-        self.rescue: Rescue | None = None
-        if routed.may_rescue:
-            self.rescue = Rescue(routed, dispatcher)
-            if routed.route.gap is not None:
-                dispatcher.fleet.watches_pace = True
+        self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
+        if routed.route.gap is not None and self.rescue is not None:
+            dispatcher.fleet.watches_pace = True
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
         self._machine = AttemptMachine(
             routed.decision,
@@ -84,11 +79,9 @@ class Race:
             self._facts,
             now=monotonic(),
         )
-        self._kept: WireAttempt | None = None  # its answer has a shortcoming, and another pool is asked
-        self._answer: Answer | None = None
+        self._answer: StreamedAnswer | AssembledAnswer | None = None
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
-        self._held: WireAttempt | None = None  # the committed stream, while a peer is asked to continue it
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
         self._timer = LoopAwareTimer()
@@ -128,26 +121,24 @@ class Race:
         step = self._machine.on(event, monotonic())
         self._timer.set(step.wake_at, self._look)
         for action in step.actions:
-            self._perform(action)
-
-    def _perform(self, action: Action) -> None:
-        match action:
-            case Open(attempt):
-                self._open(attempt)
-            case Commit(number):
-                self._commit(self.attempts[number])
-            case Cancel(number, outcome):
-                self._cancel(self.attempts[number], outcome)
-            case Suspend(number):
-                self._suspend(self.attempts[number])
-            case Resume():
-                self._resume()
-            case Keep(number, shortcoming):
-                self._keep(self.attempts[number], shortcoming)
-            case Leave(number, why):
-                self._leave(self.attempts[number], why)
-            case GiveUp():
-                self._give_up(action)
+            match action:
+                case Open(attempt):
+                    self._open(attempt)
+                case Commit(number, was_kept):
+                    self._commit(self.attempts[number], was_kept)
+                case Cancel(number, outcome):
+                    self._cancel(self.attempts[number], outcome)
+                case Suspend(number):
+                    self._suspend(self.attempts[number])
+                case Resume(number):
+                    self._resume(self.attempts[number])
+                case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
+                    self.attempts[number].pause()
+                    self.routed.timeline.escalated(shortcoming)
+                case Leave(number, why):
+                    self._leave(self.attempts[number], why)
+                case GiveUp():
+                    self._give_up(action)
 
     def _look(self) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
@@ -168,7 +159,7 @@ class Race:
             attempt.candidate = self.rescue.candidate(attempt.candidate)
         rewriting = routed.rewriting(upstream, endpoint)
         strict = self.rescue is not None or rewriting.answer is not None
-        hold = routed.hold if self._kept is None and self.winner is None else 0
+        hold = routed.hold if self._machine.kept is None and self.winner is None else 0
         wire = WireAttempt(
             attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting, strict=strict, hold=hold
         )
@@ -197,75 +188,56 @@ class Race:
             wire.connecting = self.dispatcher.run(wire.connect(sink))
 
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
-        """The engine is told at once."""
-        if wire is self._kept and wire.answered:
+        """The engine is told at once. COMPLETED: an answer that was kept, and is nobody's."""
+        if outcome is AttemptOutcome.COMPLETED and wire.answered:
             wire.leave_read()
         else:
             wire.stop(outcome)
         if wire is not self.winner:
             record_lost(self.routed, wire)
 
-    def _keep(self, wire: WireAttempt, shortcoming: str) -> None:
-        """Hold an answer: nothing more of a stream is read meanwhile."""
-        self._kept = wire
-        wire.pause()
-        self.routed.timeline.escalated(shortcoming)
-
     def _suspend(self, wire: WireAttempt) -> None:
         assert self.rescue is not None
-        self._held = wire
         wire.stop_reading()
         self.rescue.hold()
-        self.routed.timeline.rescue("stayed")  # up to the first token of the peer
 
-    def _resume(self) -> None:
+    def _resume(self, wire: WireAttempt) -> None:
         """The stream goes on, once its caller reads."""
-        held, self._held = self._held, None
-        if held is None or self.rescue is None:
-            return
+        assert self.rescue is not None
         self.rescue.resume(self.attempts[len(self.attempts)])
         if not self.relay.is_paused:
-            held.read_on()
+            wire.read_on()
 
-    def _commit(self, wire: WireAttempt) -> None:
+    def _commit(self, wire: WireAttempt, was_kept: bool) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
         the waiting task, not within the connection to the server."""
         try:
-            event = self._join(wire)
+            event = self._join(wire, was_kept)
         except Exception as bug:
             self.done.set_exception(bug)
         else:
-            self._kept = None
-            self.on_wire(wire, event)
+            if event is not None:
+                self.on_wire(wire, event)
 
-    def _join(self, wire: WireAttempt) -> WireEvent:
+    def _join(self, wire: WireAttempt, was_kept: bool) -> WireEvent:
         """The end of the answer, if already known."""
-        broken, self.winner = self.winner, wire
-        if (whole := wire.whole) is not None:
-            self._note_winner(wire)
-            self._begin(wire, whole, len(whole))
+        before, self.winner, failure = self.winner, wire, None
+        if before is not None:
+            failure = self._continue(wire, before)
+        elif not wire.shortcoming or (failure := self._start_in_spite(wire)) is None:
+            self._begin(wire, was_kept)
+        self._first = b""
+        if failure is not None:
+            return BrokenOff(failure)
+        if wire.whole is not None:
             return Milestone.ENDED
-        if wire.shortcoming and isinstance(found := self._start_kept(wire), Failure):
-            return BrokenOff(found)
         assert self._answer is not None
-        first, self._first = self._first, b""
-        if broken is not None:
-            record_lost(self.routed, broken)
-            wire.times.follow(broken.times, monotonic())
-            if self._held is not None:
-                return self._join_moved(wire, self._answer, first)
-            self.routed.timeline.rescue("rescued")
-            self.relay.write(first)
-        else:
-            self._note_winner(wire)
-            if self._answer.written:
-                self._begin(wire, first, wire.content_length)
         event = wire.join(self._answer)
         if self.relay.is_paused:
             self.on_write_paused()
         return event
 
-    def _start_kept(self, wire: WireAttempt) -> Failure | None:
+    def _start_in_spite(self, wire: WireAttempt) -> Failure | None:
         """Build the answer of a stream that is the caller's in spite of its shortcoming, and read on."""
         first = self._start(wire)
         if isinstance(first, Failure):
@@ -275,45 +247,41 @@ class Race:
         wire.resume()
         return None
 
-    def _join_moved(self, wire: WireAttempt, answer: Answer, first: bytes) -> WireEvent:
-        """A peer goes on with the stream that was held. `first`: events that are new to the caller."""
-        assert isinstance(answer, StreamedAnswer)
+    def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
+        """A peer goes on with the answer of `before`, which broke or was held: what the caller has not read yet."""
         assert self.rescue is not None
-        assert self.rescue.continuation is not None
-        self._held = None
-        self.routed.timeline.rescue("moved")
-        if (failure := answer.continue_with(self.rescue.continuation, first)) is not None:
+        assert isinstance(self._answer, StreamedAnswer)
+        record_lost(self.routed, before)
+        wire.times.follow(before.times, monotonic())
+        continuation = self.rescue.take_over(moved=before.outcome is AttemptOutcome.OUTPACED)
+        if (failure := self._answer.continue_with(continuation, self._first)) is not None:
             wire.stop(AttemptOutcome.BROKEN, failure)
-            return BrokenOff(failure)
-        event = wire.join(answer)
-        if self.relay.is_paused:
-            self.on_write_paused()
-        return event
+        return failure
 
-    def _note_winner(self, wire: WireAttempt) -> None:
+    def _begin(self, wire: WireAttempt, was_kept: bool) -> None:
+        """The attempt has won. Write the first bytes, if the answer is written as it comes."""
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
         note_won(self.routed, wire, self._first_in)
-        if wire is self._kept:  # while another pool was asked
+        if was_kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
             self._first_in += wire.times.kept
+        if wire.whole is not None:
+            self._write_head(wire, wire.whole, len(wire.whole))
+        elif self._answer is not None and self._answer.written:
+            self._write_head(wire, self._first, wire.content_length)
 
-    def _begin(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
+    def _write_head(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
         http, streams = self.relay.http, self.routed.request.stream
         if not http.http11:
             http.keep_alive = False
         http.writer.flow_control = self
         headers = wire.headers if not wire.assembled else JSON_HEADERS
-        cost = self._cost_of_whole(wire)
+        cost = 0.0 if streams or wire.outcome is not AttemptOutcome.COMPLETED else self.cost_usd()
         head = answer_head(http, wire.status, headers, self.routed.timeline, length, streams, cost)
         self.relay.begin(head, first, length)
         self.routed.timeline.first_token_out(monotonic(), wire.status)
-
-    def _cost_of_whole(self, wire: WireAttempt) -> float:
-        """USD of all attempts. 0: the answer is a stream or incomplete, or `cost_usd` is 0."""
-        incomplete = self.routed.request.stream or wire.outcome is not AttemptOutcome.COMPLETED
-        return 0.0 if incomplete else self.cost_usd()
 
     def cost_usd(self) -> float:
         """USD of all attempts up to now. 0: their pools have no price, or the cost would tell what is in a cache that
@@ -336,26 +304,20 @@ class Race:
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
-            self._resolve(refusal_of(self._failure, action))
-        elif self._broken is not None:
-            refused = action.ending is Ending.NOT_CONTINUED
-            if self.rescue is not None and self.rescue.continuation is None and refused:
-                self.routed.timeline.rescue("refused")
-            last = DIVERGED if self._failure is DIVERGED else UNRESCUED
-            self._end_broken(self._broken if refused else BrokenOff(last))
-
-    def _resolve(self, error: ApiError | None = None) -> None:
-        if self.done.done():
+            self._refuse(refusal_of(self._failure, action))
             return
-        if error is None:
-            self.done.set_result(None)
+        assert self._broken is not None
+        if action.ending is Ending.NOT_CONTINUED:
+            if self.rescue is not None:
+                self.rescue.note_refused()
+            self._end_broken(self._broken)
         else:
-            self.done.set_exception(error)
+            self._end_broken(BrokenOff(DIVERGED if self._failure is DIVERGED else UNRESCUED))
 
     # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
-        if self.done.done() or wire is self._kept:
+        if self.done.done() or wire.attempt is self._machine.kept:
             return
         match event:
             case Milestone.BEGUN:
@@ -383,48 +345,36 @@ class Race:
             self._end_broken(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
-        if wire.opening is not None and (found := self._judge(wire, wire.opening)):
+        attempt, moving = wire.attempt, self._machine.state is AttemptState.MOVING
+        opening = wire.opening if self._machine.kept is None else None
+        if opening and (found := self.routed.shortcoming_of_opening(opening, is_complete=wire.answered)):
             wire.shortcoming = found
-            self.advance(Answered(wire.attempt.number, found))
+            self.advance(Answered(attempt.number, found))
         elif isinstance(first := self._start(wire), Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        elif not first and self._held is not None and wire.state is not WireState.OVER:
+        elif not first and moving and wire.state is not WireState.OVER:
             return  # nothing yet that the caller has not read
         else:
             self._first = first
-            self.advance(FirstToken(wire.attempt.number))
+            self.advance(FirstToken(attempt.number))
         self._note_first_token(wire)
-
-    def _judge(self, wire: WireAttempt, opening: AnswerOpening) -> str:
-        """The shortcoming of a stream's opening; empty: none, or one was found before."""
-        if self._kept is not None:
-            return ""
-        request = self.routed.request
-        return shortcoming_of_opening(
-            request.operation, request.body, opening, self.routed.route.escalate.when, is_complete=wire.answered
-        )
 
     def _note_first_token(self, wire: WireAttempt) -> None:
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
-        """Build the answer, or let the attempt continue it; the first bytes for the caller."""
+        """Build the answer, or read what continues it; the first bytes for the caller."""
         rescue, first = self.rescue, wire.held.take()
         if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            if self._held is not None:
-                return rescue.hear(first)
-            assert rescue.continuation is not None
-            assert isinstance(self._answer, StreamedAnswer)
-            self._answer.continue_with(rescue.continuation)
-        elif wire.assembled:
+            return rescue.hear(first)
+        if wire.assembled:
             self._answer = AssembledAnswer(wire.upstream.backend.assembler(wire.request), wire.rewriting)
         else:
             remembered = () if rescue is None else (rescue.begin(),)
             cost = self.cost_usd if self.routed.request.wants_cost else None
             self._answer = streamed_answer(self.relay, self.routed, wire.rewriting, wire.tap, remembered, cost)
-        assert self._answer is not None
         return self._answer.start(first)
 
     def _on_whole(self, wire: WireAttempt) -> None:
@@ -435,9 +385,7 @@ class Race:
             return
         wire.stop(AttemptOutcome.COMPLETED)
         wire.whole = reply
-        request, wanted = self.routed.request, self.routed.route.escalate.when
-        found = shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
-        self.advance(Answered(wire.attempt.number, found))
+        self.advance(Answered(wire.attempt.number, self.routed.shortcoming(reply)))
 
     def _on_ended(self, wire: WireAttempt) -> None:
         """The committed answer is over."""
@@ -452,7 +400,7 @@ class Race:
             self._on_broken(wire, BrokenOff(tail))
             return
         if not self.relay.begun:
-            self._begin(wire, tail, len(tail))
+            self._write_head(wire, tail, len(tail))
             tail = b""
         if wire.answered:
             self._finish(tail, RequestOutcome.COMPLETED)
@@ -477,21 +425,16 @@ class Race:
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
         if self.rescue is None:
             return self.advance(Broken(blame))
-        if self._held is wire:  # a peer is asked already
-            self._held = None
-        else:
+        if self._machine.state is not AttemptState.MOVING:  # else a peer is asked already
             self.rescue.note_restart(wire)
-        self.rescue.break_off()
-        self.routed.timeline.rescue("failed")  # up to the first token of a peer
-        loads = self.dispatcher.fleet.snapshot(monotonic()).loads
-        return self.advance(Broken(blame, self.rescue.obstacle, self.rescue.unable(wire.attempt, loads)))
+        return self.advance(self.rescue.broken(wire.attempt, blame))
 
     # -- the end ----------------------------------------------------------------------------------
 
     def _end_broken(self, broken: BrokenOff, outcome: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
         """An explicit error ends the answer."""
         if not self.relay.begun:
-            self._resolve(refusal_of(broken.failure))
+            self._refuse(refusal_of(broken.failure))
             return
         self.relay.http.keep_alive = False
         if self.routed.request.stream and isinstance(self._answer, StreamedAnswer):
@@ -501,6 +444,10 @@ class Race:
             self._finish(None, outcome, broken.failure.said)
             self.relay.abort()
 
+    def _refuse(self, error: ApiError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
     def _finish(self, last: bytes | None, outcome: RequestOutcome, error: str = "") -> None:
         """`last`: the last bytes of the answer; None: the answer stays incomplete."""
         if self.done.done():
@@ -508,7 +455,7 @@ class Race:
         if last is not None:
             self.relay.end(last)
         self.routed.timeline.finished(outcome, monotonic(), error)
-        self._resolve()
+        self.done.set_result(None)
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 
@@ -520,9 +467,11 @@ class Race:
 
     def on_write_resumed(self) -> None:
         self.relay.resume()
-        if self._held is not None:  # not read before a peer was heard
-            self._held.times.read_from(monotonic())
-        elif self.winner is not None:
+        if self.winner is None:
+            return
+        if self._machine.state is AttemptState.MOVING:  # not read before a peer was heard
+            self.winner.times.read_from(monotonic())
+        else:
             self.winner.resume()
 
     def on_shutdown(self) -> None:

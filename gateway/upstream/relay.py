@@ -81,4 +81,5 @@ class Relay:
     def release(self) -> None:
         """Detach from the connection, which may serve another request next."""
         self._writer.flow_control = None
-        self.resume()
+        if self._stall_timer is not None:
+            self.resume()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 from typing import Annotated
 
 import msgspec
@@ -29,6 +30,8 @@ from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import Upstream
+from policies.attempts.attempt_events import Broken
+from policies.blame.blame import Blame
 from policies.types import Attempt, AttemptKind, Candidate, Health, Load
 
 COUNTING = 5.0  # s for a count of tokens
@@ -76,15 +79,22 @@ class Rescue:
         """The prompt of a continuation holds the answer so far."""
         return replace(candidate, prompt_tokens=candidate.prompt_tokens + self.remembered.tokens)
 
-    def break_off(self) -> None:
+    def broken(self, attempt: Attempt, blame: Blame) -> Broken:
         """The stream has broken, and may be continued from here."""
-        text = self.remembered.text
-        self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
+        self._break_off("failed")
+        loads = self._dispatcher.fleet.snapshot(monotonic()).loads
+        return Broken(blame, self.obstacle, self.unable(attempt, loads))
 
     def hold(self) -> None:
         """The stream may be continued from here, and goes on if no peer does."""
-        self.break_off()
+        self._break_off("stayed")
         self._held = self.continuation
+
+    def _break_off(self, so_far: str) -> None:
+        """`so_far`: what became of the stream, up to the first token of a peer."""
+        text = self.remembered.text
+        self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
+        self._routed.timeline.rescue(so_far)
 
     def resume(self, wire: WireAttempt | None) -> None:
         """The stream goes on. `wire`: of the peer that did not continue it."""
@@ -93,13 +103,23 @@ class Rescue:
         self.continuation = self._held
 
     def hear(self, data: bytes) -> bytes | Failure:
-        """Read what a peer has sent while the stream is held. Returns the events that are new to the caller, which end
-        the hold."""
+        """Read what a peer has sent first. Returns the events that are new to the caller."""
         assert self.continuation is not None
         try:
             return self.continuation.feed(data)
         except Diverged:
             return DIVERGED
+
+    def take_over(self, moved: bool) -> Continuation:
+        """A peer goes on. `moved`: the stream was held, and had not broken."""
+        assert self.continuation is not None
+        self._routed.timeline.rescue("moved" if moved else "rescued")
+        return self.continuation
+
+    def note_refused(self) -> None:
+        """No peer was asked, as none may be."""
+        if self.continuation is None:
+            self._routed.timeline.rescue("refused")
 
     def restart(self) -> bool:
         """A peer refuses to continue: the next attempt asks for the whole answer. False: it refuses that too."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import Backend, BackendRequest, Operation
+from backends.stream.answer_opening import AnswerOpening
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
-from gateway.api.answer_quality import held_tokens
+from gateway.api.answer_quality import held_tokens, shortcoming, shortcoming_of_opening
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
 from gateway.api.state_answer import StateAnswer
@@ -56,15 +57,17 @@ class RoutedRequest:
     path: str = ""  # of the caller's request
     masked_pools: frozenset[str] = frozenset()  # pools of which no caller may learn the counts of cached tokens
     idle: float = FOREVER  # s without a byte in mid-stream
+    may_rescue: bool = field(init=False)  # a peer may continue the answer
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
 
     def __post_init__(self) -> None:
-        self.assembled = self._may_assemble()
+        self.may_rescue = self.route.rescue == "on" and self.request.stream
+        self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
         """True if every pool of the decision can stream this answer without loss, and the route judges no whole
         answers."""
-        if self.request.stream or self.route.upstream_stream == "off" or self.route.escalate.when:
+        if self.route.upstream_stream == "off" or self.route.escalate.when:
             return False
         for endpoint in one_of_each_pool(self.decision.ranked):
             backend = self.upstreams[endpoint.id].backend
@@ -92,9 +95,15 @@ class RoutedRequest:
             return 0
         return held_tokens(self.route, self.request)
 
-    @property
-    def may_rescue(self) -> bool:
-        return self.route.rescue == "on" and self.request.stream
+    def shortcoming_of_opening(self, opening: AnswerOpening, *, is_complete: bool) -> str:
+        """The shortcoming of the opening of a stream, for which the route asks another pool; empty: none."""
+        request, wanted = self.request, self.route.escalate.when
+        return shortcoming_of_opening(request.operation, request.body, opening, wanted, is_complete=is_complete)
+
+    def shortcoming(self, reply: bytes) -> str:
+        """The same of a whole answer."""
+        request, wanted = self.request, self.route.escalate.when
+        return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
 
     @property
     def limits(self) -> AttemptLimits:

@@ -236,9 +236,10 @@ class Keep:
 
 @dataclass(slots=True)
 class Commit:
-    """Relay this attempt's bytes to the client."""
+    """Relay this attempt's bytes to the client. `was_kept`: the answer was held while another pool was asked."""
 
     number: int
+    was_kept: bool = False
 
 
 class Leaving(Enum):

@@ -1,20 +1,19 @@
 """Attempts of one request: a state machine that takes events and returns actions.
 
-    IDLE --Begin--> RACING --FirstToken, Answered--> COMMITTED
-                      |  |  <-----Broken, Failed-----
+    IDLE --Begin--> RACING --FirstToken, Answered--> COMMITTED --fallen behind--> MOVING
+                      |  |  <-----Broken, Failed-----  |   <-FirstToken, no answer--  |
+                      |  |  <-----------------------Broken----------------------------+
                       |  +--no candidate left, or none allowed--> GAVE_UP
                       +--ClientGone--> GONE
 
 Rules:
 - Nothing has reached the client before the first token, so any earlier failure can be hidden. Every request ends in
   exactly one of Commit, GiveUp or ClientGone; after Broken or a late Failed, once more.
-- Candidates are tried in the order of the decision, each once; `max_attempts` bounds all of them. Of three or more
-  attempts, the last goes to a pool that was not tried, if there is one.
+- Candidates are tried in the order of the decision, each once (`policies.attempts.candidate_walk`).
 - A failure is followed as its blame says (`policies.blame`): by nobody, by the next candidate, by another pool. A
   refusal by an endpoint whose siblings answer is doubtful: another endpoint is asked to confirm.
 - A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
   the server and a lost connection are not. Without a permission, the pool is avoided.
-- Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
 - A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
@@ -25,17 +24,16 @@ Rules:
   caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
   is held ends the race like any other.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
-- A committed stream is left when silent (`policies.attempts.committed_stream`). Where nothing of the answer was
-  written, a failure is followed as before the commit; else a peer continues (Broken): an endpoint without a failure in
-  this request, of the same pool if there is one, else of the other tiers.
-- A committed stream that has fallen behind is held while a peer that is expected to be sooner is asked
-  (`policies.attempts.pace_watch`). The peer's first token ends it (OUTPACED); without one it goes on.
+- A committed stream is looked at when silent (`policies.attempts.pace_watch.StreamLook`): left, or held while a peer
+  that is expected to be sooner is asked. The peer's first token ends it (OUTPACED); without one it goes on.
+- Where nothing of the answer was written, a failure is followed as before the commit; else a peer continues (Broken):
+  an endpoint without a failure in this request, of the same pool if there is one, else of the other tiers.
 - Events about attempts that have ended, and all events after the end, change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from policies.attempts.attempt_events import (
@@ -61,7 +59,6 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
-    Progress,
     Resume,
     Suspend,
     TimerFired,
@@ -69,20 +66,19 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import CandidateWalk
-from policies.attempts.committed_stream import idle_of, look, obstacle_of, patience, peers_of, without_caller
-from policies.attempts.hedging import leave_by, patience_until
-from policies.attempts.pace_watch import PaceWatch, Peers, Target
+from policies.attempts.committed_stream import idle_of, obstacle_of, patience, without_caller
+from policies.attempts.pace_watch import PaceWatch, StreamLook, Target
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook, first_token_limit
 from policies.attempts.retry_rules import is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
 CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
-MAX_DEATHS = 2  # of endpoints after acceptance of the request
 OVERDUE = "the limit of time for the whole answer has passed"
 
 
 class AttemptMachine:
-    """Attempts of a request. `now` is the time of each event, never earlier than the time of the event before."""
+    """Attempts of a request. `now` is the time of each event, never earlier than the time of the event before. `kept`:
+    the answer with a shortcoming, while another pool is asked."""
 
     def __init__(
         self,
@@ -96,32 +92,26 @@ class AttemptMachine:
     ) -> None:
         self.state = AttemptState.IDLE
         self.pending: dict[int, PendingAttempt] = {}
+        self.kept: Attempt | None = None
         self._limits = limits
         self._share = RequestBudgets(retries, hedges)
         self._facts = facts
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
-        self._walk = CandidateWalk(self._ranked, facts)
+        self._walk = CandidateWalk(self._ranked, facts, limits.max_attempts)
         self._deadline = decision.deadline
         self._began_at = now
-        self._opened = 0  # attempts
-        self._deaths = 0
-        self._lost: set[str] = set()  # endpoints with a failure
-        self._tried_pools: set[str] = set()
         self._next_kind = AttemptKind.FALLBACK
         self._committed: Attempt | None = None
         self._look_at = FOREVER  # at the committed stream
-        self._kept: Attempt | None = None  # an answer with a shortcoming
-        self._watch = PaceWatch.of(limits)
-        self._held: Attempt | None = None  # the committed stream, while a peer is asked to continue it
-        self._retry: Candidate | None = None  # to be tried once more, at _retry_at
-        self._retry_at = FOREVER
+        self._watch = PaceWatch.of(limits) if limits.rescue else None
+        self._later: tuple[float, Candidate | None] | None = None  # time to open one; None: the first open again
         self._retried = False
         self._actions: list[Action] = []
 
     @property
     def is_racing(self) -> bool:
         """Attempts are pending, or still to be opened."""
-        return self.state in (AttemptState.IDLE, AttemptState.RACING)
+        return self.state in (AttemptState.IDLE, AttemptState.RACING, AttemptState.MOVING)
 
     def limit_by(self, limits: AttemptLimits) -> None:
         """Limits of the attempts to come."""
@@ -149,7 +139,7 @@ class AttemptMachine:
                 case Broken():
                     self._broken(event, now)
         actions, self._actions = tuple(self._actions), []
-        wake_at = min(self._look_at, FOREVER if self._retry is None else self._retry_at)
+        wake_at = self._look_at if self._later is None else min(self._look_at, self._later[0])
         for pending in self.pending.values():
             wake_at = min(wake_at, pending.recheck_at)
         return AttemptStep(actions, None if wake_at == FOREVER else wake_at)
@@ -164,7 +154,7 @@ class AttemptMachine:
         elif now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
         else:
-            self._open_next(AttemptKind.PRIMARY, now)
+            self._open(self._walk.take(), AttemptKind.PRIMARY, now)
 
     def _first_token(self, number: int, now: float) -> None:
         if (pending := self.pending.pop(number, None)) is not None:
@@ -172,21 +162,23 @@ class AttemptMachine:
 
     def _commit(self, attempt: Attempt, now: float) -> None:
         """Losers are cancelled before the Commit: by then their cost is known."""
+        outpaced, kept = self._committed if self.state is AttemptState.MOVING else None, self.kept
         self._end(AttemptState.COMMITTED)
-        if self._held is not None:
-            self._lost.add(self._held.candidate.endpoint.id)
-            self._actions.append(Cancel(self._held.number, AttemptOutcome.OUTPACED))
-            self._held = None
-        self._committed = attempt
-        self._look_at = min(now + patience(self._limits, attempt.candidate, None, self._peer), self._limits.limit_at)
+        if outpaced is not None:
+            self._walk.lost.add(outpaced.candidate.endpoint.id)
+            self._actions.append(Cancel(outpaced.number, AttemptOutcome.OUTPACED))
+        self._committed, self.kept, limits = attempt, None, self._limits
+        wait = idle_of(limits, attempt.candidate)
+        if limits.rescue:
+            peers = self._walk.peers(attempt.candidate)
+            wait = patience(limits, attempt.candidate, None, peers[0] if peers else None)
+        self._look_at = min(now + wait, limits.limit_at)
         if self._watch is not None:
             self._look_at = min(self._look_at, self._watch.begin(now))
-        if self._kept is not None and self._kept is not attempt:
-            pool = self._kept.candidate.endpoint.pool
-            self._lost.update(each.endpoint.id for each in self._ranked if each.endpoint.pool == pool)
-            self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
-        self._kept = None
-        self._actions.append(Commit(attempt.number))
+        if kept is not None and kept is not attempt:
+            self._walk.lose_pool(kept.candidate.endpoint.pool)
+            self._actions.append(Cancel(kept.number, AttemptOutcome.COMPLETED))
+        self._actions.append(Commit(attempt.number, was_kept=kept is attempt))
 
     def _begun(self, number: int, now: float) -> None:
         """The first content wins: the others are cancelled. The commit follows once the opening was judged."""
@@ -199,21 +191,19 @@ class AttemptMachine:
         pending = self.pending.get(answer.number)
         if pending is None:
             return
-        if answer.shortcoming and self._kept is None and self._may_open and self._has_other_pool(pending.attempt):
+        walk, candidate = self._walk, pending.attempt.candidate
+        if answer.shortcoming and self.kept is None and walk.may_open and walk.has_other_pool(candidate):
             self._keep(pending.attempt, answer.shortcoming, now)
         else:
             self._first_token(answer.number, now)
 
-    def _has_other_pool(self, attempt: Attempt) -> bool:
-        return any(each.endpoint.pool != attempt.candidate.endpoint.pool for each in self._ranked)
-
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
         """Ask another pool, and hold this answer meanwhile. A rival in the same pool would say the same."""
         del self.pending[attempt.number]
-        self._kept = attempt
+        self.kept = attempt
         self._actions.append(Keep(attempt.number, shortcoming))
         pool = attempt.candidate.endpoint.pool
-        for number in [each for each, rival in self.pending.items() if rival.attempt.candidate.endpoint.pool == pool]:
+        for number in [each for each, rival in self.pending.items() if rival.pool == pool]:
             del self.pending[number]
             self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
         self._walk.avoid({pool})
@@ -221,8 +211,8 @@ class AttemptMachine:
             self._go_on(now, Ending.REFUSED, shortcoming)
 
     def _client_gone(self) -> None:
-        if self._kept is not None:
-            self._actions.append(Cancel(self._kept.number, AttemptOutcome.COMPLETED))
+        if self.kept is not None:
+            self._actions.append(Cancel(self.kept.number, AttemptOutcome.COMPLETED))
         if self.state is AttemptState.COMMITTED and self._committed is not None:
             number = self._committed.number
             self._actions.append(without_caller(number, self._facts.progress(number)))
@@ -237,20 +227,20 @@ class AttemptMachine:
         if attempt is None:
             return
         candidate, lost = attempt.candidate, is_lost(failure.blame)
-        self._deaths += lost and failure.accepted
-        self._lost.add(candidate.endpoint.id)
+        self._walk.deaths += lost and failure.accepted
+        self._walk.lost.add(candidate.endpoint.id)
         alike = pools_alike(failure, candidate, self._walk, self._limits, self._facts)
         self._walk.avoid(alike or ())
         if self.pending:
             self._weigh_anew(now)
         elif self._held is not None:
             self._resume(self._held)
-        elif failure.restart and self._may_open:
+        elif failure.restart and self._walk.may_open:
             self._open(candidate, self._next_kind, now)
         elif alike is None and not failure.doubtful and failure.restart is None:
             self._give_up(Ending.REFUSED, f"attempt {failure.number} failed and no other endpoint would do better")
         elif not self._retry_elsewhere(failure, candidate, now) and not self._schedule_retry(failure, candidate, now):
-            self._give_up(*self._exhausted())
+            self._give_up(*self._walk.exhausted(self._share.denied))
 
     def _take_failed(self, number: int) -> Attempt | None:
         """Remove and return the failed attempt; None: the attempt had ended before."""
@@ -266,34 +256,37 @@ class AttemptMachine:
     def _retry_elsewhere(self, failure: Failed, failed: Candidate, now: float) -> bool:
         """Open the next candidate; with none left, wait for a candidate at its cap or rate limit."""
         charged = is_charged(failure, failed, self._walk)
-        if self._advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
+        if self._walk.advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
             if self._share.take_retry():
-                self._open_next(self._next_kind, now, charged=True)
+                self._open(self._walk.take(), self._next_kind, now, charged=True)
                 return True
             self._walk.avoid({failed.endpoint.pool})
-        if self._advance(now):
-            self._open_next(self._next_kind, now)
+        if self._walk.advance(now):
+            self._open(self._walk.take(), self._next_kind, now)
             return True
-        return self._wait_for_closed(now)
+        if not self._walk.closed or not self._walk.may_open:
+            return False
+        self._later = now, None
+        self._open_later(now)
+        return True
 
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Schedule another attempt at the endpoint of the last failure, if worthwhile."""
         wait = None if self._retried else wait_before_retry(failure, candidate, self._walk)
-        if wait is None or not self._may_open or wait > self._limits.first_token_limit:
+        if wait is None or not self._walk.may_open or wait > self._limits.first_token_limit:
             return False
         if now + wait >= min(self._deadline, self._limits.limit_at):
             return False
         if is_charged(failure, candidate, self._walk) and not self._share.take_retry():
             return False
-        self._retried = True
-        self._retry, self._retry_at = candidate, now + wait
-        self._open_retry(now)
+        self._retried, self._later = True, (now + wait, candidate)
+        self._open_later(now)
         return True
 
     def _go_on(self, now: float, ending: Ending, reason: str) -> None:
         """The next candidate, or the end."""
-        if self._advance(now):
-            self._open_next(self._next_kind, now)
+        if self._walk.advance(now):
+            self._open(self._walk.take(), self._next_kind, now)
         else:
             self._give_up(ending, reason)
 
@@ -304,7 +297,7 @@ class AttemptMachine:
         if len(self.pending) > 1:
             self._abandon(pending, now, leave=False)
             self._weigh_anew(now)
-        elif self._advance(now):
+        elif self._walk.advance(now):
             self._abandon(pending, now)
 
     def _weigh_anew(self, now: float) -> None:
@@ -315,92 +308,59 @@ class AttemptMachine:
 
     def _broken(self, broken: Broken, now: float) -> None:
         """Race again for the rest of the answer, among the peers of the broken endpoint."""
-        committed = self._committed
-        if committed is None or (self.state is AttemptState.RACING and self._held is None):
-            return  # the stream has broken before
-        self._held = None
-        self._lost.update(
-            [committed.candidate.endpoint.id, *(each.attempt.candidate.endpoint.id for each in self.pending.values())]
-        )
-        self._deaths += is_lost(broken.blame)
-        peers, obstacle = self._peers(broken.unable), obstacle_of(broken, self._limits, self._peers())
-        self._race_for_rest(peers)
+        assert self._committed is not None
+        ended, walk = (self._committed, *(each.attempt for each in self.pending.values())), self._walk
+        walk.lost.update(each.candidate.endpoint.id for each in ended)
+        walk.deaths += is_lost(broken.blame)
+        own = self._committed.candidate
+        obstacle = obstacle_of(broken, self._limits, walk.peers(own))
+        self._race_for_rest(walk.peers(own, broken.unable))
         if self.pending:  # the peer that was asked already
             return
         if obstacle:
             self._give_up(Ending.NOT_CONTINUED, obstacle)
         else:
-            self._go_on(now, *self._exhausted())
+            self._go_on(now, *self._walk.exhausted(self._share.denied))
 
     def _race_for_rest(self, peers: Sequence[Candidate]) -> None:
         """Attempts from here on continue the answer: without a deadline, and without hedges."""
-        self._walk = CandidateWalk(peers, self._facts)
+        self._walk.turn_to(peers)
         self._next_kind = AttemptKind.RESCUE
         silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
         self._limits = replace(self._limits, hedge=False, first_token_limit=silence)
         self._deadline = self._look_at = FOREVER
         self.state = AttemptState.RACING
 
-    def _peers(self, unable: Collection[str] = ()) -> Sequence[Candidate]:
-        """Candidates to continue the committed answer; none where no further attempt is allowed."""
-        if self._committed is None or not self._may_open:
-            return ()
-        return peers_of(self._committed.candidate, self._ranked, self._lost.union(unable))
-
     @property
-    def _peer(self) -> Candidate | None:
-        """The first candidate able to continue the committed answer."""
-        return next(iter(self._peers()), None) if self._limits.rescue else None
+    def _held(self) -> Attempt | None:
+        """The committed stream, while a peer is asked to continue it."""
+        return self._committed if self.state is AttemptState.MOVING else None
 
     def _check_stream(self, attempt: Attempt, now: float) -> None:
-        """Leave the committed stream, or look again later."""
-        progress = self._facts.progress(attempt.number)
-        again = self._check_pace(attempt, progress, now)
-        if self._held is not None:
-            return
-        peer = None if self._watch is not None and self._watch.lost else self._peer
-        found = look(self._limits, attempt.candidate, progress, peer, now)
-        self._look_at = FOREVER
-        if isinstance(found, Leaving):
-            self._actions.append(Leave(attempt.number, found))
-            if found is Leaving.LATE:
-                self._end(AttemptState.GAVE_UP)
-        else:
-            self._look_at = min(found, again)
-
-    def _check_pace(self, attempt: Attempt, progress: Progress, now: float) -> float:
-        """Ask a peer to continue a stream that has fallen behind; or the time of the next look."""
-        watch = self._watch
-        if watch is None or not watch.may_move(self._opened) or now >= self._limits.limit_at:
-            return FOREVER
-        found = watch.look(progress, lambda: self._movable(attempt, now), now)
-        if not isinstance(found, Target):
-            return found
-        if not self._share.take_move():
-            return watch.begin(now)
-        watch.moves += 1
-        self._move(attempt, found, now)
-        return FOREVER
-
-    def _movable(self, attempt: Attempt, now: float) -> Peers:
-        """Peers that could continue the stream now, and take no other request's place."""
-        if self._facts.is_saturated():
-            return ()
-        known, facts = self._facts.peer_forecasts(attempt.number, now), self._facts
-        able = (each for each in self._peers() if each.endpoint.id in known)
-        return [(each, known[each.endpoint.id]) for each in able if not (facts.closes and facts.is_closed(each, now))]
+        """Leave or move the committed stream, or look again later."""
+        peers = self._walk.peers(attempt.candidate) if self._limits.rescue else ()
+        look = StreamLook(now, self._limits, self._facts, self._share, self._watch, peers)
+        match look.at(attempt, self._walk.opened):
+            case Target() as target:
+                self._move(attempt, target, now)
+            case Leaving() as why:
+                self._look_at = FOREVER
+                self._actions.append(Leave(attempt.number, why))
+                if why is Leaving.LATE:
+                    self._end(AttemptState.GAVE_UP)
+            case again:
+                self._look_at = again
 
     def _move(self, attempt: Attempt, target: Target, now: float) -> None:
-        self._held = attempt
         self._race_for_rest([target.candidate])
+        self.state = AttemptState.MOVING
         self._actions.append(Suspend(attempt.number))
-        self._open_next(AttemptKind.RESCUE, now, charged=True)
-        asked = self.pending[self._opened]
+        self._open(self._walk.take(), AttemptKind.RESCUE, now, charged=True)
+        asked = self.pending[self._walk.opened]
         asked.limit_at = asked.recheck_at = min(now + target.patience, asked.limit_at)
 
     def _resume(self, held: Attempt) -> None:
         """The stream goes on, and is looked at once its sockets are read."""
-        self._held = None
         self._end(AttemptState.COMMITTED)
         self._look_at = self._began_at
         if self._watch is not None:
@@ -414,7 +374,7 @@ class AttemptMachine:
             if now >= self._look_at:
                 self._check_stream(self._committed, now)
             return
-        self._open_retry(now)
+        self._open_later(now)
         for number, pending in tuple(self.pending.items()):
             if number in self.pending and pending.recheck_at <= now:
                 self._check_silence(pending, now)
@@ -424,12 +384,10 @@ class AttemptMachine:
         if self._held is not None:
             self._abandon(pending, now)
             return
-        look = SilenceLook(
-            now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._upcoming
-        )
+        look = SilenceLook(now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._walk)
         match look.at(pending):
             case SilenceFinding.RACE:
-                self._open_next(AttemptKind.HEDGE, now, charged=True)
+                self._open(self._walk.take(), AttemptKind.HEDGE, now, charged=True)
             case SilenceFinding.NO_TOKEN:
                 self._abandon(pending, now)
             case SilenceFinding.NO_BYTE:
@@ -440,7 +398,7 @@ class AttemptMachine:
         """Cancel a silent attempt and, with `leave`, go to the next candidate where no other attempt races."""
         reason = reason or f"no first token within {first_token_limit(self._limits, pending.attempt):g} s"
         del self.pending[pending.attempt.number]
-        self._lost.add(pending.attempt.candidate.endpoint.id)
+        self._walk.lost.add(pending.attempt.candidate.endpoint.id)
         self._actions.append(Cancel(pending.attempt.number, AttemptOutcome.SILENT))
         if now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
@@ -449,88 +407,29 @@ class AttemptMachine:
 
     # -- opening and ending -----------------------------------------------------------------------
 
-    def _advance(self, now: float) -> bool:
-        """Pass over what cannot be tried. True: there is an untried candidate, and another attempt is allowed."""
-        return self._walk.advance(now) and self._may_open
-
-    def _upcoming(self, now: float) -> Candidate | None:
-        return self._walk.upcoming if self._advance(now) else None
-
-    def _open_next(self, kind: AttemptKind, now: float, charged: bool = False) -> None:
-        self._open(self._walk.take(), kind, now, charged)
-
     def _open(self, candidate: Candidate, kind: AttemptKind, now: float, charged: bool = False) -> None:
-        self._opened += 1
-        self._tried_pools.add(candidate.endpoint.pool)
-        if 1 < self._opened == self._limits.max_attempts - 1:
-            self._keep_last_for_another_pool()
-        attempt = Attempt(self._opened, kind, candidate)
-        limits = self._limits
-        limit_at = min(now + first_token_limit(limits, attempt), limits.limit_at)
-        pending = PendingAttempt(attempt, now, limit_at, recheck_at=limit_at)
-        if not limits.stream:
-            pending.await_whole(limits, has_next=limits.limit_at < FOREVER and self._advance(now))
-        elif self._deadline < FOREVER and self._advance(now):
-            doubt_at = patience_until(candidate.forecast, self._walk.upcoming_p50, now, self._deadline)
-            if not candidate.forecast.trained:
-                upcoming = self._walk.upcoming.forecast
-                doubt_at = min(doubt_at, leave_by(candidate.forecast, upcoming, now, self._deadline))
-            pending.recheck_at = min(doubt_at, limit_at)
-        self.pending[attempt.number] = pending
+        attempt = self._walk.attempt(candidate, kind)
+        self.pending[attempt.number] = PendingAttempt.sent(attempt, self._limits, self._walk, self._deadline, now)
         self._actions.append(Open(attempt, charged))
 
-    def _keep_last_for_another_pool(self) -> None:
-        seen = self._tried_pools | self._walk.avoided
-        if self._walk.leads_beyond(seen):
-            self._walk.avoid(seen)
-
-    def _wait_for_closed(self, now: float) -> bool:
-        """Wait until a candidate at its cap or rate limit takes requests again. False: there is none to wait for."""
-        if not self._walk.closed or not self._may_open:
-            return False
-        self._retry, self._retry_at = self._walk.closed[0], now
-        self._open_retry(now)
-        return True
-
-    def _open_retry(self, now: float) -> None:
-        if self._retry is None or self._retry_at > now:
+    def _open_later(self, now: float) -> None:
+        """Open the candidate that was put off, or the first that is closed no longer; else look again soon, until the
+        limits of time."""
+        if self._later is None or self._later[0] > now:
             return
-        if self._retry in self._walk.closed:
-            self._open_closed(now)
-        else:
-            self._open(self._retry, self._next_kind, now)
-            self._retry = None
-
-    def _open_closed(self, now: float) -> None:
-        """Open the first that is closed no longer; else look again soon, until the limits of time."""
-        closed = self._walk.closed
-        opening = next((each for each in closed if not self._facts.is_closed(each, now)), None)
-        if opening is not None:
-            closed.remove(opening)
-            self._retry = None
-            self._open(opening, self._next_kind, now)
+        candidate = self._later[1] or self._walk.take_opened(now)
+        self._later = None
+        if candidate is not None:
+            self._open(candidate, self._next_kind, now)
         elif now >= min(self._limits.limit_at, self._began_at + self._limits.first_token_limit):
             self._give_up(Ending.CLOSED, "every other endpoint is at its cap or rate limited")
         else:
-            self._retry_at = now + CLOSED_CHECK
-
-    @property
-    def _may_open(self) -> bool:
-        return self._opened < self._limits.max_attempts and self._deaths < MAX_DEATHS
-
-    def _exhausted(self) -> tuple[Ending, str]:
-        if self._share.denied:
-            return Ending.BUDGET, "the retry budget is spent"
-        if self._deaths >= MAX_DEATHS:
-            return Ending.DEATHS, f"{self._deaths} endpoints died while they worked on it"
-        if self._opened >= self._limits.max_attempts:
-            return Ending.ATTEMPTS, f"all {self._opened} attempts allowed have failed"
-        return Ending.CANDIDATES, f"all {self._walk.count} candidates have failed"
+            self._later = now + CLOSED_CHECK, None
 
     def _give_up(self, ending: Ending, reason: str) -> None:
         """Commit the answer that was kept, let the stream go on that was held, or end without an answer."""
-        if self._kept is not None:
-            self._commit(self._kept, self._began_at if self._limits.stream else FOREVER)  # a stream is looked at soon
+        if self.kept is not None:
+            self._commit(self.kept, self._began_at if self._limits.stream else FOREVER)  # a stream is looked at soon
             return
         if self._held is not None:
             self._resume(self._held)
@@ -540,8 +439,9 @@ class AttemptMachine:
 
     def _end(self, state: AttemptState) -> None:
         """Cancel what is pending, and return the shares of the budgets."""
-        self._cancel_pending()
-        self._retry, self._look_at = None, FOREVER
+        if self.pending:
+            self._cancel_pending()
+        self._later, self._look_at = None, FOREVER
         self.state = state
         self._share.end()
 

@@ -22,6 +22,7 @@ class AttemptState(Enum):
     IDLE = "idle"
     RACING = "racing"
     COMMITTED = "committed"
+    MOVING = "moving"  # the committed stream is held while a peer is asked to continue it
     GAVE_UP = "gave_up"
     GONE = "gone"
 
@@ -39,13 +40,22 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
         Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         EndpointDown: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         TimerFired: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
-        Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
     AttemptState.COMMITTED: {
         Failed: frozenset({AttemptState.COMMITTED, AttemptState.RACING, AttemptState.GAVE_UP}),
         Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
-        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.RACING, AttemptState.GAVE_UP}),
+        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.MOVING, AttemptState.GAVE_UP}),
+        ClientGone: frozenset({AttemptState.GONE}),
+    },
+    AttemptState.MOVING: {
+        FirstToken: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
+        Begun: frozenset({AttemptState.MOVING}),
+        Answered: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
+        Failed: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
+        EndpointDown: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
+        TimerFired: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
+        Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
     AttemptState.GAVE_UP: {},

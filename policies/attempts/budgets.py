@@ -89,7 +89,8 @@ class RequestBudgets:
     def begin(self) -> None:
         self._counted = True
         self._retries.began()
-        self._hedges.began()
+        if self._hedges.share:
+            self._hedges.began()
 
     def take_retry(self) -> bool:
         """Take a permission of the retry budget, if any is left."""

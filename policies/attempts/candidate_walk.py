@@ -1,38 +1,49 @@
 """The walk through the candidates of a decision, in their order, each once.
 
 Rules:
+- `max_attempts` bounds all attempts. Of three or more, the last goes to a pool that was not tried, if there is one.
+- Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
 - Candidates of avoided pools are passed over.
 - A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
+- Once an answer has begun, the walk is through its peers: endpoints without a failure in this request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from policies.attempts.attempt_events import AttemptFacts
+from policies.attempts.attempt_events import AttemptFacts, Ending
 from policies.routing.ranking import p50_of
-from policies.types import Candidate
+from policies.types import Attempt, AttemptKind, Candidate
+
+MAX_DEATHS = 2  # of endpoints after acceptance of the request
 
 
 class CandidateWalk:
-    """The candidates not yet tried, the pools avoided and the candidates passed over as closed."""
+    """The candidates not yet tried, the pools avoided, the candidates passed over as closed, and the attempts so far.
+    `deaths`: of endpoints that had accepted the request; `lost`: endpoints with a failure."""
 
-    def __init__(self, candidates: Sequence[Candidate], facts: AttemptFacts) -> None:
+    def __init__(self, ranked: Sequence[Candidate], facts: AttemptFacts, max_attempts: int) -> None:
+        self.opened = self.deaths = 0
+        self.lost: set[str] = set()
         self.closed: list[Candidate] = []
         self.avoided: set[str] = set()  # pools
-        self.count = len(candidates)  # tried or not
-        self._candidates = candidates
-        self._tried = 0
-        self._facts = facts
+        self._ranked = self._candidates = ranked
+        self._passed = 0  # candidates, tried or passed over
+        self._tried_pools: set[str] = set()
+        self._facts, self._max_attempts = facts, max_attempts
+
+    # -- the next candidate -------------------------------------------------------------------
 
     def advance(self, now: float) -> bool:
-        """Pass over avoided and closed candidates. False: none is left."""
-        while self._tried < self.count and (self.avoided or self._facts.closes) and self._passes_over(now):
-            self._tried += 1
-        return self._tried < self.count
+        """Pass over avoided and closed candidates. True: one is left, and another attempt is allowed."""
+        count = len(self._candidates)
+        while self._passed < count and (self.avoided or self._facts.closes) and self._passes_over(now):
+            self._passed += 1
+        return self._passed < count and self.may_open
 
     def _passes_over(self, now: float) -> bool:
-        candidate = self._candidates[self._tried]
+        candidate = self._candidates[self._passed]
         if candidate.endpoint.pool in self.avoided:
             return True
         if closed := self._facts.closes and self._facts.is_closed(candidate, now):
@@ -40,28 +51,70 @@ class CandidateWalk:
         return closed
 
     @property
+    def may_open(self) -> bool:
+        return self.opened < self._max_attempts and self.deaths < MAX_DEATHS
+
+    @property
     def upcoming(self) -> Candidate:
         """The next candidate, after `advance`."""
-        return self._candidates[self._tried]
+        return self._candidates[self._passed]
 
     @property
     def upcoming_p50(self) -> float:
         """The median TTFT of the next candidate, s, without its description."""
-        return p50_of(self._candidates, self._tried)
+        return p50_of(self._candidates, self._passed)
+
+    def next_at(self, now: float) -> Candidate | None:
+        """The next candidate, if another attempt is allowed."""
+        return self.upcoming if self.advance(now) else None
 
     def take(self) -> Candidate:
         """The next candidate is tried now."""
-        self._tried += 1
-        return self._candidates[self._tried - 1]
+        self._passed += 1
+        return self._candidates[self._passed - 1]
+
+    def take_opened(self, now: float) -> Candidate | None:
+        """The first candidate that was passed over as closed, and is closed no longer, is tried now."""
+        opened = next((each for each in self.closed if not self._facts.is_closed(each, now)), None)
+        if opened is not None:
+            self.closed.remove(opened)
+        return opened
+
+    def attempt(self, candidate: Candidate, kind: AttemptKind) -> Attempt:
+        """Count an attempt. The last allowed is kept for another pool."""
+        self.opened += 1
+        self._tried_pools.add(candidate.endpoint.pool)
+        if 1 < self.opened == self._max_attempts - 1:
+            seen, left = self._tried_pools | self.avoided, range(self._passed, len(self._candidates))
+            if any(self._candidates[rank].endpoint.pool not in seen for rank in left):
+                self.avoid(seen)
+        return Attempt(self.opened, kind, candidate)
+
+    def exhausted(self, denied: bool) -> tuple[Ending, str]:
+        """Reason for which no further attempt is opened. `denied`: by the retry budget."""
+        if denied:
+            return Ending.BUDGET, "the retry budget is spent"
+        if self.deaths >= MAX_DEATHS:
+            return Ending.DEATHS, f"{self.deaths} endpoints died while they worked on it"
+        if self.opened >= self._max_attempts:
+            return Ending.ATTEMPTS, f"all {self.opened} attempts allowed have failed"
+        return Ending.CANDIDATES, f"all {len(self._candidates)} candidates have failed"
+
+    # -- what leads nowhere -------------------------------------------------------------------
 
     def avoid(self, pools: Collection[str]) -> None:
         self.avoided.update(pools)
         self.closed = [each for each in self.closed if each.endpoint.pool not in self.avoided]
 
-    def leads_beyond(self, pools: Collection[str]) -> bool:
-        """A candidate that is left is of another pool than these."""
-        left = range(self._tried, self.count)
-        return any(self._candidates[rank].endpoint.pool not in pools for rank in left)
+    def lose_pool(self, pool: str) -> None:
+        """No endpoint of the pool would do better."""
+        self.lost.update(each.endpoint.id for each in self._ranked if each.endpoint.pool == pool)
+
+    # -- other candidates ---------------------------------------------------------------------
+
+    def has_other_pool(self, candidate: Candidate) -> bool:
+        """A pool other than the candidate's was ranked."""
+        return any(each.endpoint.pool != candidate.endpoint.pool for each in self._ranked)
 
     def has_sibling(self, candidate: Candidate) -> bool:
         """Another endpoint of the candidate's pool is among the candidates, tried or not."""
@@ -73,3 +126,19 @@ class CandidateWalk:
         own = candidate.endpoint
         others = self._candidates if own.server else ()
         return any(each.endpoint.server == own.server and each.endpoint.id != own.id for each in others)
+
+    # -- the rest of an answer ----------------------------------------------------------------
+
+    def peers(self, begun: Candidate, unable: Collection[str] = ()) -> Sequence[Candidate]:
+        """Candidates to continue the answer of `begun`, those of the same pool first; none where no further attempt is
+        allowed. `unable`: endpoints, beside those with a failure."""
+        if not self.may_open:
+            return ()
+        own, left_out = begun.endpoint, self.lost.union(unable, [begun.endpoint.id])
+        able = (each for each in self._ranked if each.endpoint.id not in left_out)
+        return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
+
+    def turn_to(self, peers: Sequence[Candidate]) -> None:
+        """From here on these are the candidates."""
+        self._candidates, self._passed = peers, 0
+        self.closed, self.avoided = [], set()

@@ -5,14 +5,13 @@ Rules:
 - Where a peer can continue, the pace decides before: after 20 of the stream's mean gaps, twice the peer's predicted
   TTFT or 2 s, whichever is longest.
 - A caller that does not read stops the reading from the server: that is no silence.
-- A peer is an endpoint without a failure in this request. Those of the same pool come first.
 - An answer that has ended on an open connection is complete. A caller that leaves after the last event of its answer
   has a complete answer, whoever closes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from policies.attempts.attempt_events import AttemptLimits, Broken, Cancel, Leave, Leaving, Progress
 from policies.attempts.retry_rules import OWN_FAULTS
@@ -55,13 +54,6 @@ def without_caller(number: int, progress: Progress) -> Leave | Cancel:
     if progress.relayed and not progress.paused:
         return Leave(number, Leaving.READ)
     return Cancel(number, AttemptOutcome.CANCELLED)
-
-
-def peers_of(broken: Candidate, ranked: Sequence[Candidate], avoided: Collection[str]) -> Sequence[Candidate]:
-    """Candidates to continue the answer of `broken`, without the endpoints avoided."""
-    own = broken.endpoint
-    able = (each for each in ranked if each.endpoint.id != own.id and each.endpoint.id not in avoided)
-    return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
 
 
 def obstacle_of(broken: Broken, limits: AttemptLimits, peers: Sequence[Candidate]) -> str:

@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.attempts.attempt_events import AttemptLimits, PeerForecast, Progress
-from policies.attempts.committed_stream import GAPS, SOON, TTFTS
-from policies.types import FOREVER, Candidate
+from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Leaving, PeerForecast, Progress
+from policies.attempts.budgets import RequestBudgets
+from policies.attempts.committed_stream import GAPS, SOON, TTFTS, look
+from policies.types import FOREVER, Attempt, Candidate
 
 EVIDENCE, EVIDENCE_LEAST = 0.5, 0.5  # of the gap budget; s, as the progress of peers is counted five times a second
 HANDOVER = 0.1  # s to count the text so far at the peer, and to notice the silence
@@ -123,3 +124,41 @@ class PaceWatch:
         """Lengths of answers are roughly geometric: what is left does not depend on the tokens so far."""
         cap = self._limits.output_cap
         return max(min(self._limits.expected_output, FOREVER if cap is None else cap - stream.tokens), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLook:
+    """A look at the committed stream. `peers`: able to continue the answer, the first choice first."""
+
+    now: float
+    limits: AttemptLimits
+    facts: AttemptFacts
+    share: RequestBudgets
+    watch: PaceWatch | None
+    peers: Sequence[Candidate]
+
+    def at(self, attempt: Attempt, opened: int) -> Leaving | Target | float:
+        """Reason to leave the stream, or the peer to move it to, or the time of the next look. `opened`: attempts so
+        far."""
+        progress, watch, again = self.facts.progress(attempt.number), self.watch, FOREVER
+        if watch is not None and watch.may_move(opened) and self.now < self.limits.limit_at:
+            found = watch.look(progress, lambda: self._movable(attempt), self.now)
+            if not isinstance(found, Target):
+                again = found
+            elif self.share.take_move():
+                watch.moves += 1
+                return found
+            else:
+                again = watch.begin(self.now)
+        peer = None if not self.peers or (watch is not None and watch.lost) else self.peers[0]
+        left = look(self.limits, attempt.candidate, progress, peer, self.now)
+        return left if isinstance(left, Leaving) else min(left, again)
+
+    def _movable(self, attempt: Attempt) -> Peers:
+        """Peers that could continue the stream now, and take no other request's place."""
+        facts, now = self.facts, self.now
+        if facts.is_saturated():
+            return ()
+        known = facts.peer_forecasts(attempt.number, now)
+        able = (each for each in self.peers if each.endpoint.id in known)
+        return [(each, known[each.endpoint.id]) for each in able if not (facts.closes and facts.is_closed(each, now))]

@@ -14,14 +14,14 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from policies.attempts.attempt_events import AttemptFacts, AttemptLimits
 from policies.attempts.budgets import RequestBudgets
+from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of
-from policies.attempts.hedging import abandon_at, hedge_at
+from policies.attempts.hedging import abandon_at, hedge_at, leave_by, patience_until
 from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
@@ -43,7 +43,31 @@ class PendingAttempt:
     overtaken: bool = False  # at the last look
     begun: bool = False  # tokens come
 
-    def await_whole(self, limits: AttemptLimits, has_next: bool) -> None:
+    @classmethod
+    def sent(
+        cls, attempt: Attempt, limits: AttemptLimits, walk: CandidateWalk, deadline: float, now: float
+    ) -> PendingAttempt:
+        limit_at = min(now + first_token_limit(limits, attempt), limits.limit_at)
+        pending = cls(attempt, now, limit_at, recheck_at=limit_at)
+        if not limits.stream:
+            pending._await_whole(limits, has_next=limits.limit_at < FOREVER and walk.advance(now))
+        elif deadline < FOREVER and walk.advance(now):
+            pending._await_token(walk, deadline)
+        return pending
+
+    @property
+    def pool(self) -> str:
+        return self.attempt.candidate.endpoint.pool
+
+    def _await_token(self, walk: CandidateWalk, deadline: float) -> None:
+        """Set the moment from which silence is evidence, by the next candidate."""
+        own = self.attempt.candidate.forecast
+        doubt_at = patience_until(own, walk.upcoming_p50, self.sent_at, deadline)
+        if not own.trained:
+            doubt_at = min(doubt_at, leave_by(own, walk.upcoming.forecast, self.sent_at, deadline))
+        self.recheck_at = min(doubt_at, self.limit_at)
+
+    def _await_whole(self, limits: AttemptLimits, has_next: bool) -> None:
         """Set the moments of an attempt whose tokens are not seen."""
         if has_next:
             self.limit_at = min(self.limit_at, self.sent_at + (limits.limit_at - self.sent_at) / 2)
@@ -83,8 +107,8 @@ class SilenceFinding(Enum):
 
 @dataclass(slots=True)
 class SilenceLook:
-    """A look at a silent attempt. `upcoming`: the next candidate, where another attempt is allowed; asked where a rule
-    needs it, as asking passes over candidates. `racers`: attempts pending, this one included."""
+    """A look at a silent attempt. `walk`: asked for the next candidate where a rule needs it, as asking passes over
+    candidates. `racers`: attempts pending, this one included."""
 
     now: float
     limits: AttemptLimits
@@ -92,7 +116,7 @@ class SilenceLook:
     facts: AttemptFacts
     share: RequestBudgets
     racers: int
-    upcoming: Callable[[float], Candidate | None]
+    walk: CandidateWalk
 
     def at(self, pending: PendingAttempt) -> SilenceFinding:
         if self.now >= pending.limit_at:
@@ -105,14 +129,14 @@ class SilenceLook:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
         now, end, limit = self.now, self.limits.limit_at, first_token_limit(self.limits, pending.attempt)
         heard_at = self.facts.progress(pending.attempt.number).heard_at
-        alone = self.racers == 1 and self.upcoming(now) is None
+        alone = self.racers == 1 and self.walk.next_at(now) is None
         if not (alone and heard_at > pending.sent_at and now - heard_at < limit and now < end):
             return SilenceFinding.NO_TOKEN
         pending.limit_at = pending.recheck_at = min(heard_at + limit, end)
         return SilenceFinding.WAITING
 
     def _at_stream(self, pending: PendingAttempt) -> SilenceFinding:
-        if (upcoming := self.upcoming(self.now)) is None:
+        if (upcoming := self.walk.next_at(self.now)) is None:
             pending.recheck_at = pending.limit_at
             return SilenceFinding.WAITING
         if not pending.weighed:
@@ -148,7 +172,7 @@ class SilenceLook:
             return SilenceFinding.NO_BYTE
         if now < pending.overtake_at:
             pending.recheck_in(min(idle, pending.overtake_at - now), now)
-        elif pending.overtaken and self.upcoming(now) is not None:
+        elif pending.overtaken and self.walk.next_at(now) is not None:
             return SilenceFinding.NO_TOKEN
         else:
             pending.overtaken = self.facts.is_overtaken(number)

@@ -17,8 +17,7 @@ from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
-from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
-from gateway.upstream.attempt_sink import AttemptSink
+from gateway.upstream.attempt import AttemptSink, BrokenOff, Milestone, WireAttempt, WireEvent
 from gateway.upstream.upstream import Upstream as Target
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.interface import OF_REQUEST, Failure, FailureKind
-from gateway.upstream.refusal import refusal_of
+from gateway.refusals import refusal_of
 from gateway.upstream.routed_request import header_safe
 from policies.attempts.attempt_events import Ending, GiveUp
 from tests.support.scripted_fleet import failed

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.upstream import work_queue
-from gateway.upstream.work_queue import TURN, WorkQueue
+from gateway.upstream import dispatcher
+from gateway.upstream.dispatcher import TURN, WorkQueue
 
 pytestmark = pytest.mark.virtual_time
 
@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(work_queue, "monotonic", found)
+    monkeypatch.setattr(dispatcher, "monotonic", found)
     return found
 
 

@@ -34,6 +34,7 @@ from policies.types import AttemptKind, Candidate
 from tests.support.attempt_script import CANDIDATES, FACTS, HISTORY, LIMITS, GivenFacts, machine
 
 FINAL = (AttemptState.GAVE_UP, AttemptState.GONE)
+RACING = (AttemptState.RACING, AttemptState.MOVING)
 
 
 class Observer:
@@ -101,7 +102,7 @@ class Observer:
         assert len(self.pending) <= 2
         assert set(self.race.pending) == self.pending
         assert not (ended and (self.pending or self.kept))
-        assert state is not AttemptState.RACING or step.wake_at is not None
+        assert state not in RACING or step.wake_at is not None
         assert state not in FINAL or step.wake_at is None
         assert before not in FINAL or step == AttemptStep()
         gave_up = [each for each in step.actions if isinstance(each, GiveUp)]
@@ -160,7 +161,7 @@ def followed(
         assert race.state is before or race.state in TRANSITIONS[before][type(event)]
         seen.follow(event, step, before)
         assert retries.active == (race.state is AttemptState.RACING and seen.commits == 0)
-        assert 0 <= retries.retrying <= (race.state is AttemptState.RACING) * limits["max_attempts"] * (not poor)
+        assert 0 <= retries.retrying <= (race.state in RACING) * limits["max_attempts"] * (not poor)
         assert seen.hedges <= hedges
         wake_at = step.wake_at
     return seen

@@ -45,7 +45,7 @@ def moving(*ranked: Candidate, **more: Any) -> tuple[AttemptMachine, GivenFacts]
 
 def test_a_stream_that_falls_behind_is_held_until_the_peers_first_token() -> None:
     race, _ = moving(A, B)
-    assert race.state is AttemptState.RACING
+    assert race.state is AttemptState.MOVING
     assert told(race.on(FirstToken(2), 1.9)) == ["cancel 1 outpaced", "commit 2"]
     assert race.state is AttemptState.COMMITTED
 
