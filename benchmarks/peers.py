@@ -1,4 +1,4 @@
-"""Peers of the comparison: our gateway; nginx (Debian: nginx-light); from PyPI, four routers.
+"""Peers of the comparison: our gateway, the least proxy in Python, nginx (Debian: nginx-light), four routers of PyPI.
 
 Those from PyPI are installed on demand, each into an environment of its own under `.cache/peers`; an unavailable peer
 is left out, with a message. All proxies run on one core, in front of the same engines.
@@ -217,5 +217,5 @@ _COMMANDS: dict[str, Callable[[int, Sequence[str], Path], list[str]]] = {
     LITELLM: _litellm,
 }
 KNOWN = tuple(_COMMANDS)
-UNASKED = {FLOOR, BARE_FLOOR} if EARLIER_CHECKOUT in os.environ else {FLOOR, BARE_FLOOR, EARLIER}
+UNASKED = {BARE_FLOOR} if EARLIER_CHECKOUT in os.environ else {BARE_FLOOR, EARLIER}
 PEERS = tuple(name for name in KNOWN if name not in UNASKED)
