@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.figures.figure import Block, Figure
-from benchmarks.peers import NGINX, OURS, PACKAGES, PEERS, SMG
+from benchmarks.peers import KNOWN, NGINX, OURS, PACKAGES, SMG
 from benchmarks.processes import ROOT
 
 HERE = Path(__file__).parent
@@ -100,7 +100,7 @@ def tables(blocks: Sequence[Block], results: Results, last: Results | None) -> s
 def table(figures: Sequence[Figure], results: Results, last: Results | None) -> str:
     """Markdown: the ratios first. A peer without results has no column."""
     measured = {name for figure in figures for key in (figure.key, figure.achieved) for name in results.of_key(key)}
-    peers = [name for name in PEERS if name != OURS and name in measured]
+    peers = [name for name in KNOWN if name != OURS and name in measured]
     compared = [name for name in COMPARED if name in measured]
     packages = (PACKAGES.get(name, name) for name in peers)
     heads = ["", "goal", *(f"x {name}" for name in compared), OURS, *packages, "last committed"]

@@ -1,4 +1,4 @@
-"""Peers of the comparison: our gateway; nginx (Debian: nginx-light); from PyPI, four routers.
+"""Peers of the comparison: our gateway, the least proxy in Python, nginx (Debian: nginx-light), four routers of PyPI.
 
 Those from PyPI are installed on demand, each into an environment of its own under `.cache/peers`; an unavailable peer
 is left out, with a message. All proxies run on one core, in front of the same engines.
@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from urllib.request import Request, urlopen
@@ -32,6 +33,7 @@ INSTALLING = 600.0  # s
 QUESTION = b'{"model":"bench","messages":[{"role":"user","content":"hello"}]}'
 OURS, NGINX, DIRECT = "ours", "nginx", "direct"
 SGLANG, SMG, VLLM, LITELLM = "sglang", "smg", "vllm", "litellm"
+FLOOR, BARE_FLOOR = "floor", "floor-asyncio"  # the least proxy in Python, with aiohttp's server and without
 EARLIER, EARLIER_CHECKOUT = "earlier", "FIRSTTOKEN_EARLIER"  # a peer, and the variable that names its checkout
 PACKAGES = {
     SGLANG: "sglang-router==0.3.2",
@@ -124,6 +126,10 @@ def _earlier(port: int, urls: Sequence[str], _home: Path) -> list[str]:
     return ["env", "-C", checkout, f"PYTHONPATH={checkout}", *gateway(port, *urls)]
 
 
+def _floor(server: str, port: int, urls: Sequence[str], _home: Path) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.floor", server, str(port), *urls]
+
+
 def _nginx(port: int, urls: Sequence[str], home: Path) -> list[str]:
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
@@ -202,10 +208,14 @@ def _installed(name: str) -> Path:
 _COMMANDS: dict[str, Callable[[int, Sequence[str], Path], list[str]]] = {
     OURS: _ours,
     EARLIER: _earlier,
+    FLOOR: partial(_floor, "aiohttp"),
+    BARE_FLOOR: partial(_floor, "asyncio"),
     NGINX: _nginx,
     SGLANG: _sglang,
     SMG: _smg,
     VLLM: _vllm,
     LITELLM: _litellm,
 }
-PEERS = tuple(name for name in _COMMANDS if name != EARLIER or EARLIER_CHECKOUT in os.environ)
+KNOWN = tuple(_COMMANDS)
+UNASKED = {BARE_FLOOR} if EARLIER_CHECKOUT in os.environ else {BARE_FLOOR, EARLIER}
+PEERS = tuple(name for name in KNOWN if name not in UNASKED)

@@ -300,8 +300,7 @@ class Proxy:
         try:
             decision = await self.queue.decide(queued, entered_at)
         finally:
-            timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
-            timeline.quoted(queued.quoted)
+            timeline.held(monotonic() if decision is None else decision.at, queued.held_s, queued.quoted)
         return decision
 
     def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:

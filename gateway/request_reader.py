@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.interface import Operation
-from gateway.admission.auth import ANYONE, Tenant, sent_keys
+from gateway.admission.auth import ANYONE, Tenant
 from gateway.admission.caller_keys import NO_KEY, caller_key, key_missing
 from gateway.admission.route_table import RoutedName
 from gateway.api import responses_dialect, threads
@@ -13,7 +13,7 @@ from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.api.state_ids import open_request
 from gateway.decider import Decider
-from gateway.downstream.http_request import HttpRequest
+from gateway.downstream.http_request import HttpRequest, caller_address
 from gateway.runtime import Runtime, RuntimeHolder
 from policies.routes.route import Route
 from policies.types import PromptEstimate
@@ -35,7 +35,7 @@ class RequestReader:
         return runtime.keys.tenant(http.headers)
 
     def caller(self, http: HttpRequest, tenant: Tenant) -> str:
-        return http.address if tenant is ANYONE else tenant.name
+        return caller_address(http.writer.transport) if tenant is ANYONE else tenant.name
 
     async def parse(
         self, http: HttpRequest, operation: Operation, request_id: str, runtime: Runtime
@@ -49,9 +49,8 @@ class RequestReader:
     def named_route(self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, tenant: Tenant) -> RoutedName:
         """The route of the caller's name. Raises ApiError (404) where there is none that the key may use: before the
         timeline knows the route, whose name would be in the headers of the refusal."""
-        keys = sent_keys(http.headers)
-        named = runtime.routes.match(request.model, tenant, keys)
-        runtime.routes.admit(tenant, named.route, request.model, keys)
+        named = runtime.routes.match(request.model, tenant, http.headers)
+        runtime.routes.admit(tenant, named.route, request.model, http.headers)
         return named
 
     async def open_state(self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant) -> None:

@@ -56,6 +56,7 @@ class Keys:
 
     def __init__(self, tenants: Iterable[Tenant] = (), closed: bool = False) -> None:
         self.tenants, self.closed = tuple(tenants), closed
+        self.required = bool(self.tenants) or closed
         self._by_digest = {tenant.digest: tenant for tenant in self.tenants}
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:
@@ -66,10 +67,6 @@ class Keys:
         if found is None:
             raise unauthorized("it is not known here.")
         return found
-
-    @property
-    def required(self) -> bool:
-        return bool(self.tenants) or self.closed
 
     def owner(self, key: str) -> Tenant | None:
         """None: the key is not known."""

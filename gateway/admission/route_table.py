@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.admission.auth import ANYONE, Tenant
+from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.api.api_error import ApiError
 from policies.routes.model_names import ANY, by_precedence, is_pattern, matches, nearest, own_names
 from policies.routes.route import Route
@@ -25,6 +25,7 @@ UNKNOWN = "unknown model"
 SHORTEST_KEY = 8  # characters; a shorter text in a header of keys is a placeholder, such as `none`
 _PLAIN_NAME = re.compile(rf"[\w./:@+*-]{{1,{SHOWN_NAME}}}", re.ASCII)
 _KNOWN_KEY = re.compile(r"(?:^|\W)(?:sk|pk|rk|gsk|xai|fw|hf|nvapi|ft)[-_][\w-]{16}|AIza[\w-]{16}")
+NO_HEADERS: Mapping[str, str] = {}
 SHOWN_NAMES = 20  # names in a 404 without a near one
 
 
@@ -96,13 +97,13 @@ class Routes:
         """Requests of this route name their model themselves."""
         return route is self.passthrough or any(route is found.route for found in self.models.values())
 
-    def match(self, model: str, tenant: Tenant = ANYONE, keys: Iterable[str] = ()) -> RoutedName:
-        """Raises ApiError (404 model_not_found). `keys`: texts of the caller's headers that are not to be logged."""
+    def match(self, model: str, tenant: Tenant = ANYONE, headers: Mapping[str, str] = NO_HEADERS) -> RoutedName:
+        """Raises ApiError (404 model_not_found). `headers`: the caller's, whose keys are not to be logged."""
         found = self._exact.get(model) or self._by_pattern(model)
         if found is None and self.passthrough is not None:
             found = RoutedName(self.passthrough, model)
         if found is None:
-            raise self.unknown(model, tenant, keys)
+            raise self.unknown(model, tenant, headers)
         return found
 
     def _by_pattern(self, model: str) -> RoutedName | None:
@@ -123,7 +124,7 @@ class Routes:
                 names[name] = None
         return list(names)
 
-    def unknown(self, model: str, tenant: Tenant, keys: Iterable[str] = ()) -> ApiError:
+    def unknown(self, model: str, tenant: Tenant, headers: Mapping[str, str] = NO_HEADERS) -> ApiError:
         """The nearest names, or else the first of all."""
         shown = model if len(model) <= SHOWN_NAME else model[:SHOWN_NAME] + "…"
         names = sorted(self.listed(tenant))
@@ -132,16 +133,15 @@ class Routes:
         if not near and names:
             hint = f" Known: {', '.join(names[:SHOWN_NAMES])}."
         message = f"The model '{shown}' does not exist here.{hint}"
-        return ApiError(
-            404, message, code="model_not_found", param="model", logged=f"{UNKNOWN}{logged_name(model, keys)}"
-        )
+        logged = f"{UNKNOWN}{logged_name(model, sent_keys(headers))}"
+        return ApiError(404, message, code="model_not_found", param="model", logged=logged)
 
     def wanted_headers(self) -> frozenset[str]:
         """Request headers read by a tier's `when`."""
         conditions = [tier.when for route in self.all for tier in route.tiers if tier.when is not None]
         return frozenset(name for when in conditions for name in when.headers())
 
-    def admit(self, tenant: Tenant, route: Route, model: str, keys: Iterable[str] = ()) -> None:
-        """Raises ApiError (404): a forbidden route is reported as missing. `keys`: as for `match`."""
+    def admit(self, tenant: Tenant, route: Route, model: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Raises ApiError (404): a forbidden route is reported as missing. `headers`: as for `match`."""
         if not tenant.may_use(route.name):
-            raise self.unknown(model, tenant, keys)
+            raise self.unknown(model, tenant, headers)

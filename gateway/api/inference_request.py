@@ -90,7 +90,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
     if type(messages) is not list or not messages:
         raise ValueError("no messages")
     parameters = _known_parameters(rest, key)
-    digests = [hash(bytes(message)) for message in messages]
+    digests = list(map(hash, map(bytes, messages)))
     keys = [digest ^ key for digest in digests]
     flags = _messages.get_all(keys)
     decoded = _decode_new(messages, keys, flags) if None in flags else {}
@@ -317,6 +317,7 @@ _SESSION_HEADERS = (
     *("x-session-id", "session-id", "session_id", "x-claude-code-session-id", "conversation_id"),
     *("x-opencode-session", "x-session-affinity"),
 )
+_SESSION_MEMBERS = frozenset(("prompt_cache_key", "conversation", "metadata", "safety_identifier", "user"))
 _OF_A_SESSION = "session"  # in a `metadata.user_id`
 
 
@@ -328,6 +329,8 @@ def _session(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, 
     for name in _SESSION_HEADERS:
         if name in headers:
             return headers[name][:_MAX_NAME], True
+    if _SESSION_MEMBERS.isdisjoint(body):
+        return "", False
     conversation = body.get("conversation")
     found = conversation if isinstance(conversation, str) else _member(conversation, "id")
     if found and isinstance(found, str):

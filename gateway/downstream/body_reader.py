@@ -80,7 +80,7 @@ class BodyReader:
             if request.headers.get("expect", "").lower() == "100-continue":  # RFC 9110, section 10.1.1
                 request.writer.write(CONTINUE)
             return await self._collect(content)
-        if is_mostly_framing(received, content.total_bytes) and "transfer-encoding" in request.headers:
+        if "transfer-encoding" in request.headers and is_mostly_framing(received, content.total_bytes):
             raise too_much_framing()
         body = content.read_nowait()
         if len(body) > max_body:

@@ -81,11 +81,6 @@ class HttpRequest:
         self.respond(status, body, (*own, *lines))
 
     @property
-    def address(self) -> str:
-        """Of the caller, as `caller_address`."""
-        return caller_address(self.writer.transport)
-
-    @property
     def answering(self) -> bool:
         """Part of the answer itself is written: an error can no longer take its place."""
         return self.begun and self.comments is None

@@ -161,11 +161,14 @@ class RequestTimeline:
             self._predicted(chosen, decision.at)
         return decision
 
-    def held(self, at: float, by_rule: Mapping[str, float]) -> None:
+    def held(self, at: float, by_rule: Mapping[str, float], quote: Quote | None = None) -> None:
         """Close the queue stage at `at`. `by_rule`: seconds by the rule that held the request since the stage began;
-        those of a rate limit are a stage of their own. A request that is queued again after a reload adds up."""
+        those of a rate limit are a stage of their own. A request that is queued again after a reload adds up, and keeps
+        the quote of its first entry."""
+        record = self.record
+        record.quoted = record.quoted or quote
         for rule, seconds in by_rule.items():
-            self.record.held[rule] = self.record.held.get(rule, 0.0) + seconds
+            record.held[rule] = record.held.get(rule, 0.0) + seconds
         limited = by_rule.get(HoldRule.RATE_LIMIT, 0.0)
         self.close((QUEUE, at - limited))
         if limited:
@@ -174,11 +177,6 @@ class RequestTimeline:
     def unread(self) -> None:
         """Note that the caller does not read: the end of the answer is no longer the gateway's to forecast."""
         self.record.total_predicted_p50 = self.record.total_predicted_p90 = None
-
-    def quoted(self, quote: Quote | None) -> None:
-        """Note the quote of a request that has entered the queue; that of its first entry remains."""
-        if self.record.quoted is None:
-            self.record.quoted = quote
 
     def _predicted(self, candidate: Candidate, at: float) -> None:
         """Note the predictions for the candidate of an attempt, counted from arrival."""

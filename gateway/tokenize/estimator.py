@@ -64,7 +64,8 @@ class Estimator:
         for config, alike in self._settings(text).items():
             position = self._reader.recognise(config, text)
             self._reader.read(position, text)
-            estimates |= {pool: self._for_pool(pool, position, text) for pool in alike}
+            for pool in alike:
+                estimates[pool] = self._for_pool(pool, position, text)
         text.prompt.decoded = {}  # a request outlives the estimate, and holds the text in the body
         return PromptEstimate(estimates, output_tokens)
 

@@ -131,8 +131,12 @@ class CandidateSet:
         cap = self.queued.output_cap
         if cap is not None and cap <= self.max_output:
             return UNCHANGED
-        caps = {pool: cap or self.fleet.pools[pool].default_output for pool in self.taken}
-        return {pool: limit for pool, most in caps.items() if most and (limit := self._room(pool)) < most}
+        limits: dict[str, int] = {}
+        for pool in self.taken:
+            most = cap or self.fleet.pools[pool].default_output
+            if most and (limit := self._room(pool)) < most:
+                limits[pool] = limit
+        return limits
 
     def _room(self, name: str) -> int:
         """Tokens of output that fit into the context window of a pool beside the prompt."""

@@ -33,8 +33,11 @@ class PlacementRequest:
         self.deadline = self.request.arrival + self.route.ttft_budget(
             self.request.ttft_budget, self.estimate.uncached_tokens
         )
-        self.unseen = _unseen(self.reasoning, self.judging, self.route.target)
-        self.deadline -= self.least_unseen
+        self.unseen = self.judging
+        if self.reasoning:
+            self.unseen = _unseen(self.reasoning, self.judging or {}, self.route.target)
+        if self.unseen:
+            self.deadline -= self.least_unseen
         if self.deadline == FOREVER and self.route.total is not None:
             self.deadline = self.total_deadline - self.decode_s
         self.due = FOREVER
@@ -63,11 +66,6 @@ class PlacementRequest:
         return self.unseen[pool] - self.least_unseen if self.unseen else 0.0
 
 
-def _unseen(
-    reasoning: Mapping[str, Forecast] | None, judging: Mapping[str, float] | None, target: float
-) -> Mapping[str, float] | None:
+def _unseen(reasoning: Mapping[str, Forecast], judging: Mapping[str, float], target: float) -> Mapping[str, float]:
     """Seconds by pool: of the reasoning that the target share of answers keeps to, and of judging."""
-    if not reasoning:
-        return judging
-    judged = judging or {}
-    return {pool: each.quantile(target) + judged.get(pool, 0.0) for pool, each in reasoning.items()}
+    return {pool: each.quantile(target) + judging.get(pool, 0.0) for pool, each in reasoning.items()}

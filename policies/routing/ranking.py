@@ -83,9 +83,13 @@ def walk_tiers(found: CandidateSet) -> TierOrder:
     """The order of the tiers that `prefer` of the route and the TPOT budget give; of a baseline, their own order."""
     if found.queued.route.scorer != "predicted":
         return TierOrder(found.tiers, [])
-    target = found.target
-    qualifying = [able for tier in found.tiers if (able := [each for each in tier if each.probability >= target])]
-    others = [each for tier in found.tiers for each in tier if each.probability < target]
+    qualifying, others = list[TierCandidates](), TierCandidates()
+    for tier in found.tiers:
+        able = TierCandidates()
+        for each in tier:
+            (able if each.probability >= found.target else others).append(each)
+        if able:
+            qualifying.append(able)
     by, preference = _PREFERENCES[found.queued.route.prefer]
     if len(qualifying) > 1:
         qualifying.sort(key=lambda tier: min(preference(found, candidate) for candidate in tier))

@@ -125,9 +125,10 @@ def test_a_listed_name_can_be_sent() -> None:
 )
 def test_a_name_that_may_be_a_prompt_or_a_key_is_not_logged(model: str) -> None:
     """A mistaken client puts either into `model`. A short placeholder in a header of keys is no key."""
+    headers = {"authorization": "Bearer wombatkey", "api-key": "none"}
     with pytest.raises(ApiError) as caught:
-        Routes(ROUTES).match(model, ANYONE, ["wombatkey", "none"])
+        Routes(ROUTES).match(model, ANYONE, headers)
     assert caught.value.logged == "unknown model"
     with pytest.raises(ApiError) as plain:
-        Routes(ROUTES).match("none-such/model:7b", ANYONE, ["wombatkey", "none"])
+        Routes(ROUTES).match("none-such/model:7b", ANYONE, headers)
     assert plain.value.logged == "unknown model none-such/model:7b"
