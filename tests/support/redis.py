@@ -8,6 +8,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -84,7 +85,7 @@ class RedisServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Redis]:
-        client = Redis.from_url(self.url, decode_responses=True)
+        client = Redis.from_url(self.url, decode_responses=True, socket_timeout=NEVER)
         try:
             yield client
         finally:
@@ -110,7 +111,7 @@ class RedisMonitor:
         self.url, self._commands = url, bytearray()
 
     async def __aenter__(self) -> RedisMonitor:
-        self.client = Redis.from_url(self.url)
+        self.client = Redis.from_url(self.url, socket_timeout=NEVER)
         self._connection = await self.client.connection_pool.get_connection()
         await self._connection.send_command("MONITOR")
         assert await self._connection.read_response() == b"OK"
@@ -125,7 +126,7 @@ class RedisMonitor:
 
     async def _listen(self) -> None:
         while True:
-            self._commands += await self._connection.read_response() + b"\n"
+            self._commands += await self._connection.read_response(timeout=inf) + b"\n"
 
     async def commands(self) -> str:
         """All commands so far."""

@@ -19,6 +19,7 @@ from backends.http import address_race
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
+from tests.support.ports import closed_port
 from tests.support.upstream import (
     CLOSE,
     GATE,
@@ -38,14 +39,6 @@ from tests.support.upstream import (
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 GET = HttpCall("GET", "/health")
-
-
-def closed_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def refused(origin: ConnectionPool) -> Failure:

@@ -24,7 +24,7 @@ from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, redis_server
 from tests.support.simulated import eventually
 
-SEEN = 2.5  # s
+SEEN = 60.0  # s, on a busy machine; the gateway looks each second
 
 
 def stored_by(link: RedisClient) -> RedisKeys:
@@ -78,7 +78,7 @@ async def test_keys_lost_by_redis_are_not_revoked(caplog: pytest.LogCaptureFixtu
         await eventually(lambda: changes, SEEN)
         server.kill()
         await server.start()
-        await eventually(lambda: "has lost the keys" in caplog.text, 8)
+        await eventually(lambda: "has lost the keys" in caplog.text, SEEN)
         assert changes == [["a"]]
 
 

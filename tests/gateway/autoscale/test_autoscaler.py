@@ -278,5 +278,5 @@ async def test_the_child_ends_with_the_gateway() -> None:
         await scaler.ask_all()
         process = child._process
         assert process is not None
-    await asyncio.wait_for(process.wait(), 5)
+    await asyncio.wait_for(process.wait(), 60)
     assert process.returncode is not None

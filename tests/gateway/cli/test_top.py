@@ -147,7 +147,7 @@ async def read_until(process: asyncio.subprocess.Process, pattern: str) -> str:
     """All output up to a line that matches."""
     assert process.stdout is not None
     output = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while line := (await process.stdout.readline()).decode():
             if re.search(pattern, line):
                 return output

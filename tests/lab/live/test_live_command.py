@@ -149,7 +149,7 @@ async def test_an_interrupted_replay_reports_what_it_has() -> None:
         )
         await eventually(lambda: len(engine.requests) == 2)
         process.send_signal(signal.SIGINT)
-        out, _ = await asyncio.wait_for(process.communicate(), 20)
+        out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     route, sent, budget, share = out.decode().splitlines()[1].split()[:4]
     assert (route, budget, share) == ("chat", "2s", "100.0%")
