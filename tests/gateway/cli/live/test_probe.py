@@ -269,8 +269,8 @@ async def test_a_failure_ends_the_measurement_of_its_endpoint(command: ProbeComm
     """Longer prompts are not sent, and the next endpoint is measured."""
     async with engines(1, speed=8.0) as [engine], HangsAtLong() as server:
         pool = engine_pool(engine, backend="compatible", endpoints=[server.url, engine.url], context_window=SMALL)
-        assert await command.probe(pool, "--tokens", "--timeout", "1") == 0
-    assert f"own/{server.url[7:]}, 1k alone: no token within 1 s" in command.out
+        assert await command.probe(pool, "--tokens", "--timeout", "3") == 0
+    assert f"own/{server.url[7:]}, 1k alone: no token within 3 s" in command.out
     assert sum(len(received.body) > 3_000 for received in server.requests) == 1
     assert f"own/127.0.0.1:{engine.port} 1k 4 at once" in command.out
 
