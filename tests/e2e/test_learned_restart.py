@@ -47,6 +47,7 @@ def spread(found: Forecast) -> float:
     return found.p90 / found.p50
 
 
+@pytest.mark.virtual_time
 async def test_the_first_predictions_after_a_restart_are_those_of_before(tmp_path: Path) -> None:
     """Of an engine about ten times slower than the one that a cold gateway assumes."""
     state: dict[str, Any] = {"state": {"dir": str(tmp_path)}}

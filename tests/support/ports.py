@@ -17,3 +17,13 @@ def closed_port() -> int:
     """A port that refuses connections: bound, so that nobody else listens there, and without a listener."""
     port: int = _closed().getsockname()[1]
     return port
+
+
+def is_free(port: int) -> bool:
+    """True if nobody has bound the port."""
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -269,12 +269,12 @@ async def test_connecting_is_bounded() -> None:
 async def test_a_stall_of_our_own_loop_is_no_silence_of_the_server() -> None:
     """The connection, or the reply, was there in time; the loop could not know."""
     async with Upstream([reply(b"{}")]) as upstream:
-        origin = ConnectionPool(upstream.url, connect_timeout=0.3)
-        asyncio.get_running_loop().call_soon(time.sleep, 0.4)
+        origin = ConnectionPool(upstream.url, connect_timeout=1.0)
+        asyncio.get_running_loop().call_soon(time.sleep, 1.1)
         await origin.open(POST, listener := Listener())
         assert await listener.ended() is None
-        asyncio.get_running_loop().call_soon(time.sleep, 0.4)
-        assert (await origin.fetch(GET, timeout=0.3)).body == b"{}"
+        asyncio.get_running_loop().call_soon(time.sleep, 1.1)
+        assert (await origin.fetch(GET, timeout=1.0)).body == b"{}"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

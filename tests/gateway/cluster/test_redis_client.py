@@ -9,6 +9,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.cluster import redis_client
 from gateway.cluster.redis_client import TIMEOUT, RedisClient, Unavailable
 from tests.support.redis import RedisServer, TcpProxy, cluster_port, redis_server
@@ -129,6 +131,7 @@ async def pinged_in_a_stall(redis: Redis) -> Any:
 async def test_a_reply_that_came_in_during_a_stall_of_our_own_loop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read before the time-out, although the time has long passed."""
     monkeypatch.setattr(redis_client, "PROBE_INTERVAL", BACK)  # a probe has no stall to wait for
+    monkeypatch.setattr(redis_client, "LoopAwareTimer", partial(LoopAwareTimer, read_first=BACK))
     async with redis_server() as server, linked(server.url) as link:
         link.timeout = 0.02
         assert [await link.call(pinged_in_a_stall) for _ in range(3)] == [True] * 3
