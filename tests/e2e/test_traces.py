@@ -46,7 +46,7 @@ async def record_and_trace(gateway: Gateway, collector: Collector) -> tuple[Reco
     """Record of the last request, and the trace at the collector."""
     await eventually(lambda: gateway.recorder.recent and not gateway.recorder.live)
     record = last(gateway)
-    return record, await collector.trace(record.trace_id)
+    return record, await collector.trace(record.trace_id, 1 + len(record.attempts) + len(record.stages))
 
 
 def seconds(span: Span) -> float:

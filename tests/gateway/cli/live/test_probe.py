@@ -88,7 +88,7 @@ async def test_the_first_forecast_of_a_gateway_comes_from_the_profile(command: P
         known = await first_record(pool, **state)
     measured = float(re.findall(r"1k alone +█+ ([0-9.]+)ms", command.out)[0]) / 1e3
     assert cold.ttft_predicted_p50 is not None
-    assert known.ttft_predicted_p50 == pytest.approx(measured, rel=0.25)
+    assert known.ttft_predicted_p50 == pytest.approx(measured, rel=0.5)  # of single answers in real time
     assert cold.ttft_predicted_p50 < measured / 2
 
 
