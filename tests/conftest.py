@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -19,6 +20,11 @@ BOTH: Mapping[str, LoopFactory] = {**ASYNCIO, "uvloop": uvloop.new_event_loop}
 
 settings.register_profile("firsttoken", deadline=None)  # how long an example takes depends on the test machine's load
 settings.load_profile("firsttoken")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background with SIGINT ignored, which the processes of the tests would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -15,8 +15,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("firsttoken", "gateway", "policies", "backends", "lab")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -38,8 +36,13 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
 def classes() -> Iterator[str]:
-    return (node.name for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+    return (node.name for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef))
 
 
 def room(module: str) -> str:
@@ -52,7 +55,7 @@ def room(module: str) -> str:
 
 def imported(path: Path) -> Iterator[str]:
     """Modules of the product imported by a file, inside functions and under TYPE_CHECKING too."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             names = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES
             yield from names or {node.module} & MODULES
@@ -96,6 +99,7 @@ def name_of(node: ast.AST) -> str:
     return getattr(node, "attr", None) or getattr(node, "name", None) or getattr(node, "id", "")
 
 
+@cache
 def names_of(library_class: type) -> set[str]:
     """Attributes of a class, those that its methods set included."""
     names = set(dir(library_class))
@@ -107,9 +111,9 @@ def names_of(library_class: type) -> set[str]:
 
 def inherited_private_names(path: Path) -> Iterator[str]:
     """Private names of a library's class in the body of a class that inherits from it, redefined ones too."""
-    imports = [node for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
     origins = {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names}
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ClassDef):
             bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in origins]
             for base in [base for base in bases if not origins[base].startswith(PACKAGES)]:
@@ -121,14 +125,14 @@ def inherited_private_names(path: Path) -> Iterator[str]:
 def defined_names() -> frozenset[str]:
     """Functions, variables and attributes of the product."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    nodes = [node for path in FILES for node in ast.walk(tree(path))]
-    stored = [node for node in nodes if isinstance(node, kinds) or isinstance(getattr(node, "ctx", None), ast.Store)]
+    every = [node for path in FILES for node in nodes(path)]
+    stored = [node for node in every if isinstance(node, kinds) or isinstance(getattr(node, "ctx", None), ast.Store)]
     return frozenset(map(name_of, stored))
 
 
 def foreign_private_names(path: Path) -> Iterator[str]:
     """Private names that this file imports, or reads although no file of the product defines them."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
             yield from (part for module in modules for part in module.split(".") if is_private(part))
@@ -146,29 +150,26 @@ def test_private_names_of_libraries_are_few_and_known() -> None:
     assert found == PRIVATE_NAMES.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_formatter_lays_out_every_line(path: Path) -> None:
-    assert "fmt: skip" not in path.read_text("utf-8")
-    assert "fmt: off" not in path.read_text("utf-8")
+def test_the_formatter_lays_out_every_line() -> None:
+    texts = {path: path.read_text("utf-8") for path in FILES}
+    assert [path for path, text in texts.items() if "fmt: skip" in text or "fmt: off" in text] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_attributes_are_assigned_one_or_two_at_a_time(path: Path) -> None:
+def test_attributes_are_assigned_one_or_two_at_a_time() -> None:
     """Three or more attributes in one tuple assignment are read by counting places."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Tuple):
-                    attributes = [element for element in target.elts if isinstance(element, ast.Attribute)]
-                    assert len(attributes) < 3, f"{path.name}:{node.lineno}"
+    assigned = [(path, node) for path in FILES for node in nodes(path) if isinstance(node, ast.Assign)]
+    assert [f"{path}:{node.lineno}" for path, node in assigned if any(map(is_wide, node.targets))] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_open_with_a_verb_or_a_noun(path: Path) -> None:
+def is_wide(target: ast.expr) -> bool:
+    return isinstance(target, ast.Tuple) and sum(isinstance(each, ast.Attribute) for each in target.elts) > 2
+
+
+def test_docstrings_open_with_a_verb_or_a_noun() -> None:
     """`Returns the ...`, not `What is ...`: a reader who searches finds the subject."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docs = [ast.get_docstring(node) or "" for node in ast.walk(tree(path)) if isinstance(node, kinds)]
-    assert [doc.splitlines()[0] for doc in docs if VAGUE_OPENING.match(doc)] == []
+    docs = [(path, ast.get_docstring(node) or "") for path in FILES for node in nodes(path) if isinstance(node, kinds)]
+    assert [f"{path}: {doc.splitlines()[0]}" for path, doc in docs if VAGUE_OPENING.match(doc)] == []
 
 
 def test_the_picture_of_the_rooms_shows_the_imports() -> None:

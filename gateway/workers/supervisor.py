@@ -24,7 +24,7 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
+from time import monotonic, sleep
 
 from gateway.admission.local_quotas import SharedQuotaMemory
 from gateway.cluster.gossip import new_group
@@ -44,8 +44,7 @@ log = logging.getLogger("firsttoken")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
 KILL_AFTER = 5.0  # s beyond its grace for a process to exit
-REPORT_INTERVAL = 0.01  # s between two looks for the report of a worker that starts
-IDLE = 3600.0  # s without any event
+LOOK_INTERVAL = 0.01  # s between two looks for the report of a worker that starts, or for its time
 
 
 class Phase(Enum):
@@ -105,10 +104,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Waits for a signal, a report or the time of a start, and handles each."""
-        wait = min([slot.restart_at - monotonic() for slot in self.slots if slot.restart_at], default=IDLE)
-        if any(worker.child and not worker.serving for worker in self.workers):
-            wait = min(wait, REPORT_INTERVAL)
-        if (found := signal.sigtimedwait(SIGNALS, max(wait, 0.0))) is not None:
+        if (found := self._next_signal()) is not None:
             self._on_signal(found.si_signo)
         for worker in self.workers:
             if worker.read_report():
@@ -116,6 +112,14 @@ class Supervisor:
         for slot in self.slots:
             if slot.restart_at and slot.restart_at <= monotonic():
                 slot.start()
+
+    def _next_signal(self) -> signal.struct_siginfo | None:
+        """Waits for a signal; while a worker starts or will be started, LOOK_INTERVAL at most. `sigtimedwait` waits for
+        no time here: CPython's returns a signal that never came if SIGSTOP and SIGCONT outlast the time."""
+        if any(slot.restart_at for slot in self.slots) or any(each.child and not each.serving for each in self.workers):
+            sleep(LOOK_INTERVAL)
+            return signal.sigtimedwait(SIGNALS, 0)
+        return signal.sigwaitinfo(SIGNALS)
 
     # -- start ------------------------------------------------------------------------------
 

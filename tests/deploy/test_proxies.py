@@ -124,12 +124,12 @@ class Fronted:
     async def asked(self, body: Any = CHAT, path: str = "/v1/chat/completions") -> tuple[str, str]:
         """HTTP version and status."""
         process = await self.curl("-o", "/dev/null", "-w", "%{http_version} %{http_code}", body=body, path=path)
-        out, _ = await asyncio.wait_for(process.communicate(), 20)
+        out, _ = await asyncio.wait_for(process.communicate(), 60)
         version, _, status = out.decode().partition(" ")
         return version, status
 
     async def until_served(self, served: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while ((await self.asked())[1] == "200") is not served:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
 
@@ -159,7 +159,7 @@ async def fronted(
         process = await asyncio.create_subprocess_exec(*proxy(folder, port, addresses, certificates), stderr=PIPE)
         stack.push_async_callback(ended, process)
         found = Fronted(f"https://localhost:{port}", certificates.ca, upstream, gateways)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await found.asked(None, "/ready"))[1] != "200":
                 assert process.returncode is None, await process.communicate()
                 await asyncio.sleep(0.1)
@@ -172,7 +172,7 @@ async def test_tokens_pass_one_by_one_over_http2(proxy: Any, tmp_path: Path, cer
     async with fronted(proxy, tmp_path, certificates, SLOW) as front:
         process = await front.curl("-w", "%{http_version}", body=STREAM)
         assert process.stdout is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             first = await process.stdout.readuntil(b"\n\n")
             front.upstream.proceed()
             rest = await process.stdout.read()
@@ -187,7 +187,7 @@ async def test_comments_before_the_first_token_pass(proxy: Any, tmp_path: Path, 
     async with fronted(proxy, tmp_path, certificates, [GATE, *SLOW[:1]], defaults=defaults) as front:
         process = await front.curl(body=STREAM)
         assert process.stdout is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert [await process.stdout.readuntil(b"\n\n") for _ in range(2)] == [b": keep-alive\n\n"] * 2
         process.kill()
         await process.wait()
@@ -200,7 +200,7 @@ async def test_a_caller_that_leaves_ends_the_request_upstream(
     async with fronted(proxy, tmp_path, certificates, [STREAM_HEAD + chunk(TOKEN), HANG]) as front:
         process = await front.curl(body=STREAM)
         assert process.stdout is not None
-        await asyncio.wait_for(process.stdout.readuntil(b"\n\n"), 10)
+        await asyncio.wait_for(process.stdout.readuntil(b"\n\n"), 60)
         process.kill()
         await process.wait()
         await front.upstream.until(lambda upstream: upstream.hangups == 1)

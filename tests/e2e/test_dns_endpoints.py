@@ -124,7 +124,7 @@ async def test_workers_resolve_names_independently_and_share_load_by_address(tmp
             for _ in range(8):
                 caller = await stack.enter_async_context(calling(served.url))
                 assert (await caller.ask(STREAM))[0] == 200
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:
                     [shown] = json.loads((await get(served.admin, "/fleet"))[2])
                     if shown["load"]["in_flight"] == 8:

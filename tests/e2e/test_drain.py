@@ -19,7 +19,7 @@ STREAM = post({**CHAT, "stream": True})
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 STREAMS = 500
 CHECK_INTERVAL = 0.05  # s between two checks of the balancer
-DRAIN = "drain: {wait: 1s, grace: 60s}"
+DRAIN = "drain: {wait: 3s, grace: 60s}"
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ async def test_sigterm_with_500_streams_loses_none_and_refuses_no_connection(wor
             assert all(await asyncio.gather(*map(completes, callers)))
             code, out, err = await served.ends()
     assert code == 0
-    assert "firsttoken: draining, in 1 s, 60 s at most" in err
+    assert "firsttoken: draining, in 3 s, 60 s at most" in err
     assert [json.loads(line)["end"] for line in out.splitlines()] == ["completed"] * (STREAMS + len(served_new))
 
 

@@ -20,6 +20,7 @@ from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptOutcome
 from tests.support.gateways import pool, running
+from tests.support.scripted_fleet import dead_url
 from tests.support.upstream import CLOSE, HANG, LAST_CHUNK, RESET, STREAM_HEAD, Pause, Script, Upstream, chunk, reply
 
 pytestmark = pytest.mark.virtual_time
@@ -103,12 +104,8 @@ async def test_200_callers_at_once_are_answered_by_the_second_tier(fault: str, s
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_refused_connection_moves_all_callers_on(stream: bool) -> None:
-    async with Upstream(SERVED[stream]) as second:
-        closed = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
-        port = closed.sockets[0].getsockname()[1]
-        closed.close()
-        async with two_tiers(f"http://127.0.0.1:{port}", second) as gateway:
-            assert answered(await ask_all(gateway, stream)) == CALLERS
+    async with Upstream(SERVED[stream]) as second, two_tiers(dead_url(), second) as gateway:
+        assert answered(await ask_all(gateway, stream)) == CALLERS
 
 
 async def test_a_failed_tls_handshake_moves_all_callers_on() -> None:

@@ -47,6 +47,7 @@ def spread(found: Forecast) -> float:
     return found.p90 / found.p50
 
 
+@pytest.mark.virtual_time
 async def test_the_first_predictions_after_a_restart_are_those_of_before(tmp_path: Path) -> None:
     """Of an engine about ten times slower than the one that a cold gateway assumes."""
     state: dict[str, Any] = {"state": {"dir": str(tmp_path)}}
@@ -113,7 +114,7 @@ async def test_a_redis_that_comes_later_is_read_before_it_is_written(
             assert gateway.fleet.view.statistics(endpoint, monotonic()).samples == 0
             await ask(gateway, random, 1)
             redis.thaw()
-            await eventually(lambda: gateway.fleet.view.statistics(endpoint, monotonic()).samples >= LESSONS, within=10)
+            await eventually(lambda: gateway.fleet.view.statistics(endpoint, monotonic()).samples >= LESSONS)
             await ask(gateway, random, 1)
         async with redis.client() as client:
             saved = json.loads(await client.get("firsttoken:learned:firsttoken"))
@@ -136,7 +137,7 @@ async def test_one_worker_saves_and_all_restore(tmp_path: Path) -> None:
                 page = (await get(served.admin, "/metrics"))[2].decode()
                 assert f"firsttoken_learned_state_restored_endpoints {float(life)}" in page
                 served.process.send_signal(signal.SIGTERM)
-                await asyncio.wait_for(served.process.wait(), 20)
+                await asyncio.wait_for(served.process.wait(), 60)
             await eventually((home / "learned.json").exists)
             saved = json.loads((home / "learned.json").read_bytes())
             assert [found["engine"]["samples"] for found in saved["endpoints"].values()] > [0]

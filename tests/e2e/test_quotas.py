@@ -229,7 +229,7 @@ class Caller:
 
     async def more(self, count: int) -> None:
         before = len(self.seen)
-        await eventually(lambda: len(self.seen) >= before + count or self._task.done(), 10)
+        await eventually(lambda: len(self.seen) >= before + count or self._task.done(), BACK)
 
     async def stop(self) -> None:
         self._task.cancel()

@@ -91,7 +91,7 @@ async def test_reloads_under_load_fail_no_request(workers: str, tmp_path: Path) 
                 file.write_text(broken(text, number) if bad else text)
                 assert await reload(served) == (400 if bad else 200)
                 before = ends["ok"]
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while ends["ok"] < before + CALLERS:  # noqa: ASYNC110 - one round of all callers
                         await asyncio.sleep(0.01)
             over.set()
@@ -143,7 +143,7 @@ async def test_reloads_that_rename_the_pool_refuse_no_queued_request(workers: st
                 file.write_text(renamed(servers, number))
                 assert await reload(served) == 200
                 before = ends["ok"]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while ends["ok"] < before + WAITING:  # noqa: ASYNC110 - one round of all callers
                         await asyncio.sleep(0.01)
             over.set()

@@ -31,7 +31,7 @@ from tests.support.upstream import GATE, HANG, LAST_CHUNK, STREAM_HEAD, Script, 
 STREAM = {**CHAT, "stream": True}
 SLOW: Script = [STREAM_HEAD + chunk(TOKEN), GATE, chunk(FINISH + DONE) + LAST_CHUNK]
 JSON = reply(WHOLE, "200 OK", "content-type: application/json")
-NOTICED = 30.0  # s, on a busy machine; two looks at the files are 2 s
+NOTICED = 60.0  # s, on a busy machine; two looks at the files are 2 s
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ async def test_plain_http_is_hung_up_on_without_a_traceback(
     async with Upstream([JSON]) as upstream, secured(installed, upstream) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         writer.write(post(CHAT))
-        assert b"HTTP" not in await asyncio.wait_for(reader.read(), 5)
+        assert b"HTTP" not in await asyncio.wait_for(reader.read(), 60)
         writer.close()
         assert await installed.presented(gateway.url)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
@@ -251,19 +251,19 @@ async def test_workers_renew_and_a_killed_one_comes_back_whatever_the_files(
         )
         async with serving(config) as served:
             assert served.url.startswith("https://")
+            assert await installed.presented(served.url) == der(old)
             installed.install(new)
             found: list[bytes] = []
             async with asyncio.timeout(NOTICED):
                 while set(found[-12:]) != {der(new)}:  # of both workers, but for one case in 2,000
                     found.append(await installed.presented(served.url))
                     await asyncio.sleep(0.05)
-            assert found[0] == der(old)
             installed.certificate.write_text("junk")
             killed = workers_of(served)[:2]
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             again = 0
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while again < 2:
                     again += "is serving again" in await served.line()
             async with installed.calling(served.url) as caller:

@@ -62,8 +62,8 @@ async def test_a_stalled_reader_pauses_its_upstream() -> None:
     async with firehose() as (url, writers), running({"only": pool(url)}) as gateway:
         readers = [await stall(gateway) for _ in range(READERS)]
         connections = [c for c in gateway.data_port.server.connections if c.transport is not None]
-        await eventually(lambda: len(writers) == READERS, within=20)
-        await eventually(lambda: sum(c.writer.paused for c in connections) == READERS, within=20)
+        await eventually(lambda: len(writers) == READERS, within=60)
+        await eventually(lambda: sum(c.writer.paused for c in connections) == READERS, within=60)
         held = [c.transport.get_write_buffer_size() for c in connections]
         assert max(held) <= 128 * 1024
         before = sum(w.transport.get_write_buffer_size() for w in writers)

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from gateway.app import Gateway
+from gateway.observe.otel.telemetry import notable
 from gateway.observe.record import STAGE_NAMES, STREAM, Record, RequestOutcome
 from tests.support.builders import ANSWER, CHAT, STREAMED, USAGE, calling, last, post
 from tests.support.collector import Collector, Trace, read
@@ -45,7 +46,7 @@ async def record_and_trace(gateway: Gateway, collector: Collector) -> tuple[Reco
     """Record of the last request, and the trace at the collector."""
     await eventually(lambda: gateway.recorder.recent and not gateway.recorder.live)
     record = last(gateway)
-    return record, await collector.trace(record.trace_id)
+    return record, await collector.trace(record.trace_id, 1 + len(record.attempts) + len(record.stages))
 
 
 def seconds(span: Span) -> float:
@@ -165,9 +166,9 @@ async def hedged(gateway: Gateway, engine_one: Any, engine_two: Any) -> None:
         await ask(gateway, messages=[{"role": "user", "content": f"{i} hello"}], max_tokens=2)
     for engine in (engine_one, engine_two):
         engine.faults.stall_share, engine.faults.stall_seconds = 1.0, 30.0
-    before = len(engine_one.requests)
+    before, both = len(engine_one.requests), len(engine_one.requests) + len(engine_two.requests)
     asking = asyncio.create_task(ask(gateway, max_tokens=2))
-    await eventually(lambda: len(engine_one.requests) + len(engine_two.requests) == 7)
+    await eventually(lambda: len(engine_one.requests) + len(engine_two.requests) > both)
     other = engine_two if len(engine_one.requests) > before else engine_one
     other.faults.stall_share = 0.0
     await asking
@@ -183,7 +184,9 @@ async def test_a_hedge_and_its_primary_both_have_spans() -> None:
         await hedged(gateway, one, two)
         record, trace = await record_and_trace(gateway, collector)
         flags = {engine.requests[-1].headers["traceparent"][-2:] for engine in (one, two)}
-        assert {span.trace_id.hex() for span in collector.spans} == {record.trace_id}
+        exported = {each.trace_id for each in gateway.recorder.recent if notable(each)}  # on a busy machine others too
+        await eventually(lambda: {span.trace_id.hex() for span in collector.spans} == exported)
+        assert record.trace_id in exported
     primary, hedge = (read(span.attributes) for span in trace.attempts)
     assert (primary["firsttoken.attempt.kind"], primary["firsttoken.attempt.ending"]) == ("primary", "cancelled")
     assert (hedge["firsttoken.attempt.kind"], hedge["firsttoken.attempt.ending"]) == ("hedge", "completed")

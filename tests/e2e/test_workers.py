@@ -46,7 +46,7 @@ async def total(served: Served, name: str) -> float:
 
 async def completed(served: Served, count: int) -> None:
     """Waits until the Records of `count` requests have been counted."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await total(served, "firsttoken_requests_total") < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -72,7 +72,7 @@ async def accepts_connections(served: Served) -> bool:
 async def completes(caller: Caller) -> bool:
     """True if the rest of the answer arrives."""
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             rest = await caller.reader.readuntil(LAST_CHUNK)
         return rest == chunk(TOKEN) + chunk(FINISH + DONE) + LAST_CHUNK
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -114,7 +114,8 @@ async def test_a_killed_worker_loses_only_its_own_streams_and_is_replaced(tmp_pa
 
 
 async def test_a_crash_looping_worker_backs_off_while_the_others_serve(tmp_path: Path) -> None:
-    """A crash loop must not exhaust the machine, nor collect connections without a worker."""
+    """A crash loop must not exhaust the machine, nor collect connections without a worker. A supervisor that is stopped
+    meanwhile, by Ctrl-Z or a debugger, takes its delay for no signal to end."""
     async with serving(write_config(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
         for victim, ending in (
             (0, "; restarting it"),
@@ -122,8 +123,11 @@ async def test_a_crash_looping_worker_backs_off_while_the_others_serve(tmp_path:
         ):
             os.kill(workers_of(served)[victim], signal.SIGKILL)
             assert (await served.line()).rstrip().endswith("was killed by signal 9 (Killed)" + ending)
+            served.process.send_signal(signal.SIGSTOP)
             for _ in range(20):
                 assert (await get(served.url, "/health"))[0] == 200
+            await asyncio.sleep(0.6)
+            served.process.send_signal(signal.SIGCONT)
             assert "worker 1 is serving again" in await served.line()
 
 
@@ -138,7 +142,7 @@ async def test_a_drain_under_load_loses_no_stream(tmp_path: Path) -> None:
         assert (await idle.whole(READY))[0] == 200
         served.process.send_signal(signal.SIGTERM)
         assert (await served.line()).startswith("firsttoken: draining")
-        async with asyncio.timeout(30):  # until both drain
+        async with asyncio.timeout(60):  # until both drain
             while (await idle.whole(READY))[0] == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             while await accepts_connections(served):  # noqa: ASYNC110
@@ -181,7 +185,7 @@ async def test_no_worker_outlives_its_supervisor(tmp_path: Path, monkeypatch: py
         for _ in callers:
             upstream.proceed()
         assert [await completes(caller) for caller in callers] == [True, True]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(map(alive, orphans)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert os.listdir(tmp_path) == ["f.yaml"]
@@ -203,7 +207,7 @@ async def test_workers_share_their_prefix_index(tmp_path: Path) -> None:
         async with serving(config, "--workers", "2") as served:
             asked, told = 0, set[int]()
             async with asyncio.timeout(
-                30
+                60
             ):  # the other worker hears of a prompt within 20 ms, or later on a busy machine
                 while told != {1, 2}:
                     await ask(served, messages=long, max_tokens=1)
@@ -228,7 +232,7 @@ async def test_the_admin_port_merges_all_workers(tmp_path: Path) -> None:
         serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
         streaming(served, STREAMS),
     ):
-        async with asyncio.timeout(30):  # workers exchange load within a tenth of a second
+        async with asyncio.timeout(60):  # workers exchange load within a tenth of a second
             while (await admin_json(served, "/fleet"))[0]["load"]["in_flight"] != STREAMS:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await total(served, "firsttoken_endpoint_in_flight") == STREAMS
@@ -294,7 +298,7 @@ async def test_a_worker_that_cannot_start_ends_the_start(tmp_path: Path) -> None
     config.write_text(config.read_text().replace("access_log: stdout", f"access_log: {tmp_path}/none/access.jsonl"))
     command = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--workers", "2")
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=PIPE)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         _, err = await process.communicate()
     assert process.returncode == 1
     text = err.decode()

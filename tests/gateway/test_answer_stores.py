@@ -6,12 +6,19 @@ import asyncio
 
 import pytest
 
+from gateway.answers import answer_stores
 from gateway.answers.answer_stores import OVERHEAD, AnswerKey, KeptAnswer, MemoryAnswers, RedisAnswers
 from gateway.cluster.redis_client import RedisClient
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 
 KB = 1_000 - OVERHEAD  # bytes of body of an entry of a kilobyte
+PATIENCE = 60.0  # s until Redis has answered, on a machine of any load
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stores, "LOOK_TIMEOUT", PATIENCE)
 
 
 def kept(text: str = "x", size: int = KB) -> KeptAnswer:
@@ -55,7 +62,7 @@ async def test_an_answer_kept_again_is_counted_once() -> None:
 async def test_redis_keeps_answers_within_the_bound_and_by_group() -> None:
     """The same rules, in one script; expired answers give their bytes back."""
     async with redis_server() as server, server.client() as client:
-        redis = RedisClient(server.url)
+        redis = RedisClient(server.url, PATIENCE)
         store = RedisAnswers(redis, "ns", 4_200)
         store.start()
         await eventually(lambda: redis.up)
@@ -93,7 +100,7 @@ async def test_redis_keeps_answers_within_the_bound_and_by_group() -> None:
 async def test_what_redis_holds_that_is_no_answer_is_a_miss(raw: bytes) -> None:
     """So is a Redis that is gone: no request fails or waits for it."""
     async with redis_server() as server, server.client() as client:
-        redis = RedisClient(server.url)
+        redis = RedisClient(server.url, PATIENCE)
         store = RedisAnswers(redis, "ns", 4_000)
         assert await store.find(key("g", "a")) is None
         store.start()

@@ -197,7 +197,7 @@ async def teach(decider: Decider) -> None:
 
 async def counted(decider: Decider) -> None:
     """Everything that was sent is counted."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while decider.counts.bytes:  # noqa: ASYNC110 - counts notify nobody
             await asyncio.sleep(0.001)
 

@@ -161,7 +161,7 @@ async def test_during_the_shutdown_delay_requests_are_served() -> None:
             assert (status, headers["connection"]) == (200, "close")
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
         gateway.force_stop = True
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await stopping
         with pytest.raises(ConnectionRefusedError):
             await get(gateway.url, "/ready")
@@ -178,7 +178,7 @@ async def test_stopping_ends_with_the_last_request() -> None:
             await asyncio.sleep(3 * HANDLER_GRACE)  # extra time of a handler after the grace period
             upstream.proceed()
             assert b"".join(await caller.chunks()) == TOKEN + FINISH + DONE
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await stopping
     assert last(gateway).end is RequestOutcome.COMPLETED
 

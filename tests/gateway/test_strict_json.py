@@ -55,7 +55,7 @@ def counted(value: Any) -> tuple[int, int]:
     return own + sum(members for members, _ in below), max(len(inner) - 1, 0) + sum(commas for _, commas in below)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(DOCUMENTS, st.booleans(), st.integers(1, 9))
 def test_elements_are_counted_outside_of_strings(value: Any, ascii: bool, part: int) -> None:
     """Exactly, and wherever the parts are cut."""
@@ -132,7 +132,7 @@ def test_a_duplicate_key_is_found_in_any_form(
     assert reason(text.encode()).endswith("appears twice in one object")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.data(), DOCUMENTS)
 def test_exactly_the_documents_with_duplicate_keys_are_refused(data: st.DataObject, value: Any) -> None:
     """With any text in strings: colons, literal or escaped, are no members."""
@@ -158,7 +158,7 @@ def test_an_escaped_colon_does_not_hide_a_member(text: bytes) -> None:
     assert reason(text).endswith("appears twice in one object")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=40) | st.text('{}[]:,"\\u0aAdD8-+.eE tn\n', max_size=30).map(str.encode))
 def test_any_bytes_are_a_value_or_a_refusal(data: bytes) -> None:
     """Accepted values equal those of Python's own parser."""
@@ -249,7 +249,7 @@ def _encoded_from_far_below(value: Any, frames: int) -> bytes:
 # --------------------------------------------------------------------------- partial decoding
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.data(), st.dictionaries(KEYS, DOCUMENTS, max_size=4))
 def test_members_decodes_one_level_and_keeps_raw_elements(data: st.DataObject, value: dict[str, Any]) -> None:
     """Encoding gives the same document."""
@@ -263,7 +263,7 @@ def test_members_decodes_one_level_and_keeps_raw_elements(data: st.DataObject, v
         assert isinstance(inner, dict | list) or repr(inner) == repr(decode(encode(inner))) == repr(value[name])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.data(), DOCUMENTS)
 def test_partial_decoding_accepts_the_same_documents(data: st.DataObject, value: Any) -> None:
     """Bodies forwarded in parts are validated as strictly as decoded bodies."""

@@ -94,7 +94,7 @@ async def test_a_gateway_that_serves_imports_no_lab(tmp_path: Path) -> None:
         assert process.stderr is not None
         try:
             lines = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (serving := SERVING.match(line := (await process.stderr.readline()).decode())):
                     assert line, "".join(lines)
                     lines.append(line)

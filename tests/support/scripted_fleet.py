@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -41,6 +40,7 @@ from tests.support.builders import (
     request,
     route,
 )
+from tests.support.ports import closed_port
 from tests.support.recorded_transport import AtOnce, Wire
 from tests.support.upstream import CLOSE, RESET, STREAM_HEAD, Script, chunk, reply
 
@@ -64,10 +64,7 @@ FAILS: Mapping[str, Script] = {
 
 
 def dead_url() -> str:
-    """A port without a listener."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+    return f"http://127.0.0.1:{closed_port()}"
 
 
 class Fleet:

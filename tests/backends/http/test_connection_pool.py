@@ -19,6 +19,7 @@ from backends.http import address_race
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
+from tests.support.ports import closed_port
 from tests.support.upstream import (
     CLOSE,
     GATE,
@@ -38,14 +39,6 @@ from tests.support.upstream import (
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 GET = HttpCall("GET", "/health")
-
-
-def closed_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def refused(origin: ConnectionPool) -> Failure:
@@ -276,12 +269,12 @@ async def test_connecting_is_bounded() -> None:
 async def test_a_stall_of_our_own_loop_is_no_silence_of_the_server() -> None:
     """The connection, or the reply, was there in time; the loop could not know."""
     async with Upstream([reply(b"{}")]) as upstream:
-        origin = ConnectionPool(upstream.url, connect_timeout=0.3)
-        asyncio.get_running_loop().call_soon(time.sleep, 0.4)
+        origin = ConnectionPool(upstream.url, connect_timeout=1.0)
+        asyncio.get_running_loop().call_soon(time.sleep, 1.1)
         await origin.open(POST, listener := Listener())
         assert await listener.ended() is None
-        asyncio.get_running_loop().call_soon(time.sleep, 0.4)
-        assert (await origin.fetch(GET, timeout=0.3)).body == b"{}"
+        asyncio.get_running_loop().call_soon(time.sleep, 1.1)
+        assert (await origin.fetch(GET, timeout=1.0)).body == b"{}"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

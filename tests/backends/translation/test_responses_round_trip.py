@@ -30,14 +30,14 @@ def translated(translation: Any, body: Json, parts: list[bytes]) -> bytes:
     return b"".join(map(stream.feed, parts)) + bytes(stream.close())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(CHAT_REQUESTS)
 def test_a_chat_request_comes_back_from_responses_as_it_was(request: Json) -> None:
     native = CHAT_TO_RESPONSES.request(request, Omissions())
     assert RESPONSES_TO_CHAT.request(native, Omissions()) == request
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(CHAT_REQUESTS)
 def test_a_responses_request_comes_back_from_chat_as_it_was(request: Json) -> None:
     native = CHAT_TO_RESPONSES.request(request, Omissions())
@@ -45,7 +45,7 @@ def test_a_responses_request_comes_back_from_chat_as_it_was(request: Json) -> No
     assert again == native
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(answers())
 def test_a_whole_answer_comes_back_from_responses_as_it_was(answer: tuple[Json, list[Json]]) -> None:
     whole, _ = answer
@@ -56,7 +56,7 @@ def test_a_whole_answer_comes_back_from_responses_as_it_was(answer: tuple[Json, 
     ChatCompletion.model_validate({**again, "choices": []})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(answers(), st.lists(st.integers(0, 1 << 16), max_size=6), st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_a_stream_comes_back_from_responses_as_it_was(
     answer: tuple[Json, list[Json]], cuts: list[int], other_cuts: list[int]
@@ -73,7 +73,7 @@ def test_a_stream_comes_back_from_responses_as_it_was(
         ChatCompletionChunk.model_validate({**chunk, "choices": []})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(answers())
 def test_events_are_valid_and_say_what_the_whole_reply_says(answer: tuple[Json, list[Json]]) -> None:
     whole, chunks = answer

@@ -17,21 +17,21 @@ def spelled(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(chat_requests())
 def test_a_chat_request_comes_back_from_messages(body: Json) -> None:
     there = CHAT_TO_MESSAGES.request(body, Omissions())
     assert spelled(MESSAGES_TO_CHAT.request(there, Omissions())) == spelled(body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(message_requests())
 def test_a_messages_request_comes_back_from_chat(body: Json) -> None:
     there = MESSAGES_TO_CHAT.request(body, Omissions())
     assert spelled(CHAT_TO_MESSAGES.request(there, Omissions())) == spelled(body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(answers())
 def test_an_answer_comes_back_from_chat(answer: Json) -> None:
     """`input_tokens` alone are no more than the gateway can know: a chat counts the whole prompt."""

@@ -131,7 +131,7 @@ def add_delta(message: Json, delta: Json) -> None:
             calls[-1]["function"]["arguments"] += call["function"]["arguments"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(answers(), st.integers(1, 20), st.lists(st.integers(0, 4000), max_size=6))
 def test_a_stream_adds_up_to_the_whole_answer(answer: Json, size: int, cuts: list[int]) -> None:
     """There and back, cut at random; the deltas may be of any size."""

@@ -88,7 +88,7 @@ async def in_redis() -> AsyncIterator[QuotaStore]:
     """Two replicas."""
     clock = Clock()
     async with redis_server() as server, server.client() as client:
-        links = [RedisClient(server.url, timeout=2.0) for _ in range(2)]
+        links = [RedisClient(server.url, timeout=60.0) for _ in range(2)]
         quotas = [RedisQuotas(link, 1, clock.monotonic, clock.wall, VIRTUAL) for link in links]
 
         async def synchronize() -> None:
@@ -414,7 +414,7 @@ async def test_in_redis_a_refusal_for_requests_refuses_heads_until_its_wait_is_o
 
 async def test_in_redis_everything_expires() -> None:
     async with redis_server() as server, server.client() as client:
-        link = RedisClient(server.url, timeout=2.0)
+        link = RedisClient(server.url, timeout=60.0)
         link.start()
         await eventually(lambda: link.up)
         quotas = RedisQuotas(link)
@@ -435,7 +435,7 @@ async def test_in_redis_everything_expires() -> None:
 
 async def test_a_cancelled_reservation_is_released() -> None:
     async with redis_server() as server:
-        link = RedisClient(server.url, timeout=2.0)
+        link = RedisClient(server.url, timeout=60.0)
         link.start()
         await eventually(lambda: link.up)
         quotas = RedisQuotas(link)

@@ -127,7 +127,7 @@ def said(text: str, role: str = "user") -> dict[str, Any]:
 # --------------------------------------------------------------------------- both ways agree
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.data(), st.sampled_from([Operation.CHAT, Operation.COMPLETION]), CHAT | COMPLETION | ODD)
 def test_a_cached_parse_equals_a_full_parse(data: st.DataObject, operation: Operation, value: Any) -> None:
     """Of any body, in any spelling, the first time and again: the same members, parameters and prompt, or the same
@@ -140,7 +140,7 @@ def test_a_cached_parse_equals_a_full_parse(data: st.DataObject, operation: Oper
     assert outcome(operation, raw, "another key") == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.data(), st.sampled_from([Operation.CHAT, Operation.COMPLETION]), CHAT | COMPLETION)
 def test_a_body_that_is_almost_known_is_judged_as_if_nothing_were(
     data: st.DataObject, operation: Operation, value: Any
@@ -160,7 +160,7 @@ def test_a_body_that_is_almost_known_is_judged_as_if_nothing_were(
     assert outcome(operation, bytes(raw)) == outcome(operation, bytes(raw), None)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.data(), st.booleans(), CHAT)
 def test_a_forwarded_body_equals_the_callers_except_for_gateway_fields(
     data: st.DataObject, again: bool, value: dict[str, Any]

@@ -255,7 +255,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from([Operation.CHAT, Operation.COMPLETION]),
     st.dictionaries(NAMES, VALUES, max_size=4),

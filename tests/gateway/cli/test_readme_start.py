@@ -44,7 +44,7 @@ async def run(folder: Path, script: str, options: Mapping[str, str], **environ: 
     known = environment(PATH=f"{folder}:{os.environ['PATH']}", **environ)
     command = ("bash", "-e", "-c", f"trap 'kill $(jobs -p) 2>/dev/null' EXIT; {script}")
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=known, stdout=PIPE, stderr=PIPE)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):  # up to five processes, one after the other
         out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
 

@@ -47,7 +47,7 @@ async def test_replicas_close_despite_a_lost_cancellation(monkeypatch: pytest.Mo
         replicas.start()
         monkeypatch.setattr(link.client, "publish", client.answer)
         replicas.publish("small/a", NO_LOAD)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await client.asked.wait()
             monkeypatch.undo()
             await replicas.close()
@@ -61,6 +61,6 @@ async def test_a_redis_client_closes_despite_a_lost_cancellation(monkeypatch: py
         link.start()
         await eventually(lambda: link.up)
         monkeypatch.setattr(link.client, "set", client.answer)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await client.asked.wait()
             await link.close()

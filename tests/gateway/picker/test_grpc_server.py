@@ -45,7 +45,7 @@ def test_the_event_loop_of_a_process_serves_calls() -> None:
     """Of production, uvloop: its transports are of other classes than asyncio's."""
 
     async def one() -> bytes:
-        async with asyncio.timeout(10), serving() as url, grpc_client(url) as client:
+        async with asyncio.timeout(60), serving() as url, grpc_client(url) as client:
             call = client.begin()
             await client.send(call, framed(b"x"), end=True)
             return await client.message(call)

@@ -14,7 +14,7 @@ from lab.traffic.traces import Agents, agents
 from policies.types import Pool
 from tests.support import replay_builders as build
 
-SHAPE = Agents(seconds=150.0, sessions=1.4, turns=8.0)
+SHAPE = Agents(seconds=100.0, sessions=1.4, turns=8.0)
 
 
 def question(current: int = 2, **more: object) -> FleetSizeQuestion:

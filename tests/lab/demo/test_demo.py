@@ -44,14 +44,14 @@ class Demo:
     async def first_match(self, pattern: str) -> str:
         """First group of the first output line that matches."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while line := (await self.process.stdout.readline()).decode():
                 if match := re.search(pattern, line):
                     return match[1]
         raise AssertionError(f"no demo output matched {pattern}")
 
     async def ends(self) -> tuple[int | None, str, str]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             out, err = await self.process.communicate()
         return self.process.returncode, out.decode(), err.decode()
 
@@ -96,7 +96,7 @@ async def test_an_interrupt_ends_the_demo_cleanly() -> None:
     async with running(*DEMO) as demo:
         admin = await demo.first_match(r"metrics +(http://127\.0\.0\.1:\d+)/metrics")
         await eventually(lambda: len(demo.family) == 3)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await completed(admin):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         demo.process.send_signal(signal.SIGINT)

@@ -37,7 +37,7 @@ def ttfts(results: Results) -> list[float]:
 @pytest.mark.parametrize("load", [5.0, 7.0, 9.0])
 def test_no_policy_exceeds_the_reference_under_overload(load: float) -> None:
     """Neither the policy nor a baseline exceeds the reference."""
-    crowd = arrivals(250, rate=load, prompt=14_000, output=300)
+    crowd = arrivals(160, rate=load, prompt=14_000, output=300)
     best = play(scenario().with_scorer("reference"), crowd).overall()
     for scorer in ("ours", *BASELINES):
         assert play(scenario().with_scorer(scorer), crowd).overall().good <= best.good

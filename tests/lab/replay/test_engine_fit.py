@@ -69,8 +69,8 @@ def seconds(profile: Profile, tokens: int, decoding: int = 0) -> float:
 
 def test_an_altered_engine_is_found_from_its_log() -> None:
     """Of no known profile; prompts and answers take as long as they took, and the error is told."""
-    found = fit(lived(120, SLOW))
-    assert found.answers == 120
+    found = fit(lived(60, SLOW))
+    assert found.answers == 60
     assert found.ttft_error < 0.1
     assert found.tpot_error < 0.1
     for work in ((500, 0), (2_000, 0), (1, 10), (800, 10)):
@@ -148,7 +148,7 @@ def _files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.chdir(tmp_path)
     random = Random(1)
-    Path("access.log").write_text("".join(json.dumps(line(number, random)) + "\n" for number in range(60)))
+    Path("access.log").write_text("".join(json.dumps(line(number, random)) + "\n" for number in range(30)))
     Path("a.yaml").write_text(CONFIG)
 
 
@@ -166,10 +166,10 @@ def test_a_replay_of_an_access_log_tells_what_happened_and_how_well_its_engines_
     """The first line is of the log; the engines are named with their error; a configured profile is not fitted."""
     code, out, err = replayed(capsys)
     assert code == 0
-    assert out[0].startswith("as logged, chat: 6")
-    assert out[0].endswith(", 60 requests with a TTFT budget")
+    assert out[0].startswith("as logged, chat: 70.0% met, ")
+    assert out[0].endswith(", 30 requests with a TTFT budget")
     assert err.startswith("firsttoken: main/h0:80: ")
-    assert "fitted to 60 answers of the log, first token within " in err
+    assert "fitted to 30 answers of the log, first token within " in err
     assert "assuming" not in err
     Path("a.yaml").write_text(CONFIG.replace("model: m", "model: m, profile: 8b-h100"))
     assert replayed(capsys)[2] == ""

@@ -12,7 +12,7 @@ from lab.replay.results import RequestResult
 from lab.traffic.traces import Arrival
 from tests.support.replay_builders import arrivals, route, scenario
 
-SECONDS = 100.0
+SECONDS = 50.0
 FULL = 7.0  # requests/s that two engines answer in time: 100%; from 9 on they do not
 AGENT = route()
 

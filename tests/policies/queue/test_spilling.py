@@ -318,7 +318,7 @@ asked = st.tuples(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(asked, st.booleans(), st.booleans(), st.booleans())
 def test_pass_through_equals_enter_and_release(
     found: tuple[int, float | None, list[str], Any, Any], full: bool, behind_budget: bool, dispatching: bool

@@ -17,6 +17,7 @@ import yaml
 from gateway.cli.main import main
 from tests.support.builders import STREAMED
 from tests.support.certificates import made
+from tests.support.scripted_fleet import dead_url
 from tests.support.simulated import engine_pool, engines
 from tests.support.upstream import HANG, LAST_CHUNK, STREAM_HEAD, Received, Script, Upstream, chunk, reply
 
@@ -102,8 +103,7 @@ async def test_a_wrong_model_is_found(command: Command) -> None:
 
 
 async def test_a_dead_port_is_found(command: Command) -> None:
-    async with Upstream([reply()]) as server:
-        url = server.url
+    url = dead_url()
     [line] = await command.run({"a": api(url)})
     assert line == f"fault: a/{url[7:]} ({url}): connection refused; start the server, or correct the port"
 
@@ -158,17 +158,17 @@ async def test_plain_http_at_an_https_url_is_found(command: Command) -> None:
 
 async def test_a_server_that_hangs_is_found_within_its_timeout(command: Command) -> None:
     """Twenty hanging servers are asked side by side: the whole takes one timeout."""
-    async with Upstream([HANG]) as server, asyncio.timeout(8):
+    async with Upstream([HANG]) as server, asyncio.timeout(40):
         pools = {f"p{i}": api(f"{server.url}/p{i}/v1") for i in range(20)}
-        lines = await command.run(pools, "--timeout", "1")
+        lines = await command.run(pools, "--timeout", "3")
     assert [line.partition(": ")[0] for line in lines] == ["fault"] * 20
-    assert "no answer within 1 s; look at the server" in lines[0]
+    assert "no answer within 3 s; look at the server" in lines[0]
 
 
 async def test_a_silent_model_is_found(command: Command) -> None:
     """It lists its models, and sends no token."""
     async with Upstream([MODELS], [HANG]) as server:
-        [line] = await command.run({"a": api(server.url)}, "--timeout", "0.3")
+        [line] = await command.run({"a": api(server.url)}, "--timeout", "3")
     assert line.endswith("has sent no token in its time; look at the server, or raise --timeout")
 
 
@@ -273,7 +273,7 @@ async def hostile(*script: bytes) -> AsyncIterator[str]:
         yield server.url
 
 
-@pytest.mark.parametrize("options", [("--timeout", "2"), ("--timeout", "2", "--no-tokens")], ids=["tokens", "none"])
+@pytest.mark.parametrize("options", [("--timeout", "10"), ("--timeout", "10", "--no-tokens")], ids=["tokens", "none"])
 @pytest.mark.parametrize(
     "script",
     [
@@ -293,7 +293,7 @@ async def test_hostile_replies_are_one_clean_line(
     command: Command, script: list[bytes], options: tuple[str, ...]
 ) -> None:
     """No control character, no key, no more than one line for an endpoint, in bounded time."""
-    async with hostile(*script) as url, asyncio.timeout(20):
+    async with hostile(*script) as url, asyncio.timeout(60):
         lines = await command.run({"a": api(url, model="other")}, *options)
     assert len(lines) == 1 or (len(lines) == 0 and options[-1] != "--no-tokens")  # a whole answer may hold anything
     assert all(len(line) < 600 and line.isprintable() for line in lines)

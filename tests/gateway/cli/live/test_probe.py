@@ -88,7 +88,7 @@ async def test_the_first_forecast_of_a_gateway_comes_from_the_profile(command: P
         known = await first_record(pool, **state)
     measured = float(re.findall(r"1k alone +█+ ([0-9.]+)ms", command.out)[0]) / 1e3
     assert cold.ttft_predicted_p50 is not None
-    assert known.ttft_predicted_p50 == pytest.approx(measured, rel=0.25)
+    assert known.ttft_predicted_p50 == pytest.approx(measured, rel=0.5)  # of single answers in real time
     assert cold.ttft_predicted_p50 < measured / 2
 
 
@@ -269,8 +269,8 @@ async def test_a_failure_ends_the_measurement_of_its_endpoint(command: ProbeComm
     """Longer prompts are not sent, and the next endpoint is measured."""
     async with engines(1, speed=8.0) as [engine], HangsAtLong() as server:
         pool = engine_pool(engine, backend="compatible", endpoints=[server.url, engine.url], context_window=SMALL)
-        assert await command.probe(pool, "--tokens", "--timeout", "1") == 0
-    assert f"own/{server.url[7:]}, 1k alone: no token within 1 s" in command.out
+        assert await command.probe(pool, "--tokens", "--timeout", "3") == 0
+    assert f"own/{server.url[7:]}, 1k alone: no token within 3 s" in command.out
     assert sum(len(received.body) > 3_000 for received in server.requests) == 1
     assert f"own/127.0.0.1:{engine.port} 1k 4 at once" in command.out
 

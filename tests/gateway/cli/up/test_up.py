@@ -46,7 +46,7 @@ async def started(cwd: Path, environ: Mapping[str, str], *arguments: str, **more
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             line = await read_line(process.stderr)
             while line and not line.startswith("firsttoken: serving"):
                 line = await read_line(process.stderr)
@@ -160,7 +160,7 @@ async def test_a_user_at_a_terminal_is_asked_before_a_token_costs(tmp_path: Path
         os.close(theirs)
         try:
             shown = b""
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while b"[y/N]" not in shown:
                     shown += await asyncio.to_thread(os.read, ours, 4096)
                 assert (b"Time the first token of openai/gpt-5?" in shown, len(api.requests)) == (True, 0)
@@ -194,7 +194,7 @@ async def test_the_quick_start_of_the_readme_gives_a_first_token(tmp_path: Path)
         environ = environment(OPENAI_BASE_URL=f"{api.url}/v1", PATH=f"{tmp_path}:{os.environ['PATH']}")
         command = ("bash", "-e", "-c", f"trap 'kill $!' EXIT; {script}")
         process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, env=environ, stdout=PIPE, stderr=PIPE)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             out, err = await process.communicate()
     answer = json.loads(out[out.index(b'{"') :])
     assert answer["choices"][0]["message"]["content"], err

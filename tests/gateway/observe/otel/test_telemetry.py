@@ -82,7 +82,7 @@ async def serving(collector_url: str) -> AsyncIterator[Gateway]:
 async def answered(gateway: Gateway, count: int = 10) -> bool:
     """True if all requests are answered completely."""
     for _ in range(count):
-        async with asyncio.timeout(5), calling(gateway.url) as caller:
+        async with asyncio.timeout(60), calling(gateway.url) as caller:
             if (await caller.ask(post({**CHAT, "stream": True})))[0] != 200 or not await caller.chunks():
                 return False
     return True
