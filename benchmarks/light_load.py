@@ -13,18 +13,16 @@ own start costs, apart from that of engines with empty caches.
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
 
-from benchmarks.routing import floats
+from benchmarks.replays import command, floats, names, sweep
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
-from gateway.cli.config_commands import aligned
+from gateway.cli.tables import aligned
 from lab.replay.counterfactual import RefusalRow, play_refused
 from lab.replay.player import Player
 from lab.replay.queue_results import (
@@ -189,25 +187,14 @@ def chosen(args: argparse.Namespace) -> Iterator[Task]:
                     yield name, load, scorer, seed, args.traces
 
 
-def sweep(tasks: Iterable[Task], jobs: int) -> Iterator[LightLoad]:
-    with ProcessPoolExecutor(jobs) as workers:
-        yield from workers.map(replay_one, tasks)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; the cold ones, if absent"
-    )
-    parser.add_argument("--traces", type=Path, required=True, help="where the public traces are")
+    parser = command(__doc__, SEEDS)
     parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
-    parser.add_argument("--scorers", type=lambda text: text.split(","), help=f"those of the scenario, or {WARM}")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--scorers", type=names, help=f"those of the scenario, or {WARM}")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="replays at a time")
     parser.add_argument("--each", action="store_true", help="name each idle wait and each wrong refusal")
     args = parser.parse_args()
-    print("\n".join(report(list(sweep(list(chosen(args)), args.jobs)), args.each)))
+    print("\n".join(report(list(sweep(replay_one, chosen(args), args.jobs)), args.each)))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ Results are appended to RESULTS, a line of JSON per replay, so scenarios can run
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.replays import command, floats, names, parsed, stored, sweep
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from lab.replay.player import play
@@ -49,21 +48,9 @@ def replay_one(task: Task) -> dict[str, Any]:
     }
 
 
-def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
-    """Every result is stored at once."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor() as workers, results.open("a") as kept:
-        for result in workers.map(replay_one, tasks):
-            kept.write(json.dumps(result) + "\n")
-            kept.flush()
-            yield result
-
-
 def read(results: Path) -> list[dict[str, Any]]:
     """Of repeated replays, the last."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    latest = {(r["scenario"], r["load"], r["scorer"], r["seed"]): r for r in map(json.loads, lines)}
-    return list(latest.values())
+    return stored(results, "scenario", "load", "scorer", "seed")
 
 
 def find(name: str, traces: Path) -> float:
@@ -111,10 +98,6 @@ def _quotes(rows: list[dict[str, Any]] | None) -> str:
     )
 
 
-def floats(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
 def chosen(args: argparse.Namespace) -> list[Task]:
     names: Iterable[str] = args.scenarios or SCENARIOS
     return [
@@ -127,25 +110,18 @@ def chosen(args: argparse.Namespace) -> list[Task]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all, if absent")
-    parser.add_argument("--traces", type=Path, help="where the public traces are")
+    parser = command(__doc__, 1, RESULTS, PAGE)
     parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
-    parser.add_argument("--scorers", type=lambda text: text.split(","))
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--scorers", type=names)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--find", action="store_true", help="look for the base loads")
-    parser.add_argument("--page", action="store_true", help="write ROUTING.md from the results that there are")
-    args = parser.parse_args()
-    if not args.page and args.traces is None:
-        parser.error("--traces DIR: where the traces are")
+    args = parsed(parser)
     if args.find:
         for name in args.scenarios or SCENARIOS:
             print(f"{name}: base {SCENARIOS[name].base * find(name, args.traces):.3f}")
         return
     if not args.page:
-        for result in sweep(chosen(args), args.results):
+        for result in sweep(replay_one, chosen(args), args.jobs, args.results):
             print(line(result), flush=True)
     found = read(args.results)
     for name in sorted({result["scenario"] for result in found} & set(args.scenarios or SCENARIOS)):
