@@ -7,13 +7,13 @@ offered), means over the seeds; and the cost.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.scenarios import SCENARIOS, Scenario
 from lab.replay.queue_results import QueueRow, wait_quantile
-from lab.replay.sim_fleet import OURS, POOLED, REFERENCE, REFERENCE_LRU, REFERENCES
+from lab.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, REFERENCE_LRU
 
 Result = dict[str, Any]
 HEADING = """\
@@ -47,13 +47,23 @@ COLUMNS = (
     "p90 held",
 )
 TROUBLED = ("lost", "in trouble: best", "ours", "reference")  # lost: before the first token
+PEERS = frozenset((*BASELINES, *(POOLED + name for name in POOLABLE)))
+LOADS = (0.2, 0.4, 0.7, 1.0, 1.5, 2.2)  # of the table of differences
+DIFFERENCES = """\
+## Ours less the best peer, at every load
+
+In points of good requests; the peer is the best one of those that were played at that load. Bold: ours is below. One
+seed, or their number in brackets, with the standard error of the differences of equal seeds. The command of a row is
+`python -m benchmarks.routing --traces DIR SCENARIO --loads .2,.4,.7,1,1.5,2.2 --scorers ours,PEER,...`.
+"""
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
 
 
 class Cell:
-    """All seeds of one load and scorer."""
+    """All seeds of one load and scorer. `by_seed`: shares of good requests."""
 
     def __init__(self, scorer: str, results: Sequence[Result]) -> None:
+        self.by_seed = {result["seed"]: result["rows"]["all"]["good"] for result in results}
         self.scorer, self.rows = scorer, [result["rows"] for result in results]
         self.queues = [QueueRow(**result["queue"]) for result in results if "queue" in result]
 
@@ -86,7 +96,7 @@ def page(results: Sequence[Result], before: str = "") -> str:
     for name in {result["scenario"] for result in results}:
         found[name] = _section(name, results)
     names = sorted(found, key=lambda name: (SCENARIOS[name].cold, name))
-    return "\n\n".join([HEADING.rstrip(), *(found[name] for name in names)]) + "\n"
+    return "\n\n".join([HEADING.rstrip(), differences(results, before), *(found[name] for name in names)]) + "\n"
 
 
 def sections(text: str) -> dict[str, str]:
@@ -110,7 +120,7 @@ def table(name: str, results: Iterable[Result]) -> list[str]:
     rows = [(*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if name == "b" else ()))]
     for load in sorted({load for load, _ in cells}):
         at_load = {scorer: cell for (at, scorer), cell in cells.items() if at == load}
-        if {OURS, REFERENCE} < at_load.keys():
+        if OURS in at_load and PEERS & at_load.keys():
             rows.append(_row(scenario, load, at_load, tiered))
     return _aligned(rows)
 
@@ -146,23 +156,54 @@ def _cells(name: str, results: Iterable[Result]) -> dict[tuple[float, str], Cell
 
 
 def _row(scenario: Scenario, load: float, cells: dict[str, Cell], tiered: bool) -> tuple[str, ...]:
-    ours, reference = cells[OURS], cells[REFERENCE]
-    best = max((cell for name, cell in cells.items() if name not in (OURS, *REFERENCES)), key=lambda cell: cell.good)
-    row = (
+    ours, reference, best = cells[OURS], cells.get(REFERENCE), _best(cells)
+    row = [
         f"{load:.2f}",
         f"{best.scorer} {best.good:.3f}",
         f"{ours.good:.3f}",
-        f"{reference.good:.3f}",
+        f"{reference.good:.3f}" if reference else "-",
         f"{cells[REFERENCE_LRU].good:.3f}" if REFERENCE_LRU in cells else "-",
         f"{ours.good / max(best.good, 1e-9):.3f}",
-        f"{ours.good / max(reference.good, 1e-9):.3f}",
+        f"{ours.good / max(reference.good, 1e-9):.3f}" if reference else "-",
         f"{best.p99:.2f} s",
         f"{ours.p99:.2f} s",
         f"{ours.of('coverage') * 100:.1f}%",
-    )
+    ]
+    played = (best, ours, reference)
     if tiered:
-        first = (f"{cell.of('preferred') * 100:.1f}%" for cell in (best, ours, reference))
-        row = (*row, *first, f"{ours.cost / max(reference.cost, 1e-9):.3f}")
+        row += [f"{cell.of('preferred') * 100:.1f}%" if cell else "-" for cell in played]
+        row += [f"{ours.cost / max(reference.cost, 1e-9):.3f}" if reference else "-"]
     if scenario.name == "b":
-        row = (*row, f"{ours.of('lost'):g}", *(f"{cell.of('good', 'trouble'):.3f}" for cell in (best, ours, reference)))
-    return row
+        row += [f"{ours.of('lost'):g}", *(f"{cell.of('good', 'trouble'):.3f}" if cell else "-" for cell in played)]
+    return tuple(row)
+
+
+def _best(cells: Mapping[str, Cell]) -> Cell:
+    """Of the peers, by the share of good requests."""
+    return max((cell for scorer, cell in cells.items() if scorer in PEERS), key=lambda cell: cell.good)
+
+
+# --------------------------------------------------------------------------- ours less the best peer
+
+
+def differences(results: Sequence[Result], before: str) -> str:
+    """`before`: the page so far, of which the rows of scenarios without a result are kept."""
+    rows = {row[1]: row[0] for row in re.finditer(r"^\| \((\S+)\) \|.*$", before, re.MULTILINE)}
+    for name in {result["scenario"] for result in results}:
+        cells = _cells(name, results)
+        found = (_difference({at: cell for (to, at), cell in cells.items() if to == load}) for load in LOADS)
+        rows[name] = f"| ({name}) | {' | '.join(found)} |"
+    heading = f"| | {' | '.join(map(str, LOADS))} |"
+    return "\n".join([DIFFERENCES, heading, "|---" * (len(LOADS) + 1) + "|", *(rows[name] for name in sorted(rows))])
+
+
+def _difference(cells: Mapping[str, Cell]) -> str:
+    """In points, of equal seeds. Bold: below the peer."""
+    if OURS not in cells or not PEERS & cells.keys():
+        return "-"
+    ours, best = cells[OURS].by_seed, _best(cells)
+    points = [(ours[seed] - good) * 100 for seed, good in best.by_seed.items() if seed in ours]
+    error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
+    seeds = f" ({len(points)})" if len(points) > 1 else ""
+    text = f"{fmean(points):+.1f}{error} {best.scorer}{seeds}"
+    return f"**{text}**" if fmean(points) <= -0.05 else text
