@@ -26,7 +26,7 @@ from zlib import crc32
 from benchmarks.ablation_page import Ablated, page
 from benchmarks.capacity import PAGE as CAPACITIES
 from benchmarks.capacity import loads_of
-from benchmarks.replays import command, floats, names, parsed, stored, sweep
+from benchmarks.replays import Replay, command, floats, names, parsed, stored, sweep
 from benchmarks.scenarios import arrivals, setting
 from lab.replay.player import play
 from lab.replay.results import Results
@@ -48,7 +48,6 @@ RESULTS, PAGE = Path(".cache/ablation.jsonl"), Path(__file__).parent / "ABLATION
 ANY = 1e-9  # a probability which every endpoint offers
 
 Patch = tuple[Any, str, Any]  # owner, attribute, replacement
-Task = tuple[str, float, str, int, Path]  # scenario, load, disabled idea, seed, traces
 
 
 def _everywhere(_: Scenario) -> bool:
@@ -212,7 +211,7 @@ def placements(results: Results) -> int:
     return crc32(repr([(r.endpoint, r.sent_at, r.first_at, r.ended_at) for r in results.requests]).encode())
 
 
-def replay_one(task: Task) -> Ablated:
+def replay_one(task: Replay) -> Ablated:
     name, load, off, seed, traces = task
     idea, played = BY_NAME[off], setting(name)
     if idea.change is not None:
@@ -226,7 +225,7 @@ def replay_one(task: Task) -> Ablated:
 
 def tasks(
     names: Sequence[str], loads: Sequence[float], ideas: Sequence[str], seeds: int, traces: Path
-) -> Iterator[Task]:
+) -> Iterator[Replay]:
     """`loads`: empty for the capacity of each scenario, which has to be known."""
     capacities = loads_of(CAPACITIES.read_text())
     for name in names:

@@ -83,7 +83,7 @@ def cell(off: Seeds, on: Seeds) -> str:
         return "no change"
     points = differences(off, on)
     error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
-    return f"{fmean(points):+.1f}{error}" if points else "-"
+    return f"{round(fmean(points), 1) + 0.0:+.1f}{error}" if points else "-"  # no -0.0
 
 
 def differences(off: Seeds, on: Seeds) -> list[float]:

@@ -11,6 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.scenarios import SCENARIOS
+
+Replay = tuple[str, float, str, int, Path]  # scenario, load, scorer or idea that is off, seed, traces
 Task = TypeVar("Task")
 Found = TypeVar("Found")
 
@@ -26,7 +29,7 @@ def names(text: str) -> list[str]:
 def command(doc: str, seeds: int, results: Path | None = None, page: Path | None = None) -> argparse.ArgumentParser:
     """Options of every benchmark of replays. `page`: what --page writes from `results`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; all, if absent")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all, if absent")
     parser.add_argument("--traces", type=Path, required=page is None, help="where the public traces are")
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="replays at a time")
@@ -34,6 +37,23 @@ def command(doc: str, seeds: int, results: Path | None = None, page: Path | None
         parser.add_argument("--results", type=Path, default=results)
         parser.add_argument("--page", action="store_true", help=f"write {page.name} from the results that there are")
     return parser
+
+
+def add_replays(parser: argparse.ArgumentParser) -> None:
+    """Options of `replays`."""
+    parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
+    parser.add_argument("--scorers", type=names, help="by default, the scenario's own")
+    parser.add_argument("--first-seed", type=int, default=0)
+
+
+def replays(args: argparse.Namespace) -> list[Replay]:
+    return [
+        (name, load, scorer, seed, args.traces)
+        for name in args.scenarios or SCENARIOS
+        for load in args.loads or SCENARIOS[name].loads
+        for scorer in args.scorers or SCENARIOS[name].scorers
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
+    ]
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:

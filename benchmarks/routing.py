@@ -9,13 +9,11 @@ Results are appended to RESULTS, a line of JSON per replay, so scenarios can run
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replays import command, floats, names, parsed, stored, sweep
+from benchmarks.replays import Replay, add_replays, command, parsed, replays, stored, sweep
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from lab.replay.player import play
@@ -25,10 +23,8 @@ from lab.replay.session_results import session_row
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
 NEAR = 1.03  # precision of the base load
 
-Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
-
-def replay_one(task: Task) -> dict[str, Any]:
+def replay_one(task: Replay) -> dict[str, Any]:
     name, load, scorer, seed, traces = task
     played, offered = setting(name).with_scorer(scorer), arrivals(name, load, traces, seed)
     tally = play(played, offered, seed)
@@ -98,22 +94,9 @@ def _quotes(rows: list[dict[str, Any]] | None) -> str:
     )
 
 
-def chosen(args: argparse.Namespace) -> list[Task]:
-    names: Iterable[str] = args.scenarios or SCENARIOS
-    return [
-        (name, load, scorer, seed, args.traces)
-        for name in names
-        for load in args.loads or SCENARIOS[name].loads
-        for scorer in args.scorers or SCENARIOS[name].scorers
-        for seed in range(args.first_seed, args.first_seed + args.seeds)
-    ]
-
-
 def main() -> None:
     parser = command(__doc__, 1, RESULTS, PAGE)
-    parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
-    parser.add_argument("--scorers", type=names)
-    parser.add_argument("--first-seed", type=int, default=0)
+    add_replays(parser)
     parser.add_argument("--find", action="store_true", help="look for the base loads")
     args = parsed(parser)
     if args.find:
@@ -121,7 +104,7 @@ def main() -> None:
             print(f"{name}: base {SCENARIOS[name].base * find(name, args.traces):.3f}")
         return
     if not args.page:
-        for result in sweep(replay_one, chosen(args), args.jobs, args.results):
+        for result in sweep(replay_one, replays(args), args.jobs, args.results):
             print(line(result), flush=True)
     found = read(args.results)
     for name in sorted({result["scenario"] for result in found} & set(args.scenarios or SCENARIOS)):

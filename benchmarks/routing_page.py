@@ -113,16 +113,32 @@ def _section(name: str, results: Sequence[Result]) -> str:
 
 def table(name: str, results: Iterable[Result]) -> list[str]:
     """Markdown, aligned for a terminal too."""
-    scenario, cells = SCENARIOS[name], _cells(name, results)
+    scenario, cells = SCENARIOS[name], by_load(name, results)
     if scenario.cold:
         return _aligned(_light_rows(scenario, cells))
     tiered = any(scorer.startswith(POOLED) for scorer in scenario.scorers)
     rows = [(*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if name == "b" else ()))]
-    for load in sorted({load for load, _ in cells}):
-        at_load = {scorer: cell for (at, scorer), cell in cells.items() if at == load}
-        if OURS in at_load and PEERS & at_load.keys():
-            rows.append(_row(scenario, load, at_load, tiered))
+    rows += [_row(scenario, load, at_load, tiered) for load, at_load in cells.items() if compares(at_load)]
     return _aligned(rows)
+
+
+def by_load(name: str, results: Iterable[Result]) -> dict[float, dict[str, Cell]]:
+    """Cells by scorer, at each load in order."""
+    found: dict[float, dict[str, list[Result]]] = {}
+    for result in results:
+        if result["scenario"] == name:
+            found.setdefault(result["load"], {}).setdefault(result["scorer"], []).append(result)
+    return {load: {scorer: Cell(scorer, kept) for scorer, kept in found[load].items()} for load in sorted(found)}
+
+
+def compares(cells: Mapping[str, Cell]) -> bool:
+    """Ours and a peer were played."""
+    return OURS in cells and not PEERS.isdisjoint(cells)
+
+
+def best(cells: Mapping[str, Cell]) -> Cell:
+    """Of the peers, by the share of good requests."""
+    return max((cell for scorer, cell in cells.items() if scorer in PEERS), key=lambda cell: cell.good)
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -131,56 +147,40 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
-def _light_rows(scenario: Scenario, cells: dict[tuple[float, str], Cell]) -> list[tuple[str, ...]]:
+def _light_rows(scenario: Scenario, cells: Mapping[float, Mapping[str, Cell]]) -> list[tuple[str, ...]]:
     """Every scorer, by its share of good requests; then what is ours alone: the queue."""
     rows = [("load", *scenario.scorers, "p99 best", "p99 ours", "503s", "idle wait p99")]
-    for load in sorted({load for load, _ in cells}):
-        at_load = [cells.get((load, scorer)) for scorer in scenario.scorers]
-        if (ours := cells.get((load, OURS))) is None:
+    for load, at_load in cells.items():
+        if not compares(at_load):
             continue
-        best = max((cell for cell in at_load if cell and cell is not ours), key=lambda cell: cell.good, default=ours)
-        shares = (f"{cell.good:.3f}" if cell else "-" for cell in at_load)
-        waits = f"{ours.idle_wait * 1e3:.0f} ms"
-        rows.append(
-            (f"{load:.2f}", *shares, f"{best.p99:.2f} s", f"{ours.p99:.2f} s", f"{ours.of('refused'):g}", waits)
-        )
+        ours = at_load[OURS]
+        shares = (f"{at_load[scorer].good:.3f}" if scorer in at_load else "-" for scorer in scenario.scorers)
+        p99 = (f"{cell.p99:.2f} s" for cell in (best(at_load), ours))
+        rows.append((f"{load:.2f}", *shares, *p99, f"{ours.of('refused'):g}", f"{ours.idle_wait * 1e3:.0f} ms"))
     return rows
 
 
-def _cells(name: str, results: Iterable[Result]) -> dict[tuple[float, str], Cell]:
-    found: dict[tuple[float, str], list[Result]] = {}
-    for result in results:
-        if result["scenario"] == name:
-            found.setdefault((result["load"], result["scorer"]), []).append(result)
-    return {(load, scorer): Cell(scorer, kept) for (load, scorer), kept in found.items()}
-
-
-def _row(scenario: Scenario, load: float, cells: dict[str, Cell], tiered: bool) -> tuple[str, ...]:
-    ours, reference, best = cells[OURS], cells.get(REFERENCE), _best(cells)
+def _row(scenario: Scenario, load: float, cells: Mapping[str, Cell], tiered: bool) -> tuple[str, ...]:
+    ours, reference, peer = cells[OURS], cells.get(REFERENCE), best(cells)
     row = [
         f"{load:.2f}",
-        f"{best.scorer} {best.good:.3f}",
+        f"{peer.scorer} {peer.good:.3f}",
         f"{ours.good:.3f}",
         f"{reference.good:.3f}" if reference else "-",
         f"{cells[REFERENCE_LRU].good:.3f}" if REFERENCE_LRU in cells else "-",
-        f"{ours.good / max(best.good, 1e-9):.3f}",
+        f"{ours.good / max(peer.good, 1e-9):.3f}",
         f"{ours.good / max(reference.good, 1e-9):.3f}" if reference else "-",
-        f"{best.p99:.2f} s",
+        f"{peer.p99:.2f} s",
         f"{ours.p99:.2f} s",
         f"{ours.of('coverage') * 100:.1f}%",
     ]
-    played = (best, ours, reference)
+    played = (peer, ours, reference)
     if tiered:
         row += [f"{cell.of('preferred') * 100:.1f}%" if cell else "-" for cell in played]
         row += [f"{ours.cost / max(reference.cost, 1e-9):.3f}" if reference else "-"]
     if scenario.name == "b":
         row += [f"{ours.of('lost'):g}", *(f"{cell.of('good', 'trouble'):.3f}" if cell else "-" for cell in played)]
     return tuple(row)
-
-
-def _best(cells: Mapping[str, Cell]) -> Cell:
-    """Of the peers, by the share of good requests."""
-    return max((cell for scorer, cell in cells.items() if scorer in PEERS), key=lambda cell: cell.good)
 
 
 # --------------------------------------------------------------------------- ours less the best peer
@@ -190,20 +190,20 @@ def differences(results: Sequence[Result], before: str) -> str:
     """`before`: the page so far, of which the rows of scenarios without a result are kept."""
     rows = {row[1]: row[0] for row in re.finditer(r"^\| \((\S+)\) \|.*$", before, re.MULTILINE)}
     for name in {result["scenario"] for result in results}:
-        cells = _cells(name, results)
-        found = (_difference({at: cell for (to, at), cell in cells.items() if to == load}) for load in LOADS)
-        rows[name] = f"| ({name}) | {' | '.join(found)} |"
+        cells = by_load(name, results)
+        rows[name] = f"| ({name}) | {' | '.join(_difference(cells.get(load, {})) for load in LOADS)} |"
     heading = f"| | {' | '.join(map(str, LOADS))} |"
     return "\n".join([DIFFERENCES, heading, "|---" * (len(LOADS) + 1) + "|", *(rows[name] for name in sorted(rows))])
 
 
 def _difference(cells: Mapping[str, Cell]) -> str:
     """In points, of equal seeds. Bold: below the peer."""
-    if OURS not in cells or not PEERS & cells.keys():
+    if not compares(cells):
         return "-"
-    ours, best = cells[OURS].by_seed, _best(cells)
-    points = [(ours[seed] - good) * 100 for seed, good in best.by_seed.items() if seed in ours]
+    ours, peer = cells[OURS].by_seed, best(cells)
+    points = [(ours[seed] - good) * 100 for seed, good in peer.by_seed.items() if seed in ours]
     error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
     seeds = f" ({len(points)})" if len(points) > 1 else ""
-    text = f"{fmean(points):+.1f}{error} {best.scorer}{seeds}"
-    return f"**{text}**" if fmean(points) <= -0.05 else text
+    mean = round(fmean(points), 1) + 0.0  # no -0.0
+    text = f"{mean:+.1f}{error} {peer.scorer}{seeds}"
+    return f"**{text}**" if mean < 0 else text
