@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
+from benchmarks.replays import mean_points
 from benchmarks.scenarios import SCENARIOS
 
 LITTLE = 0.5  # points: an idea that gives less in every scenario is named
@@ -40,7 +41,7 @@ Seeds = Mapping[int, Ablated]  # by seed
 
 
 def page(ideas: Mapping[str, str], on: str, found: Sequence[Ablated]) -> str:
-    """`ideas`: what each is replaced by, by name. `on`: the one that is none."""
+    """`ideas`: the replacement of each idea, by name. `on`: the name of the row with every idea on."""
     cells = by_cell(found)
     scenarios = "\n".join(f"- ({name}) {SCENARIOS[name].title}" for name in sorted({one.scenario for one in found}))
     little = ", ".join(idea for idea in ideas if idea != on and gives_little(idea, on, cells)) or "none"
@@ -82,8 +83,7 @@ def cell(off: Seeds, on: Seeds) -> str:
     if common and all(off[seed].placements == on[seed].placements for seed in common):
         return "no change"
     points = differences(off, on)
-    error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
-    return f"{round(fmean(points), 1) + 0.0:+.1f}{error}" if points else "-"  # no -0.0
+    return mean_points(points) if points else "-"
 
 
 def differences(off: Seeds, on: Seeds) -> list[float]:
@@ -92,7 +92,7 @@ def differences(off: Seeds, on: Seeds) -> list[float]:
 
 
 def gives_little(idea: str, on: str, cells: Mapping[tuple[Column, str], Seeds]) -> bool:
-    """False for an idea that was not tried."""
+    """False for an idea without a replay."""
     tried = [differences(off, cells.get((column, on), {})) for (column, name), off in cells.items() if name == idea]
     means = [fmean(points) for points in tried if points]
     return bool(means) and min(means) > -LITTLE

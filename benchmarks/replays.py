@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from benchmarks.scenarios import SCENARIOS
@@ -27,7 +28,7 @@ def names(text: str) -> list[str]:
 
 
 def command(doc: str, seeds: int, results: Path | None = None, page: Path | None = None) -> argparse.ArgumentParser:
-    """Options of every benchmark of replays. `page`: what --page writes from `results`."""
+    """Options of every benchmark of replays. With --page, `page` is written from the file `results`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all, if absent")
     parser.add_argument("--traces", type=Path, required=page is None, help="where the public traces are")
@@ -80,3 +81,9 @@ def stored(results: Path, *key: str) -> list[dict[str, Any]]:
     """Rows of the file `results`; of several with the same values under `key`, the last."""
     lines = results.read_text().splitlines() if results.exists() else []
     return list({tuple(row[part] for part in key): row for row in map(json.loads, lines)}.values())
+
+
+def mean_points(points: Sequence[float]) -> str:
+    """With the standard error, where there are several."""
+    error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
+    return f"{round(fmean(points), 1) + 0.0:+.1f}{error}"  # 0.0: no -0.0

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from benchmarks.replays import mean_points
 from benchmarks.scenarios import SCENARIOS, Scenario
 from lab.replay.queue_results import QueueRow, wait_quantile
 from lab.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, REFERENCE_LRU
@@ -22,13 +23,11 @@ HEADING = """\
 What `python -m benchmarks.routing` found: replays of public traces through the gateway's own decision code, against
 simulated engines (`firsttoken replay` is the same workbench). A load of 1 is that at which round robin meets the
 TTFT of half of the requests. *good*: TTFT and TPOT within budget, of all offered. The best baseline is chosen anew
-at every load, after the fact; *reference* is a clairvoyant scheduler with perfect caches
-(`lab/replay/clairvoyant.py` says what it knows and why it bounds what is reachable), *real caches* the same with
-what each engine has computed and not evicted: no bound.
-
-In the scenarios of `benchmarks.frontier_traffic` (adapters, crowd, documents, reasoning, region, upgrade) the best
-baseline is that of those that were played: all of them at one load (crowd .8; documents, reasoning and region 1.1), and
-the best of these at others; of (adapters), those whose forecast knows adapters; of (upgrade), `lmetric`.
+at every load, after the fact, of two or three that were played (`lpwl`, `lmetric`, `argmin_ttft`, `least_load` or
+`cache_aware`: the best ones of an earlier sweep of all fourteen; of (adapters) the one whose forecast knows adapters,
+of (c) two that pool all tiers). *reference* is a clairvoyant scheduler with perfect caches (`lab/replay/clairvoyant.py`
+says what it knows and why it bounds what is reachable), *real caches* the same with what each engine has computed and
+not evicted: no bound. A dash: not played.
 
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
 carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
@@ -148,7 +147,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _light_rows(scenario: Scenario, cells: Mapping[float, Mapping[str, Cell]]) -> list[tuple[str, ...]]:
-    """Every scorer, by its share of good requests; then what is ours alone: the queue."""
+    """Share of good requests of every scorer; then refusals and waits in the queue of ours."""
     rows = [("load", *scenario.scorers, "p99 best", "p99 ours", "503s", "idle wait p99")]
     for load, at_load in cells.items():
         if not compares(at_load):
@@ -202,8 +201,5 @@ def _difference(cells: Mapping[str, Cell]) -> str:
         return "-"
     ours, peer = cells[OURS].by_seed, best(cells)
     points = [(ours[seed] - good) * 100 for seed, good in peer.by_seed.items() if seed in ours]
-    error = f" ±{stdev(points) / len(points) ** 0.5:.1f}" if len(points) > 1 else ""
-    seeds = f" ({len(points)})" if len(points) > 1 else ""
-    mean = round(fmean(points), 1) + 0.0  # no -0.0
-    text = f"{mean:+.1f}{error} {peer.scorer}{seeds}"
-    return f"**{text}**" if mean < 0 else text
+    text = f"{mean_points(points)} {peer.scorer}" + (f" ({len(points)})" if len(points) > 1 else "")
+    return f"**{text}**" if text.startswith("-") else text
