@@ -105,8 +105,9 @@ def sections(text: str) -> dict[str, str]:
 
 
 def _section(name: str, results: Sequence[Result]) -> str:
-    seeds = len({result["seed"] for result in results if result["scenario"] == name})
-    means = f"Means over {seeds} seeds." if seeds > 1 else "One seed."
+    played = {len(cell.by_seed) for cells in by_load(name, results).values() for cell in cells.values()}
+    few, most = min(played), max(played)
+    means = f"Means over {f'{few} to ' * (few < most)}{most} seeds." if most > 1 else "One seed."
     return f"## ({name}) {SCENARIOS[name].title}\n\n{means}\n\n" + "\n".join(table(name, results))
 
 
