@@ -137,8 +137,9 @@ def compares(cells: Mapping[str, Cell]) -> bool:
 
 
 def best(cells: Mapping[str, Cell]) -> Cell:
-    """Of the peers, by the share of good requests."""
-    return max((cell for scorer, cell in cells.items() if scorer in PEERS), key=lambda cell: cell.good)
+    """Of the peers with the most seeds, by the share of good requests: a lucky seed alone makes no best peer."""
+    peers = (cell for scorer, cell in cells.items() if scorer in PEERS)
+    return max(peers, key=lambda cell: (len(cell.by_seed), cell.good))
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -33,9 +33,11 @@ def test_the_difference_is_to_the_best_peer_at_that_load() -> None:
 
 
 def test_seeds_are_compared_one_by_one() -> None:
-    """The error is that of the differences, and a seed that only one of the two has played is left out."""
+    """The error is that of the differences. A seed of one side alone is left out, and so is a peer with fewer seeds."""
     found = [*shares(0.2, OURS, 0.5, 0.9), *shares(0.2, "lpwl", 0.4, 0.7, 0.9)]
     assert cells(differences(found, ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
+    lucky = shares(0.2, "lmetric", 1.0)
+    assert cells(differences([*found, *lucky], ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
 
 
 def test_a_row_without_results_is_kept() -> None:
