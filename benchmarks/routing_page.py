@@ -105,7 +105,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def _section(name: str, results: Sequence[Result]) -> str:
-    played = {len(cell.by_seed) for cells in by_load(name, results).values() for cell in cells.values()}
+    played = {len(cell.by_seed) for cells in by_load(name, shared(results)).values() for cell in cells.values()}
     few, most = min(played), max(played)
     means = f"Means over {f'{few} to ' * (few < most)}{most} seeds." if most > 1 else "One seed."
     return f"## ({name}) {SCENARIOS[name].title}\n\n{means}\n\n" + "\n".join(table(name, results))
@@ -113,13 +113,24 @@ def _section(name: str, results: Sequence[Result]) -> str:
 
 def table(name: str, results: Iterable[Result]) -> list[str]:
     """Markdown, aligned for a terminal too."""
-    scenario, cells = SCENARIOS[name], by_load(name, results)
+    scenario, cells = SCENARIOS[name], by_load(name, shared(results))
     if scenario.cold:
         return _aligned(_light_rows(scenario, cells))
     tiered = any(scorer.startswith(POOLED) for scorer in scenario.scorers)
     rows = [(*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if name == "b" else ()))]
     rows += [_row(scenario, load, at_load, tiered) for load, at_load in cells.items() if compares(at_load)]
     return _aligned(rows)
+
+
+def shared(results: Iterable[Result]) -> list[Result]:
+    """Of the seeds that every scorer has played at that load: seeds differ by more than scorers do."""
+    seeds: dict[tuple[str, float], dict[str, set[int]]] = {}
+    kept = list(results)
+    for result in kept:
+        played = seeds.setdefault((result["scenario"], result["load"]), {})
+        played.setdefault(result["scorer"], set()).add(result["seed"])
+    common = {place: set.intersection(*played.values()) for place, played in seeds.items()}
+    return [result for result in kept if result["seed"] in common[result["scenario"], result["load"]]]
 
 
 def by_load(name: str, results: Iterable[Result]) -> dict[float, dict[str, Cell]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.routing import RESULTS, read
-from benchmarks.routing_page import Cell, Result, best, by_load, compares
+from benchmarks.routing_page import Cell, Result, best, by_load, compares, shared
 from lab.replay.sim_fleet import OURS, REFERENCE
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -84,7 +84,7 @@ TTFT = Axis(
 def points(name: str, results: Sequence[Result], value: Callable[[Cell], float]) -> Points:
     """Of the loads at which ours, a baseline and the reference were all played."""
     found = Points(ours=[], best=[], ref=[])
-    for load, at_load in by_load(name, results).items():
+    for load, at_load in by_load(name, shared(results)).items():
         if compares(at_load) and REFERENCE in at_load:
             for line, cell in zip(found, (at_load[OURS], best(at_load), at_load[REFERENCE]), strict=True):
                 found[line].append((load, value(cell)))

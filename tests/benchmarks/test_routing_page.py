@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routing, scenarios
-from benchmarks.routing_page import Result, differences, page, table
+from benchmarks.routing_page import Result, differences, page, shared, table
 from lab.replay.sim_fleet import OURS, REFERENCE
 
 
@@ -38,6 +38,15 @@ def test_seeds_are_compared_one_by_one() -> None:
     assert cells(differences(found, ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
     lucky = shares(0.2, "lmetric", 1.0)
     assert cells(differences([*found, *lucky], ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
+
+
+def test_a_table_is_of_the_seeds_that_all_have_played() -> None:
+    """A further seed of some would be compared with the first seed of others."""
+    first = [*shares(0.2, OURS, 0.5), *shares(0.2, REFERENCE, 0.6)]
+    assert shared([*first, *shares(0.2, OURS, 0.5, 0.9)[1:], *shares(0.4, OURS, 0.5, 0.9)]) == [
+        *first,
+        *shares(0.4, OURS, 0.5, 0.9),
+    ]
 
 
 def test_a_row_without_results_is_kept() -> None:
