@@ -52,7 +52,8 @@ DIFFERENCES = """\
 ## Ours less the best peer, at every load
 
 In points of good requests; the peer is the best one of those that were played at that load. Bold: ours is below. One
-seed, or their number in brackets, with the standard error of the differences of equal seeds. The command of a row is
+seed, or their number in brackets, with the standard error of the differences of equal seeds. The peer of (c) pools all
+tiers, and serves far fewer requests in the first one (*tier 1*, below). The command of a row is
 `python -m benchmarks.routing --traces DIR SCENARIO --loads .2,.4,.7,1,1.5,2.2 --scorers ours,PEER,...`.
 """
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
