@@ -1,6 +1,6 @@
 """Ablation of the policies: the scenarios with every idea on, and with one idea off at a time.
 
-    python -m benchmarks.ablation --traces DIR                    # all scenarios, two loads each, and the page
+    python -m benchmarks.ablation --traces DIR                    # all scenarios, each at its capacity, and the page
     python -m benchmarks.ablation --traces DIR a d --loads 1.1 --ideas "late binding,hedging"
     python -m benchmarks.ablation --page                          # the page again, from the stored results
 
@@ -13,11 +13,8 @@ Results are appended to RESULTS. Remove it after a change of the policies: a row
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -27,11 +24,12 @@ from unittest.mock import patch
 from zlib import crc32
 
 from benchmarks.ablation_page import Ablated, page
-from benchmarks.routing import floats
-from benchmarks.scenarios import SCENARIOS, arrivals, setting
+from benchmarks.capacity import PAGE as CAPACITIES
+from benchmarks.capacity import loads_of
+from benchmarks.replays import Replay, command, floats, names, parsed, stored, sweep
+from benchmarks.scenarios import arrivals, setting
 from lab.replay.player import play
 from lab.replay.results import Results
-from lab.replay.session_results import session_row
 from lab.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
@@ -45,14 +43,11 @@ from policies.routing import ranking
 from policies.scorers import predicted
 from policies.types import FOREVER, Candidate, Decision
 
-LOADS = (0.9, 1.25)
-LAST = 2  # loads of a scenario that has others than LOADS, the highest
 SEEDS = 4
 RESULTS, PAGE = Path(".cache/ablation.jsonl"), Path(__file__).parent / "ABLATION.md"
 ANY = 1e-9  # a probability which every endpoint offers
 
 Patch = tuple[Any, str, Any]  # owner, attribute, replacement
-Task = tuple[str, float, str, int, Path]  # scenario, load, disabled idea, seed, traces
 
 
 def _everywhere(_: Scenario) -> bool:
@@ -216,7 +211,7 @@ def placements(results: Results) -> int:
     return crc32(repr([(r.endpoint, r.sent_at, r.first_at, r.ended_at) for r in results.requests]).encode())
 
 
-def replay_one(task: Task) -> Ablated:
+def replay_one(task: Replay) -> Ablated:
     name, load, off, seed, traces = task
     idea, played = BY_NAME[off], setting(name)
     if idea.change is not None:
@@ -224,69 +219,44 @@ def replay_one(task: Task) -> Ablated:
     offered = arrivals(name, load, traces, seed)
     with without(idea) as calls:
         results = play(played, offered, seed)
-    row, sessions = results.rows()[-1], session_row(results, offered, played)
-    whole = sessions and sessions.good
     uncalled = tuple(function for function, count in calls.items() if not count)
-    return Ablated(name, load, off, seed, row.good, row.attainment, row.ttft[2], placements(results), uncalled, whole)
+    return Ablated(name, load, off, seed, results.overall().good, placements(results), uncalled)
 
 
 def tasks(
     names: Sequence[str], loads: Sequence[float], ideas: Sequence[str], seeds: int, traces: Path
-) -> Iterator[Task]:
-    """`loads`: empty for those of each scenario."""
+) -> Iterator[Replay]:
+    """`loads`: empty for the capacity of each scenario, which has to be known."""
+    capacities = loads_of(CAPACITIES.read_text())
     for name in names:
         played = setting(name)
         playing = [idea for idea in ideas if BY_NAME[idea].plays_in(played)]
-        for load, idea, seed in product(loads or usual_loads(name), playing, range(seeds)):
+        for load, idea, seed in product(loads or [capacities[name]], playing, range(seeds)):
             yield name, load, idea, seed, traces
-
-
-def usual_loads(name: str) -> Sequence[float]:
-    known = SCENARIOS[name].loads
-    return LOADS if set(LOADS) <= set(known) else known[-LAST:]
-
-
-def sweep(todo: list[Task], results: Path, jobs: int | None) -> Iterator[Ablated]:
-    """Every result is stored at once."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(jobs) as workers, results.open("a") as kept:
-        for found in workers.map(replay_one, todo):
-            kept.write(json.dumps(asdict(found)) + "\n")
-            kept.flush()
-            yield found
 
 
 def read(results: Path) -> list[Ablated]:
     """Of repeated replays, the last; of ideas that there still are."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    found = (Ablated(**{**row, "uncalled": tuple(row["uncalled"])}) for row in map(json.loads, lines))
-    latest = {(one.scenario, one.load, one.idea, one.seed): one for one in found if one.idea in BY_NAME}
-    return list(latest.values())
+    rows = stored(results, "scenario", "load", "idea", "seed")
+    return [Ablated(**{**row, "uncalled": tuple(row["uncalled"])}) for row in rows if row["idea"] in BY_NAME]
 
 
 def named(text: str) -> list[str]:
     """Ideas by name, and ON, to compare with."""
-    return list(dict.fromkeys([ON, *(part.strip() for part in text.split(","))]))
+    return list(dict.fromkeys([ON, *names(text)]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; all, if absent")
-    parser.add_argument("--traces", type=Path, help="where the public traces are")
-    parser.add_argument("--loads", type=floats, default=[], help="if absent, two of each scenario's")
+    parser = command(__doc__, SEEDS, RESULTS, PAGE)
+    parser.add_argument("--loads", type=floats, default=[], help="if absent, the capacity of each scenario")
     parser.add_argument("--ideas", type=named, default=list(BY_NAME), help="names, separated by commas; all, if absent")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--jobs", type=int, help="replays at a time")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", action="store_true", help="write ABLATION.md from the results that there are")
-    args = parser.parse_args()
-    if not args.page and args.traces is None:
-        parser.error("--traces DIR: where the traces are")
+    args = parsed(parser)
     if unknown := set(args.ideas) - set(BY_NAME):
         parser.error(f"--ideas: no idea {', '.join(sorted(unknown))}; known: {', '.join(BY_NAME)}")
     if not args.page:
-        todo = list(tasks(args.scenarios or list(SCENARIOS), args.loads, args.ideas, args.seeds, args.traces))
-        for one in sweep(todo, args.results, args.jobs):
+        scenarios = args.scenarios or list(loads_of(CAPACITIES.read_text()))
+        todo = tasks(scenarios, args.loads, args.ideas, args.seeds, args.traces)
+        for one in sweep(replay_one, todo, args.jobs, args.results):
             print("\t".join(map(str, asdict(one).values())), flush=True)
     PAGE.write_text(page({idea.name: idea.off for idea in IDEAS}, ON, read(args.results)))
 

@@ -10,15 +10,13 @@ steps of STEP from 1 find a bracket, and bisection narrows it to NEAR. At each l
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.replays import command, names, parsed, stored, sweep
 from benchmarks.routing import replay_one
 from benchmarks.scenarios import SCENARIOS
 from lab.replay.sim_fleet import OURS, REFERENCE, REFERENCES
@@ -97,33 +95,28 @@ def measured(task: Task) -> Capacity:
     return Capacity(scenario, scorer, measure, seeds, load, rate, usual["good"], usual["attainment"])
 
 
-def sweep(tasks: list[Task], results: Path, jobs: int) -> Iterator[Capacity]:
-    """Every result is stored at once."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(jobs) as workers, results.open("a") as kept:
-        for found in workers.map(measured, tasks):
-            kept.write(json.dumps(asdict(found)) + "\n")
-            kept.flush()
-            yield found
-
-
 def read(results: Path) -> list[Capacity]:
     """Of repeated measurements, the last."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    latest = {(one.scenario, one.scorer, one.measure): one for one in (Capacity(**json.loads(each)) for each in lines)}
-    return list(latest.values())
+    return [Capacity(**row) for row in stored(results, "scenario", "scorer", "measure")]
 
 
 def page(found: Iterable[Capacity], before: str = "") -> str:
     """`before`: the page so far, of which the sections without a result are kept."""
-    groups: dict[tuple[str, str], list[Capacity]] = {}
+    groups: dict[str, list[Capacity]] = {}
     for one in found:
-        groups.setdefault((one.scenario, one.measure), []).append(one)
-    parts = {part.partition("\n")[0]: part.rstrip() for part in before.split("\n## ")[1:]}
-    for (name, measure), group in groups.items():
-        title = f"({name}) {SCENARIOS[name].title}{MANNER[measure]}"
-        parts[title] = f"{title}\n\n{verdict(group)}" + "\n".join(table(group))
-    return "\n\n## ".join([HEADING.format(goal=GOAL).rstrip(), *(parts[title] for title in sorted(parts))]) + "\n"
+        groups.setdefault(title(one.scenario, one.measure), []).append(one)
+    made = {name: f"{name}\n\n{verdict(group)}" + "\n".join(table(group)) for name, group in groups.items()}
+    parts = sections(before) | made
+    return "\n\n## ".join([HEADING.format(goal=GOAL).rstrip(), *(parts[name] for name in sorted(parts))]) + "\n"
+
+
+def sections(page: str) -> dict[str, str]:
+    """By title."""
+    return {part.partition("\n")[0]: part.rstrip() for part in page.split("\n## ")[1:]}
+
+
+def title(scenario: str, measure: str = "good") -> str:
+    return f"({scenario}) {SCENARIOS[scenario].title}{MANNER[measure]}"
 
 
 def verdict(found: Sequence[Capacity]) -> str:
@@ -136,6 +129,13 @@ def verdict(found: Sequence[Capacity]) -> str:
     parts = [f"{_ratio(loads[OURS], peers[best])} times the load of the best peer, {best}"]
     parts += [f"{_ratio(loads[OURS], loads[REFERENCE])} times that of the reference"] if REFERENCE in loads else []
     return f"Ours carries {', and '.join(parts)}.\n\n"
+
+
+def loads_of(page: str, scorer: str = OURS) -> dict[str, float]:
+    """Capacity for good requests by scenario, as the page has it; LEAST where it is less."""
+    row = re.compile(rf"^\| {scorer} \| (?:< )?([\d.]+)", re.MULTILINE)
+    found = {name: row.search(sections(page).get(title(name), "")) for name in SCENARIOS}
+    return {name: float(match[1]) for name, match in found.items() if match}
 
 
 def _ratio(load: float, other: float) -> str:
@@ -155,27 +155,19 @@ def table(found: Iterable[Capacity]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; all, if absent")
-    parser.add_argument("--traces", type=Path, help="where the public traces are")
-    parser.add_argument("--scorers", type=lambda text: text.split(","))
-    parser.add_argument("--seeds", type=int, default=2)
+    parser = command(__doc__, 2, RESULTS, PAGE)
+    parser.add_argument("--scorers", type=names)
     parser.add_argument("--of", choices=MEASURES, default="good", dest="measure")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="replays at a time")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", action="store_true", help="write CAPACITY.md from the results that there are")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.page:
         PAGE.write_text(page(read(args.results), PAGE.read_text()))
         return
-    if args.traces is None:
-        parser.error("--traces DIR: where the traces are")
     tasks: list[Task] = [
         (name, scorer, args.measure, args.seeds, args.traces)
         for name in args.scenarios or SCENARIOS
         for scorer in args.scorers or SCENARIOS[name].scorers
     ]
-    for one in sweep(tasks, args.results, args.jobs):
+    for one in sweep(measured, tasks, args.jobs, args.results):
         print("\t".join(map(str, asdict(one).values())), flush=True)
     print("\n" + page(read(args.results)))
 

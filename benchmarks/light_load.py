@@ -13,18 +13,15 @@ own start costs, apart from that of engines with empty caches.
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
 
-from benchmarks.routing import floats
+from benchmarks.replays import Replay, add_replays, command, replays, sweep
 from benchmarks.scenarios import SCENARIOS, arrivals, setting
-from gateway.cli.config_commands import aligned
+from gateway.cli.tables import aligned
 from lab.replay.counterfactual import RefusalRow, play_refused
 from lab.replay.player import Player
 from lab.replay.queue_results import (
@@ -37,15 +34,13 @@ from lab.replay.queue_results import (
     wait_quantile,
 )
 from lab.replay.results import Results
-from lab.replay.sim_fleet import Scenario
+from lab.replay.sim_fleet import OURS, Scenario
 from lab.traffic.traces import Arrival
 
 SEEDS = 4
 WARM = "warm"  # scorer: ours, by a gateway that has learned before
 LEARNED = 1000  # added to the seed of the replay that it has learned from
 COLD_LOAD = 0.6  # of the comparison of the first minute with the fifth
-
-Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class LightLoad:
     took: float
 
 
-def replay_one(task: Task) -> LightLoad:
+def replay_one(task: Replay) -> LightLoad:
     began = process_time()
     name, load, scorer, seed, traces = task
     offered, played = arrivals(name, load, traces, seed), setting(name)
@@ -178,36 +173,20 @@ def _share(part: int, whole: int) -> str:
 # ---------------------------------------------------------------- command
 
 
-def chosen(args: argparse.Namespace) -> Iterator[Task]:
-    for name in args.scenarios or [name for name, one in SCENARIOS.items() if one.cold]:
-        for load in args.loads or SCENARIOS[name].loads:
-            scorers = list(args.scorers or SCENARIOS[name].scorers)
-            if not args.scorers and name == "agents" and load == COLD_LOAD:
-                scorers.append(WARM)
-            for scorer in scorers:
-                for seed in range(args.first_seed, args.first_seed + args.seeds):
-                    yield name, load, scorer, seed, args.traces
-
-
-def sweep(tasks: Iterable[Task], jobs: int) -> Iterator[LightLoad]:
-    with ProcessPoolExecutor(jobs) as workers:
-        yield from workers.map(replay_one, tasks)
+def chosen(args: argparse.Namespace) -> Iterator[Replay]:
+    args.scenarios = args.scenarios or [name for name, one in SCENARIOS.items() if one.cold]
+    for name, load, scorer, seed, traces in replays(args):
+        yield name, load, scorer, seed, traces
+        if not args.scorers and (name, load, scorer) == ("agents", COLD_LOAD, OURS):
+            yield name, load, WARM, seed, traces
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "scenarios", nargs="*", metavar="SCENARIO", help="of benchmarks.routing; the cold ones, if absent"
-    )
-    parser.add_argument("--traces", type=Path, required=True, help="where the public traces are")
-    parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
-    parser.add_argument("--scorers", type=lambda text: text.split(","), help=f"those of the scenario, or {WARM}")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="replays at a time")
+    parser = command(__doc__, SEEDS)
+    add_replays(parser)
     parser.add_argument("--each", action="store_true", help="name each idle wait and each wrong refusal")
     args = parser.parse_args()
-    print("\n".join(report(list(sweep(list(chosen(args)), args.jobs)), args.each)))
+    print("\n".join(report(list(sweep(replay_one, chosen(args), args.jobs)), args.each)))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,11 @@ Results are appended to RESULTS, a line of JSON per replay, so scenarios can run
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.replays import Replay, add_replays, command, parsed, replays, stored, sweep
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from lab.replay.player import play
@@ -26,10 +23,8 @@ from lab.replay.session_results import session_row
 RESULTS, PAGE = Path(".cache/routing.jsonl"), Path(__file__).parent / "ROUTING.md"
 NEAR = 1.03  # precision of the base load
 
-Task = tuple[str, float, str, int, Path]  # scenario, load, scorer, seed, traces
 
-
-def replay_one(task: Task) -> dict[str, Any]:
+def replay_one(task: Replay) -> dict[str, Any]:
     name, load, scorer, seed, traces = task
     played, offered = setting(name).with_scorer(scorer), arrivals(name, load, traces, seed)
     tally = play(played, offered, seed)
@@ -49,21 +44,9 @@ def replay_one(task: Task) -> dict[str, Any]:
     }
 
 
-def sweep(tasks: list[Task], results: Path) -> Iterator[dict[str, Any]]:
-    """Every result is stored at once."""
-    results.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor() as workers, results.open("a") as kept:
-        for result in workers.map(replay_one, tasks):
-            kept.write(json.dumps(result) + "\n")
-            kept.flush()
-            yield result
-
-
 def read(results: Path) -> list[dict[str, Any]]:
     """Of repeated replays, the last."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    latest = {(r["scenario"], r["load"], r["scorer"], r["seed"]): r for r in map(json.loads, lines)}
-    return list(latest.values())
+    return stored(results, "scenario", "load", "scorer", "seed")
 
 
 def find(name: str, traces: Path) -> float:
@@ -111,41 +94,17 @@ def _quotes(rows: list[dict[str, Any]] | None) -> str:
     )
 
 
-def floats(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
-
-
-def chosen(args: argparse.Namespace) -> list[Task]:
-    names: Iterable[str] = args.scenarios or SCENARIOS
-    return [
-        (name, load, scorer, seed, args.traces)
-        for name in names
-        for load in args.loads or SCENARIOS[name].loads
-        for scorer in args.scorers or SCENARIOS[name].scorers
-        for seed in range(args.first_seed, args.first_seed + args.seeds)
-    ]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all, if absent")
-    parser.add_argument("--traces", type=Path, help="where the public traces are")
-    parser.add_argument("--loads", type=floats, help="by default, the scenario's own")
-    parser.add_argument("--scorers", type=lambda text: text.split(","))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser = command(__doc__, 1, RESULTS, PAGE)
+    add_replays(parser)
     parser.add_argument("--find", action="store_true", help="look for the base loads")
-    parser.add_argument("--page", action="store_true", help="write ROUTING.md from the results that there are")
-    args = parser.parse_args()
-    if not args.page and args.traces is None:
-        parser.error("--traces DIR: where the traces are")
+    args = parsed(parser)
     if args.find:
         for name in args.scenarios or SCENARIOS:
             print(f"{name}: base {SCENARIOS[name].base * find(name, args.traces):.3f}")
         return
     if not args.page:
-        for result in sweep(chosen(args), args.results):
+        for result in sweep(replay_one, replays(args), args.jobs, args.results):
             print(line(result), flush=True)
     found = read(args.results)
     for name in sorted({result["scenario"] for result in found} & set(args.scenarios or SCENARIOS)):

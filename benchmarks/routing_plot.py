@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.routing import RESULTS, read
-from benchmarks.routing_page import Cell, Result
-from lab.replay.sim_fleet import OURS, REFERENCE, REFERENCES
+from benchmarks.routing_page import Cell, Result, best, by_load, compares, shared
+from lab.replay.sim_fleet import OURS, REFERENCE
 
 DOCS = Path(__file__).parent.parent / "docs"
 TITLES = {
@@ -81,23 +81,12 @@ TTFT = Axis(
 )
 
 
-def played(name: str, results: Sequence[Result]) -> dict[float, dict[str, Cell]]:
-    """All seeds, by load and scorer."""
-    found: dict[float, dict[str, list[Result]]] = {}
-    for result in results:
-        if result["scenario"] == name:
-            found.setdefault(result["load"], {}).setdefault(result["scorer"], []).append(result)
-    return {load: {name: Cell(name, kept) for name, kept in found[load].items()} for load in sorted(found)}
-
-
 def points(name: str, results: Sequence[Result], value: Callable[[Cell], float]) -> Points:
     """Of the loads at which ours, a baseline and the reference were all played."""
     found = Points(ours=[], best=[], ref=[])
-    for load, at_load in played(name, results).items():
-        if {OURS, REFERENCE} < at_load.keys():
-            baselines = (cell for scorer, cell in at_load.items() if scorer not in (OURS, *REFERENCES))
-            best = max(baselines, key=lambda cell: cell.good)
-            for line, cell in zip(found, (at_load[OURS], best, at_load[REFERENCE]), strict=True):
+    for load, at_load in by_load(name, shared(results)).items():
+        if compares(at_load) and REFERENCE in at_load:
+            for line, cell in zip(found, (at_load[OURS], best(at_load), at_load[REFERENCE]), strict=True):
                 found[line].append((load, value(cell)))
     return found
 

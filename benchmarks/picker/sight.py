@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.picker.page import SightRow, write_sights
-from benchmarks.routing import floats
+from benchmarks.replays import floats
 from benchmarks.scenarios import arrivals, setting
 from gateway.picker.envoy_request import WATCHED
 from gateway.picker.picker import WITHIN, UncountedPicks

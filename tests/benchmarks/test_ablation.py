@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ablation, scenarios
-from benchmarks.ablation import BY_NAME, IDEAS, ON, Idea, placements, replay_one, tasks, without
+from benchmarks.ablation import BY_NAME, CAPACITIES, IDEAS, ON, Idea, placements, replay_one, tasks, without
 from benchmarks.ablation_page import Ablated, page
+from benchmarks.capacity import loads_of
 from lab.replay.player import play
 from lab.replay.sim_fleet import Scenario
 from lab.traffic.traces import Agents, Arrival, agents
@@ -105,13 +105,14 @@ def test_a_replay_tells_what_it_never_called(monkeypatch: pytest.MonkeyPatch) ->
     cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1] for row in rows if row.startswith("| ")}
     assert cells["unused"] == "not called: `PlacementRound.move` |"
     assert cells["hedging"] == "- |"
-    assert cells["knowledge of caches"].startswith(f"{found[2].good:.3f} (")
+    assert cells[ON] == f"{found[0].good:.3f} |"
+    assert cells["knowledge of caches"] == f"{(found[2].good - found[0].good) * 100:+.1f} |"
 
 
 def test_the_page_compares_seed_by_seed() -> None:
     """In points, with the standard error of the differences; and says where nothing changed."""
     found = [
-        Ablated("d", 1.0, idea, seed, good, 0.9, 2.0, checksum)
+        Ablated("d", 1.0, idea, seed, good, checksum)
         for idea, seed, good, checksum in (
             (ON, 0, 0.80, 1),
             (ON, 1, 0.60, 2),
@@ -121,10 +122,11 @@ def test_the_page_compares_seed_by_seed() -> None:
             ("two", 1, 0.60, 2),
         )
     ]
-    rows = page({ON: "", "one": "", "two": ""}, ON, found).splitlines()
-    assert "| nothing | 0.700, 0.900, 2.0 s |" in rows
-    assert "| one | 0.680 (-2.0 ±1.0), 0.900, 2.0 s |" in rows
+    rows = page({ON: "", "one": "", "two": "", "three": ""}, ON, found).splitlines()
+    assert "| nothing | 0.700 |" in rows
+    assert "| one | -2.0 ±1.0 |" in rows
     assert "| two | no change |" in rows
+    assert "Less than 0.5 points in every scenario that was tried: two." in rows
 
 
 def test_an_idea_is_tried_where_it_plays_a_part() -> None:
@@ -141,26 +143,8 @@ def test_an_idea_is_tried_where_it_plays_a_part() -> None:
     assert ablation.named("hedging") == [ON, "hedging"]
 
 
-def test_each_scenario_has_its_own_loads() -> None:
-    """The usual two, or the two highest of a scenario that counts in sessions per second."""
-    planned = list(tasks(["d", "e-closed"], [], [ON], 1, Path()))
-    assert [(name, load) for name, load, *_ in planned] == [
-        ("d", 0.9),
-        ("d", 1.25),
-        ("e-closed", 0.6),
-        ("e-closed", 0.7),
-    ]
-
-
-def test_recorded_sessions_are_judged_as_a_whole_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The share with all turns good, beside the requests."""
-    turns = [
-        {"session_id": "s", "turn": turn, "timestamp": 4000 * turn, "think_time": 1.0, "api_time": 2.0,
-         "input_length": 1100 + 600 * turn, "output_length": 20, "hash_ids": list(range(2 + turn))}
-        for turn in range(3)
-    ]  # fmt: skip
-    (tmp_path / "agent_sessions.jsonl").write_text("\n".join(map(json.dumps, turns)))
-    monkeypatch.setattr(scenarios, "SESSIONS_SECONDS", 20.0)
-    one = replay_one(("e-closed", 0.5, ON, 0, tmp_path))
-    assert one.whole == 1.0
-    assert any(row.endswith("1.000 whole |") for row in page({ON: ""}, ON, [one]).splitlines())
+def test_each_scenario_is_played_at_its_capacity() -> None:
+    """As the page of capacities has it."""
+    known = loads_of(CAPACITIES.read_text())
+    planned = list(tasks(["b", "crowd"], [], [ON], 1, Path()))
+    assert [(name, load) for name, load, *_ in planned] == [("b", known["b"]), ("crowd", known["crowd"])]

@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks import scenarios
-from benchmarks.capacity import GOAL, LEAST, MOST, NEAR, STEP, Capacity, Replays, highest, measured, page, verdict
+from benchmarks.capacity import (
+    GOAL,
+    LEAST,
+    MOST,
+    NEAR,
+    STEP,
+    Capacity,
+    Replays,
+    highest,
+    loads_of,
+    measured,
+    page,
+    verdict,
+)
 
 
 def falling(at: float, looked: list[float]) -> Callable[[float], float]:
@@ -60,6 +73,17 @@ def test_the_page_keeps_the_sections_of_scenarios_that_are_not_measured_again() 
     before = page([old, other])
     assert page([], before) == before
     assert page([replace(old, load=1.5)], before) == page([replace(old, load=1.5), other])
+
+
+def test_the_capacity_of_ours_is_read_from_the_page() -> None:
+    """Of good requests, for the ablation; LEAST where it is less, nothing where ours was not measured."""
+    rows = [
+        Capacity("d", "ours", "good", 1, 1.541, 8.0, 0.9, 0.9),
+        Capacity("d", "ours", "attainment", 1, 2.0, 8.0, 0.9, 0.9),
+        Capacity("e", "ours", "good", 1, 0.0, 0.0, 0.1, 0.2),
+        Capacity("b", "lpwl", "good", 1, 0.8, 4.0, 0.5, 0.6),
+    ]
+    assert loads_of(page(rows)) == {"d": 1.54, "e": LEAST}
 
 
 def test_the_page_orders_scorers_by_capacity() -> None:

@@ -1,0 +1,66 @@
+"""The page of routing: ours less the best peer, by scenario and load, in points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import routing, scenarios
+from benchmarks.routing_page import Result, differences, page, shared, table
+from lab.replay.sim_fleet import OURS, REFERENCE
+
+
+def shares(load: float, scorer: str, *good: float) -> list[Result]:
+    """A seed each."""
+    return [
+        {"scenario": "d", "load": load, "scorer": scorer, "seed": seed, "rows": {"all": {"good": each}}}
+        for seed, each in enumerate(good)
+    ]
+
+
+def cells(page: str, scenario: str) -> list[str]:
+    row = next(line for line in page.splitlines() if line.startswith(f"| ({scenario}) |"))
+    return [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+def test_the_difference_is_to_the_best_peer_at_that_load() -> None:
+    """Another one at another load, the reference never; a dash where ours or every peer is missing."""
+    found = [*shares(0.2, OURS, 0.9), *shares(0.2, "lpwl", 0.8), *shares(0.2, "lmetric", 0.7)]
+    found += [*shares(0.4, OURS, 0.9), *shares(0.4, "lpwl", 0.8), *shares(0.4, "lmetric", 0.95)]
+    found += [*shares(0.7, OURS, 0.9), *shares(0.7, REFERENCE, 1.0), *shares(1.0, "lpwl", 0.5)]
+    assert cells(differences(found, ""), "d") == ["+10.0 lpwl", "**-5.0 lmetric**", "-", "-", "-", "-"]
+
+
+def test_seeds_are_compared_one_by_one() -> None:
+    """The error is that of the differences. A seed of one side alone is left out, and so is a peer with fewer seeds."""
+    found = [*shares(0.2, OURS, 0.5, 0.9), *shares(0.2, "lpwl", 0.4, 0.7, 0.9)]
+    assert cells(differences(found, ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
+    lucky = shares(0.2, "lmetric", 1.0)
+    assert cells(differences([*found, *lucky], ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
+
+
+def test_a_table_is_of_the_seeds_that_all_have_played() -> None:
+    """A further seed of some would be compared with the first seed of others."""
+    first = [*shares(0.2, OURS, 0.5), *shares(0.2, REFERENCE, 0.6)]
+    assert shared([*first, *shares(0.2, OURS, 0.5, 0.9)[1:], *shares(0.4, OURS, 0.5, 0.9)]) == [
+        *first,
+        *shares(0.4, OURS, 0.5, 0.9),
+    ]
+
+
+def test_a_row_without_results_is_kept() -> None:
+    """One machine has the results of some scenarios."""
+    before = differences([{**one, "scenario": "a"} for one in [*shares(0.2, OURS, 0.9), *shares(0.2, "lpwl", 0.8)]], "")
+    after = differences([*shares(0.4, OURS, 0.9), *shares(0.4, "lpwl", 0.8)], before)
+    assert cells(after, "a") == cells(before, "a")
+    assert cells(after, "d")[1] == "+10.0 lpwl"
+
+
+def test_a_scenario_needs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are dashes then; the section is played again on a page that has both tables."""
+    monkeypatch.setattr(scenarios, "SECONDS", 3.0)
+    found = [routing.replay_one(("d", 1.0, scorer, 0, Path())) for scorer in (OURS, "lpwl")]
+    heading, _, row = ([cell.strip() for cell in line.split("|")] for line in table("d", found))
+    assert dict(zip(heading, row, strict=True))["reference"] == "-"
+    assert page(found, page(found)) == page(found)
