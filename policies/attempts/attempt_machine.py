@@ -35,7 +35,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from policies.attempts.attempt_events import (
@@ -61,6 +61,7 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
+    PeerForecast,
     Progress,
     Resume,
     Suspend,
@@ -78,6 +79,7 @@ from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candid
 
 CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
+NOTHING_KNOWN: Mapping[str, PeerForecast] = {}
 OVERDUE = "the limit of time for the whole answer has passed"
 
 
@@ -323,7 +325,8 @@ class AttemptMachine:
             [committed.candidate.endpoint.id, *(each.attempt.candidate.endpoint.id for each in self.pending.values())]
         )
         self._deaths += is_lost(broken.blame)
-        peers, obstacle = self._peers(broken.unable), obstacle_of(broken, self._limits, self._peers())
+        known = self._facts.peer_forecasts(committed.number, now) if self._limits.rescue else NOTHING_KNOWN
+        peers, obstacle = self._peers(broken.unable, known), obstacle_of(broken, self._limits, self._peers())
         self._race_for_rest(peers)
         if self.pending:  # the peer that was asked already
             return
@@ -341,11 +344,13 @@ class AttemptMachine:
         self._deadline = self._look_at = FOREVER
         self.state = AttemptState.RACING
 
-    def _peers(self, unable: Collection[str] = ()) -> Sequence[Candidate]:
+    def _peers(
+        self, unable: Collection[str] = (), known: Mapping[str, PeerForecast] = NOTHING_KNOWN
+    ) -> Sequence[Candidate]:
         """Candidates to continue the committed answer; none where no further attempt is allowed."""
         if self._committed is None or not self._may_open:
             return ()
-        return peers_of(self._committed.candidate, self._ranked, self._lost.union(unable))
+        return peers_of(self._committed.candidate, self._ranked, self._lost.union(unable), known)
 
     @property
     def _peer(self) -> Candidate | None:

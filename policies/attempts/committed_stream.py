@@ -5,18 +5,19 @@ Rules:
 - Where a peer can continue, the pace decides before: after 20 of the stream's mean gaps, twice the peer's predicted
   TTFT or 2 s, whichever is longest.
 - A caller that does not read stops the reading from the server: that is no silence.
-- A peer is an endpoint without a failure in this request. Those of the same pool come first.
+- A peer is an endpoint without a failure in this request. Those of the same pool come first, the soonest as of now: an
+  engine that dies leaves many answers at once, and the ranking of each is as old as the answer.
 - An answer that has ended on an open connection is complete. A caller that leaves after the last event of its answer
   has a complete answer, whoever closes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from policies.attempts.attempt_events import AttemptLimits, Broken, Cancel, Leave, Leaving, Progress
+from policies.attempts.attempt_events import AttemptLimits, Broken, Cancel, Leave, Leaving, PeerForecast, Progress
 from policies.attempts.retry_rules import OWN_FAULTS
-from policies.types import AttemptOutcome, Candidate
+from policies.types import FOREVER, AttemptOutcome, Candidate
 
 LEAST_SILENCE, GAPS, TTFTS = 2.0, 20, 2  # s; mean gaps between two tokens; predicted TTFTs of the peer
 SOON = 0.05  # s, the least time between two looks
@@ -57,11 +58,14 @@ def without_caller(number: int, progress: Progress) -> Leave | Cancel:
     return Cancel(number, AttemptOutcome.CANCELLED)
 
 
-def peers_of(broken: Candidate, ranked: Sequence[Candidate], avoided: Collection[str]) -> Sequence[Candidate]:
-    """Candidates to continue the answer of `broken`, without the endpoints avoided."""
+def peers_of(
+    broken: Candidate, ranked: Sequence[Candidate], avoided: Collection[str], known: Mapping[str, PeerForecast]
+) -> Sequence[Candidate]:
+    """Candidates to continue the answer of `broken`, without the endpoints avoided, the soonest by what is `known`."""
     own = broken.endpoint
-    able = (each for each in ranked if each.endpoint.id != own.id and each.endpoint.id not in avoided)
-    return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
+    able = [each for each in ranked if each.endpoint.id != own.id and each.endpoint.id not in avoided]
+    soon = {name: peer.p50 for name, peer in known.items()}
+    return sorted(able, key=lambda each: (each.endpoint.pool != own.pool, soon.get(each.endpoint.id, FOREVER)))
 
 
 def obstacle_of(broken: Broken, limits: AttemptLimits, peers: Sequence[Candidate]) -> str:
