@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
@@ -22,6 +23,8 @@ ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
 HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
+AT_LIMIT, LEAST_SHARE = 0.95, 0.1  # of the TPOT pressure that holds prefills, and share of time that they get then
+WORTH = 4.0  # times the prefill that comes too late, from which a longer one before it is postponed
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
@@ -82,6 +85,24 @@ class HoldRules:
         queue = [queued, *(other for other in self.queues.of(endpoint) if other is not queued)]
         starts = accumulate((each.prefill_s for each in queue), initial=self.now + load.backlog_s + TICK)
         return all(start < each.send_by for start, each in zip(starts, queue, strict=False))
+
+    def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
+        """A prefill much longer than that of a request of the same tenant and route which would come too late behind it;
+        None: there is none. Answers at their limit let prefills through at the recent rate."""
+        load = self.fleet.snapshot(self.now).loads.get(endpoint)
+        if load is None or load.tpot_pressure < AT_LIMIT:
+            return None
+        at, before = self.now + max(load.backlog_s, load.reopens_in), list[QueuedRequest]()
+        for queued in self.queues.of(endpoint):
+            if at + queued.prefill_s <= queued.deadline - TICK:
+                at += queued.prefill_s / max(load.prefill_utilization, LEAST_SHARE)
+                before.append(queued)
+                continue
+            own = (each for each in before if (each.tenant, each.route.name) == (queued.tenant, queued.route.name))
+            longest = max(own, key=attrgetter("prefill_s"), default=queued)
+            if longest.prefill_s > WORTH * queued.prefill_s:
+                return longest
+        return None
 
     def closed(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
         """The request would exceed the cap, or a rate limit of the provider."""
