@@ -23,8 +23,9 @@ ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
 HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
-AT_LIMIT, LEAST_SHARE = 0.95, 0.1  # of the TPOT pressure that holds prefills, and share of time that they get then
-WORTH = 4.0  # times the prefill that comes too late, from which a longer one before it is postponed
+AT_LIMIT = 0.95  # of the TPOT pressure at which an engine takes no prefill
+LEAST_LEFT = 0.1  # share of the time that answers leave for prefills, however close to their budget
+WORTH = 2.0  # times the prefill that comes too late, from which a longer one before it is postponed
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
@@ -87,21 +88,18 @@ class HoldRules:
         return all(start < each.send_by for start, each in zip(starts, queue, strict=False))
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
-        """A prefill much longer than that of a request of the same tenant and route which would come too late behind it;
-        None: there is none. Answers at their limit let prefills through at the recent rate."""
+        """The longest prefill for which a much shorter one behind it would come too late, if there is one. Answers at
+        their limit leave prefills a part of the time."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.tpot_pressure < AT_LIMIT:
             return None
         at, before = self.now + max(load.backlog_s, load.reopens_in), list[QueuedRequest]()
         for queued in self.queues.of(endpoint):
             if at + queued.prefill_s <= queued.deadline - TICK:
-                at += queued.prefill_s / max(load.prefill_utilization, LEAST_SHARE)
+                at += queued.prefill_s / max(_left_for_prefills(queued, load), LEAST_LEFT)
                 before.append(queued)
-                continue
-            own = (each for each in before if (each.tenant, each.route.name) == (queued.tenant, queued.route.name))
-            longest = max(own, key=attrgetter("prefill_s"), default=queued)
-            if longest.prefill_s > WORTH * queued.prefill_s:
-                return longest
+            elif longer := [each for each in before if _is_in_the_way(each, queued)]:
+                return max(longer, key=attrgetter("prefill_s"))
         return None
 
     def closed(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
@@ -185,7 +183,18 @@ class HoldRules:
         return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None
 
 
+def _is_in_the_way(other: QueuedRequest, queued: QueuedRequest) -> bool:
+    """Of the same tenant and route, and much longer: more would be in time without it."""
+    is_own = (other.tenant, other.route.name) == (queued.tenant, queued.route.name)
+    return is_own and other.prefill_s > WORTH * queued.prefill_s
+
+
 def _gains(queued: QueuedRequest, load: Load) -> bool:
     """Answers of the endpoint gain on their TPOT budget while nothing is prefilled."""
+    return _left_for_prefills(queued, load) >= 1 - GAINING
+
+
+def _left_for_prefills(queued: QueuedRequest, load: Load) -> float:
+    """Share of the time that answers leave at their pace at rest, with the TPOT budget of the request."""
     budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
-    return load.tpot * (1 - load.prefill_utilization) <= GAINING * budget
+    return 1 - load.tpot * (1 - load.prefill_utilization) / budget

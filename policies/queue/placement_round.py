@@ -5,6 +5,8 @@ Rules:
   tier. A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
 - A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
+- Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
+  place, the longest first (Moore and Hodgson, 1968): most requests are then in time.
 - The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
   at the latest when the other tier can only just make the deadline. A closed endpoint is left for one that is open.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where

@@ -49,7 +49,7 @@ def test_the_same_pool_continues_before_the_next_tiers() -> None:
 
 
 def test_the_peer_that_is_soonest_as_of_now_continues() -> None:
-    """Not as of the decision: an engine that dies leaves many answers at once. A peer of which nothing is known is last."""
+    """Not as of the decision: a dead engine leaves many answers at once. A peer of unknown forecast is last."""
     now = {"b": PeerForecast(p50=2.0, p90=3.0, tpot=0.02), "c": PeerForecast(p50=0.2, p90=0.3, tpot=0.02)}
     race = committed(A, candidate("d"), B, C, facts=GivenFacts(peers=now), max_attempts=4)
     assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue c"]
