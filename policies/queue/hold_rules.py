@@ -12,7 +12,7 @@ from itertools import accumulate
 from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
-from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
+from policies.latency.tpot import FIRST_SHARE, TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
@@ -96,7 +96,7 @@ class HoldRules:
         at, before = self.now + max(load.backlog_s, load.reopens_in), list[QueuedRequest]()
         for queued in self.queues.of(endpoint):
             if at + queued.prefill_s <= queued.deadline - TICK:
-                at += queued.prefill_s / max(_left_for_prefills(queued, load), LEAST_LEFT)
+                at += queued.prefill_s / max(_left_for_prefills(queued, load, FIRST_SHARE), LEAST_LEFT)
                 before.append(queued)
             elif longer := [each for each in before if _is_in_the_way(each, queued)]:
                 return max(longer, key=attrgetter("prefill_s"))
@@ -194,7 +194,7 @@ def _gains(queued: QueuedRequest, load: Load) -> bool:
     return _left_for_prefills(queued, load) >= 1 - GAINING
 
 
-def _left_for_prefills(queued: QueuedRequest, load: Load) -> float:
-    """Share of the time that answers leave at their pace at rest, with the TPOT budget of the request."""
+def _left_for_prefills(queued: QueuedRequest, load: Load, share: float = 1.0) -> float:
+    """Share of the time that answers leave at their pace at rest, with this share of the request's TPOT budget."""
     budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
-    return 1 - load.tpot * (1 - load.prefill_utilization) / budget
+    return 1 - load.tpot * (1 - load.prefill_utilization) / (share * budget)
