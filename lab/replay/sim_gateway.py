@@ -79,7 +79,7 @@ class ActiveRequest:
 
     @property
     def left(self) -> Arrival:
-        """What a peer is sent after a break: the prompt with the answer so far, and the rest of the answer. Of the
+        """Request to a peer after a break: the prompt with the answer so far, and the rest of the answer. Of the
         latter no block is known, as another sample has other words."""
         if not self.written:
             return self.arrival
@@ -93,7 +93,9 @@ class SimFacts:
     closes = False
 
     def __init__(self, queue: QueueScheduler | Clairvoyant, fleet: Fleet, request: ActiveRequest) -> None:
-        self._queue, self._fleet, self._request = queue, fleet, request
+        self._queue = queue
+        self._fleet = fleet
+        self._request = request
         self.is_closed = steps.NO_FACTS.is_closed
         self.is_overtaken = steps.NO_FACTS.is_overtaken
         self.progress = steps.NO_FACTS.progress
@@ -430,10 +432,12 @@ class SimGateway:
         """A peer that is up continues the answer, on a route with `rescue`."""
         if request.route.rescue == "off":
             return self._close(request, ReplayOutcome.BROKEN)
-        request.won, request.written = 0, request.written + written
+        request.won = 0
+        request.written += written
         if self.clairvoyant is not None:
             self.clairvoyant.on_broken(request.number, request.left)
-            request.entered_at, request.decision = self.clock.now, None
+            request.entered_at = self.clock.now
+            request.decision = None
             return self._enqueue(request)
         loads = self.fleet.snapshot(self.clock.now).loads
         unable = {endpoint: "no peer is up" for endpoint, load in loads.items() if load.health is not Health.UP}
