@@ -8,7 +8,8 @@ beyond the knowledge and means of any gateway:
   engine has what it computed itself and has not evicted, and the reference knows exactly what that is.
 - Output lengths are known, and so is the exact slack of each answer before a missed TPOT or total.
 - Arrivals of the next seconds are known (`clairvoyant_plan.EngineGroup`).
-- Dead engines are known at once, no request hangs, and requests lost before the first token start again.
+- Dead engines are known at once, no request hangs, and requests lost before the first token start again; so do answers
+  where the route rescues them, on a new TTFT budget, with what was written in their prompts.
 
 Rules:
 - Earliest deadline first, from one queue per pool, with late binding: an engine receives the next prompt during the
@@ -57,7 +58,7 @@ class Clairvoyant:
     def __init__(self, servers: SimFleet, scenario: Scenario, arrivals: Sequence[Arrival]) -> None:
         self.wake_at = FOREVER
         self._servers = servers.servers
-        self._arrivals = arrivals
+        self._arrivals = [*arrivals]
         self._pools = {pool.name: pool for pool in scenario.pools}
         self._groups = {
             pool.name: EngineGroup(pool, servers, arrivals, scenario.routes, scenario.perfect_caches)
@@ -117,6 +118,11 @@ class Clairvoyant:
             engine, key = found
             del engine.answers[key]
             engine.stale = True
+
+    def on_broken(self, number: int, rest: Arrival) -> None:
+        """The engine died after the first token; `rest`: what another is to continue, on the budgets of a request."""
+        self.on_ended(number)
+        self._arrivals[number - 1] = rest
 
     # ---------------------------------------------------------------- decisions
 

@@ -162,8 +162,11 @@ class Player:
         self.clock.at(self.clock.now + PROGRESS, self._progress, gateway, endpoint)
 
     def _apply_fault(self, fault: ScheduledFault) -> None:
+        """The gateway hears of lost requests once all faults of the moment are there."""
+        written = dict(self.servers.progress(fault.endpoint))
         for key in self.servers.apply_fault(fault, self.clock.now):
-            self._gateway_of[int(key) // ATTEMPTS].on_engine_death(int(key))
+            gateway = self._gateway_of[int(key) // ATTEMPTS]
+            self.clock.at(self.clock.now, gateway.on_engine_death, int(key), written.get(key, 0))
 
 
 def followers(arrivals: Sequence[Arrival]) -> dict[int, int]:

@@ -323,7 +323,7 @@ class Scenario:
         if scorer == OURS:
             return replace(self, scorer=scorer)
         # A copy is not validated: routes of a configuration cannot name research scorers.
-        update = {"scorer": scorer.removeprefix(POOLED), "hedge": "off"}
+        update = {"scorer": scorer.removeprefix(POOLED), "hedge": "off", "rescue": "off"}
         routes = {name: route.model_copy(update=update) for name, route in self.routes.items()}
         return replace(self, routes=routes, scorer=scorer)
 

@@ -38,6 +38,7 @@ from policies.types import (
     AttemptOutcome,
     Candidate,
     Decision,
+    Health,
     Placement,
     PoolEstimate,
     PrefixBlocks,
@@ -69,28 +70,52 @@ class ActiveRequest:
     machine: AttemptMachine | None = None
     open: dict[int, OpenAttempt] = field(default_factory=dict)  # by attempt number
     won: int = 0
+    written: int = 0  # tokens of the answer, by attempts that broke
     wake_at: float = FOREVER
     quoted: Quote | None = None  # as it entered the queue the last time, until it is scored
 
     def key(self, attempt: int) -> int:
         return self.number * ATTEMPTS + attempt
 
+    @property
+    def left(self) -> Arrival:
+        """Request to a peer after a break: the prompt with the answer so far, and the rest of the answer. Of the
+        latter no block is known, as another sample has other words."""
+        if not self.written:
+            return self.arrival
+        prompt, rest = self.arrival.prompt_tokens + self.written, max(self.arrival.output_tokens - self.written, 1)
+        return replace(self.arrival, prompt_tokens=prompt, output_tokens=rest, answer_hashes=())
+
 
 class SimFacts:
-    """A hedge would take the place of a request in the queue. Nothing else is simulated."""
+    """A hedge would take the place of a request in the queue; peers continue answers. Nothing else is simulated."""
 
     closes = False
 
-    def __init__(self, queue: QueueScheduler | Clairvoyant) -> None:
+    def __init__(self, queue: QueueScheduler | Clairvoyant, fleet: Fleet, request: ActiveRequest) -> None:
         self._queue = queue
+        self._fleet = fleet
+        self._request = request
         self.is_closed = steps.NO_FACTS.is_closed
         self.is_overtaken = steps.NO_FACTS.is_overtaken
         self.progress = steps.NO_FACTS.progress
-        self.peer_forecasts = steps.NO_FACTS.peer_forecasts
         self.without_larger_window = steps.NO_FACTS.without_larger_window
 
     def is_saturated(self) -> bool:
         return bool(self._queue.held)
+
+    def peer_forecasts(self, number: int, now: float) -> dict[str, steps.PeerForecast]:
+        """Of endpoints that can bear another prefill."""
+        estimate, written = self._request.estimate, self._request.written
+        found: dict[str, steps.PeerForecast] = {}
+        for endpoint, load in self._fleet.snapshot(now).loads.items():
+            prompt = estimate.pools.get(self._fleet.view.pool_of(endpoint))
+            if prompt is None or load.health is not Health.UP or load.tpot_pressure >= 1:
+                continue
+            if (known := self._fleet.view.continuation(endpoint, load, prompt, written, "", now)) is not None:
+                forecast, pace = known
+                found[endpoint] = steps.PeerForecast(forecast.p50, forecast.p90, forecast.tpot, pace.silent)
+        return found
 
 
 class DecisionOverride:
@@ -210,7 +235,7 @@ class SimGateway:
     def _leave(self, number: int) -> None:
         """The caller leaves, unless the first token is there."""
         request = self.active.get(number)
-        if request is None or request.won:
+        if request is None or request.result.first_at is not None:
             return
         if request.decision is None:
             self.queue.leave(number, self.clock.now)
@@ -233,9 +258,12 @@ class SimGateway:
             max_attempts=request.route.max_attempts,
             hedge=request.route.hedge != "off",
             first_token_limit=self.scenario.first_token_limit,
+            rescue=request.route.rescue == "on",
         )
         hedges, now = self._hedges[request.route.name], self.clock.now
-        request.machine = AttemptMachine(decision, limits, self._retries, hedges, SimFacts(self.queue), now=now)
+        request.machine = AttemptMachine(
+            decision, limits, self._retries, hedges, SimFacts(self.queue, self.fleet, request), now=now
+        )
         return self._step(request, steps.Begin())
 
     def _shed(self, request: ActiveRequest, retry_after: float) -> None:
@@ -270,14 +298,14 @@ class SimGateway:
                     request.won = number
                 case steps.GiveUp():
                     self._score_quote(request, FOREVER)
-                    self._close(request, ReplayOutcome.LOST)
+                    self._close(request, ReplayOutcome.BROKEN if request.written else ReplayOutcome.LOST)
         if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
             request.wake_at = step.wake_at
             self.clock.at(step.wake_at, self._on_timer, request.number, step.wake_at)
 
     def _open(self, request: ActiveRequest, attempt: Attempt) -> None:
         candidate, now = attempt.candidate, self.clock.now
-        endpoint, key, arrival = candidate.endpoint, request.key(attempt.number), request.arrival
+        endpoint, key, arrival = candidate.endpoint, request.key(attempt.number), request.left
         request.open[attempt.number] = OpenAttempt(candidate, now)
         if request.result.dispatched_at is None:
             request.result.dispatched_at = now
@@ -286,6 +314,8 @@ class SimGateway:
         if len(request.open) > 1:
             self.racing.add(request.number)
         prompt, route = request.estimate.pools[endpoint.pool], request.route
+        if request.written:
+            prompt = replace(prompt, tokens=arrival.prompt_tokens)
         output = request.estimate.output_tokens
         pace = route.tpot_budget(None)
         session = self._kv_events.session(key)
@@ -345,18 +375,20 @@ class SimGateway:
     def _on_first_token(self, request: ActiveRequest, attempt: int, event: EngineFirstToken) -> None:
         opened, now = request.open[attempt], self.clock.now
         candidate, result, decision = opened.candidate, request.result, request.decision
-        assert decision is not None
         self.fleet.on_first_token(request.key(attempt), now)
         self.results.prefilled(candidate.endpoint.id, opened.sent_at, now)
+        if self.clairvoyant is not None:
+            self.clairvoyant.on_first_token(request.number, request.key(attempt), now)
+        if request.written:
+            return self._step(request, steps.FirstToken(attempt))
+        assert decision is not None
         result.first_at = now
         result.sent_at = opened.sent_at
         result.endpoint, result.pool = candidate.endpoint.id, candidate.endpoint.pool
         result.tier = candidate.tier
         result.external = not self._pools[candidate.endpoint.pool].local
         result.cached = event.cached_tokens
-        if self.clairvoyant is not None:
-            self.clairvoyant.on_first_token(request.number, request.key(attempt), now)
-        else:
+        if self.clairvoyant is None:
             result.p50 = candidate.forecast.p50
             result.p90 = candidate.forecast.p90
             if (completion := decision.completion(candidate)) is not None:
@@ -367,6 +399,7 @@ class SimGateway:
         self.results.answered(result, decision, request.estimate)
         self._step(request, steps.FirstToken(attempt))
         request.decision = None
+        return None
 
     def _on_finished(self, request: ActiveRequest, attempt: int, event: Finished) -> None:
         result, arrival = request.result, request.arrival
@@ -374,24 +407,41 @@ class SimGateway:
         result.ended_at = self.clock.now  # for the TPOT of the report
         cached = result.cached if pool.local else None
         reported = AttemptReport(arrival.prompt_tokens, cached, event.output_tokens, result.tpot)
+        if request.written:
+            reported = AttemptReport()
         self.fleet.on_ended(request.key(attempt), AttemptOutcome.COMPLETED, self.clock.now, reported)
         self.fleet.answer_lengths.observe_output(
-            result.route, event.output_tokens, *_kind(arrival), under_p90=result.is_under_total_p90
+            result.route, request.written + event.output_tokens, *_kind(arrival), under_p90=result.is_under_total_p90
         )
         result.cost = pool.price.of(arrival.prompt_tokens, event.output_tokens)
         self._close(request, ReplayOutcome.COMPLETED)
 
-    def on_engine_death(self, key: int) -> None:
-        """The engine of this attempt died."""
+    def on_engine_death(self, key: int, written: int) -> None:
+        """The engine of this attempt died, after so many tokens of the answer."""
         attempt = key % ATTEMPTS
         if (request := self._waiting(key)) is None:
             return
         if request.won == attempt:
             request.open.pop(attempt)
             self.fleet.on_ended(key, AttemptOutcome.BROKEN, self.clock.now, AttemptReport())
-            self._close(request, ReplayOutcome.BROKEN)
+            self._break_off(request, max(written, 1))
         else:
             self._fail(request, steps.Failed(attempt, BLAME["reset"], accepted=True))
+
+    def _break_off(self, request: ActiveRequest, written: int) -> None:
+        """A peer that is up continues the answer, on a route with `rescue`."""
+        if request.route.rescue == "off":
+            return self._close(request, ReplayOutcome.BROKEN)
+        request.won = 0
+        request.written += written
+        if self.clairvoyant is not None:
+            self.clairvoyant.on_broken(request.number, request.left)
+            request.entered_at = self.clock.now
+            request.decision = None
+            return self._enqueue(request)
+        loads = self.fleet.snapshot(self.clock.now).loads
+        unable = {endpoint: "no peer is up" for endpoint, load in loads.items() if load.health is not Health.UP}
+        return self._step(request, steps.Broken(BLAME["reset"], unable=unable))
 
     def _on_refused(self, key: int, refused: Refused) -> None:
         blame = BLAME[{0: "connect", 400: "client", 429: "rate_limited"}.get(refused.status, "overloaded")]

@@ -65,7 +65,7 @@ from policies.attempts.attempt_events import (
 )
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
-from policies.attempts.candidate_walk import CandidateWalk
+from policies.attempts.candidate_walk import NOTHING_KNOWN, CandidateWalk
 from policies.attempts.committed_stream import idle_of, obstacle_of, patience, without_caller
 from policies.attempts.pace_watch import PaceWatch, StreamLook, Target
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook, first_token_limit
@@ -312,9 +312,10 @@ class AttemptMachine:
         ended, walk = (self._committed, *(each.attempt for each in self.pending.values())), self._walk
         walk.lost.update(each.candidate.endpoint.id for each in ended)
         walk.deaths += is_lost(broken.blame)
-        own = self._committed.candidate
-        obstacle = obstacle_of(broken, self._limits, walk.peers(own))
-        self._race_for_rest(walk.peers(own, broken.unable))
+        own, peers = self._committed.candidate, walk.peers(self._committed.candidate)
+        obstacle = obstacle_of(broken, self._limits, peers)
+        known = NOTHING_KNOWN if obstacle else self._facts.peer_forecasts(self._committed.number, now)
+        self._race_for_rest(walk.peers(own, broken.unable, known))
         if self.pending:  # the peer that was asked already
             return
         if obstacle:

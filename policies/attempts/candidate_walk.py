@@ -5,18 +5,21 @@ Rules:
 - Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
 - Candidates of avoided pools are passed over.
 - A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
-- Once an answer has begun, the walk is through its peers: endpoints without a failure in this request.
+- Once an answer has begun, the walk is through its peers: endpoints without a failure in this request. Those of the
+  same pool come first, the soonest as of now: an engine that dies leaves many answers at once, and the ranking of each
+  is as old as the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from policies.attempts.attempt_events import AttemptFacts, Ending
+from policies.attempts.attempt_events import AttemptFacts, Ending, PeerForecast
 from policies.routing.ranking import p50_of
-from policies.types import Attempt, AttemptKind, Candidate
+from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
+NOTHING_KNOWN: Mapping[str, PeerForecast] = {}
 
 
 class CandidateWalk:
@@ -129,14 +132,20 @@ class CandidateWalk:
 
     # -- the rest of an answer ----------------------------------------------------------------
 
-    def peers(self, begun: Candidate, unable: Collection[str] = ()) -> Sequence[Candidate]:
-        """Candidates to continue the answer of `begun`, those of the same pool first; none where no further attempt is
-        allowed. `unable`: endpoints, beside those with a failure."""
+    def peers(
+        self,
+        begun: Candidate,
+        unable: Collection[str] = (),
+        known: Mapping[str, PeerForecast] = NOTHING_KNOWN,
+    ) -> Sequence[Candidate]:
+        """Candidates to continue the answer of `begun`, those of the same pool first, the soonest by what is `known`;
+        none where no further attempt is allowed. `unable`: endpoints, beside those with a failure."""
         if not self.may_open:
             return ()
         own, left_out = begun.endpoint, self.lost.union(unable, [begun.endpoint.id])
         able = (each for each in self._ranked if each.endpoint.id not in left_out)
-        return sorted(able, key=lambda each: each.endpoint.pool != own.pool)
+        soon = {name: peer.p50 for name, peer in known.items()}
+        return sorted(able, key=lambda each: (each.endpoint.pool != own.pool, soon.get(each.endpoint.id, FOREVER)))
 
     def turn_to(self, peers: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""

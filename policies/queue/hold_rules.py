@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
-from policies.latency.tpot import TIME_CONSTANT, expected_tpot_misses
+from policies.latency.tpot import FIRST_SHARE, TIME_CONSTANT, expected_tpot_misses
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
@@ -22,6 +23,9 @@ ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
 HARM = 0.03  # expected TPOT misses, above which a prefill is held while there is slack
 GAINING = 0.75  # of their TPOT budget: slower answers gain too little on it for holding to help
+AT_LIMIT = 0.95  # of the TPOT pressure at which an engine takes no prefill
+LEAST_LEFT = 0.1  # share of the time that answers leave for prefills, however close to their budget
+WORTH = 2.0  # times the prefill that comes too late, from which a longer one before it is postponed
 HARMLESS = 0.3  # expected TPOT misses because of an already late request
 HARMLESS_ABOVE_SHARE = 0.01  # the same because of a request of a tenant above its share
 CALM = 0.4  # of the TPOT pressure at which an engine takes no prefill: for a late one above LONG
@@ -82,6 +86,21 @@ class HoldRules:
         queue = [queued, *(other for other in self.queues.of(endpoint) if other is not queued)]
         starts = accumulate((each.prefill_s for each in queue), initial=self.now + load.backlog_s + TICK)
         return all(start < each.send_by for start, each in zip(starts, queue, strict=False))
+
+    def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
+        """The longest prefill for which a much shorter one behind it would come too late, if there is one. Answers at
+        their limit leave prefills a part of the time."""
+        load = self.fleet.snapshot(self.now).loads.get(endpoint)
+        if load is None or load.tpot_pressure < AT_LIMIT:
+            return None
+        at, before = self.now + max(load.backlog_s, load.reopens_in), list[QueuedRequest]()
+        for queued in self.queues.of(endpoint):
+            if at + queued.prefill_s <= queued.deadline - TICK:
+                at += queued.prefill_s / max(_left_for_prefills(queued, load, FIRST_SHARE), LEAST_LEFT)
+                before.append(queued)
+            elif longer := [each for each in before if _is_in_the_way(each, queued)]:
+                return max(longer, key=attrgetter("prefill_s"))
+        return None
 
     def closed(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
         """The request would exceed the cap, or a rate limit of the provider."""
@@ -164,7 +183,18 @@ class HoldRules:
         return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None
 
 
+def _is_in_the_way(other: QueuedRequest, queued: QueuedRequest) -> bool:
+    """Of the same tenant and route, and much longer: more would be in time without it."""
+    is_own = (other.tenant, other.route.name) == (queued.tenant, queued.route.name)
+    return is_own and other.prefill_s > WORTH * queued.prefill_s
+
+
 def _gains(queued: QueuedRequest, load: Load) -> bool:
     """Answers of the endpoint gain on their TPOT budget while nothing is prefilled."""
+    return _left_for_prefills(queued, load) >= 1 - GAINING
+
+
+def _left_for_prefills(queued: QueuedRequest, load: Load, share: float = 1.0) -> float:
+    """Share of the time that answers leave at their pace at rest, with this share of the request's TPOT budget."""
     budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
-    return load.tpot * (1 - load.prefill_utilization) <= GAINING * budget
+    return 1 - load.tpot * (1 - load.prefill_utilization) / (share * budget)

@@ -5,6 +5,8 @@ Rules:
   tier. A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
 - A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
+- Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
+  place, the longest first (Moore and Hodgson, 1968): most requests are then in time.
 - The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
   at the latest when the other tier can only just make the deadline. A closed endpoint is left for one that is open.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
@@ -163,6 +165,8 @@ class PlacementRound:
         self._set_spill_at(queued, decision, chosen.endpoint)
         own_limit = rule is HoldRule.RATE_LIMIT and chosen.load.limits.refused_until > self.now
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=own_limit)
+        while queued.route.scorer == "predicted" and (longest := self.rules.longest_in_the_way(chosen.endpoint.id)):
+            self._hold_behind_all(longest, HoldRule.TURN)
         return None
 
     def note_hold(self, queued: QueuedRequest) -> bool:
@@ -254,8 +258,12 @@ class PlacementRound:
         """Move requests of tenants above the fair share behind all other requests."""
         for queued in [*chain(*self.queues.assigned.values())]:
             if self.rules.shares.is_over(queued.tenant):
-                endpoint = self.queues.unassign(queued)
-                self.queues.best_effort.hold_late(queued, HoldRule.SHARE, endpoint.id, self.now)
+                self._hold_behind_all(queued, HoldRule.SHARE)
+
+    def _hold_behind_all(self, queued: QueuedRequest, rule: HoldRule) -> None:
+        """Move a request from the queue of an endpoint behind all requests in time."""
+        endpoint = self.queues.unassign(queued)
+        self.queues.best_effort.hold_late(queued, rule, endpoint.id, self.now)
 
     def refusal(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """A refusal of a late request whose wait is or would be too long, with Retry-After from the predicted wait.

@@ -107,6 +107,28 @@ def test_a_dying_engine_loses_no_request_without_a_first_token() -> None:
         assert any(result.endpoint == "main/0" and result.arrived > 6.5 for result in results.requests)
 
 
+@pytest.mark.parametrize("scorer", ["ours", "reference", "reference_lru"])
+def test_a_peer_continues_the_answers_of_engines_that_died(scorer: str) -> None:
+    """On a route with `rescue`. Engines that die at one moment are dead before any answer is continued."""
+    died = tuple(ScheduledFault(3.0, engine, "kill") for engine in ("main/0", "main/1"))
+    killed = replace(scenario(4, "8b-h100", route(rescue="on")), faults=died)
+    results = play(killed.with_scorer(scorer), BUSY).requests
+    assert {result.end for result in results} == {ReplayOutcome.COMPLETED}
+    before = replace(killed, routes={"agent": route()}).with_scorer(scorer)
+    broken = {each.number for each in play(before, BUSY).requests if each.end is ReplayOutcome.BROKEN}
+    assert broken
+    for each in results:
+        assert each.ttft is not None
+        assert each.tpot is not None
+        assert each.number not in broken or (each.ttft < 3.0 < each.took + each.arrived)
+
+
+def test_other_rules_continue_no_answer() -> None:
+    """The routers that they are taken from cannot."""
+    killed = replace(scenario(3, "8b-h100", route(rescue="on")), faults=(ScheduledFault(3.0, "main/0", "kill"),))
+    assert any(each.end is ReplayOutcome.BROKEN for each in play(killed.with_scorer("lmetric"), BUSY).requests)
+
+
 def test_a_silent_attempt_is_abandoned_for_another_endpoint() -> None:
     """The policy abandons a silent attempt within the deadline, a baseline at the first-token limit."""
     hanging = replace(scenario(3), hung=0.1, first_token=20.0)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from policies.attempts.attempt_events import AttemptStep, Broken, ClientGone, Ending, FirstToken
+from policies.attempts.attempt_events import (
+    NO_FACTS,
+    AttemptFacts,
+    AttemptStep,
+    Broken,
+    ClientGone,
+    Ending,
+    FirstToken,
+    PeerForecast,
+)
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Candidate
-from tests.support.attempt_script import A, B, C, begun, fails, given_up, reason, silence, told
+from tests.support.attempt_script import A, B, C, GivenFacts, begun, fails, given_up, reason, silence, told
 from tests.support.decision_fleet import candidate
 
 BROKEN, STALLED = Broken(BLAME["reset"]), Broken(BLAME["server"])
 
 
-def committed(*ranked: Candidate, max_attempts: int = 3) -> AttemptMachine:
-    race = begun(*ranked, max_attempts=max_attempts, hedge=True, rescue=True, idle=5.0)
+def committed(*ranked: Candidate, max_attempts: int = 3, facts: AttemptFacts = NO_FACTS) -> AttemptMachine:
+    race = begun(*ranked, max_attempts=max_attempts, facts=facts, hedge=True, rescue=True, idle=5.0)
     race.on(FirstToken(1), 0.2)
     return race
 
@@ -37,6 +46,15 @@ def test_the_same_pool_continues_before_the_next_tiers() -> None:
     race = committed(A, other)
     assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue x"]
     assert told(committed(A, other).on(Broken(BLAME["reset"], unable={"x": "no peer is up"}), 1.0)) == ["give up"]
+
+
+def test_the_peer_that_is_soonest_as_of_now_continues() -> None:
+    """Not as of the decision: a dead engine leaves many answers at once. A peer of unknown forecast is last."""
+    now = {"b": PeerForecast(p50=2.0, p90=3.0, tpot=0.02), "c": PeerForecast(p50=0.2, p90=0.3, tpot=0.02)}
+    race = committed(A, candidate("d"), B, C, facts=GivenFacts(peers=now), max_attempts=4)
+    assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue c"]
+    assert told(race.on(fails(2), 1.1)) == ["open 3 rescue b"]
+    assert told(race.on(fails(3), 1.2)) == ["open 4 rescue d"]
 
 
 def test_a_peer_that_does_not_continue_is_asked_for_the_whole_answer() -> None:
