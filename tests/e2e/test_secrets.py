@@ -195,7 +195,7 @@ async def failing_page(world: CanaryGateway, patch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(f"{PROMPT} {REDIS}")
 
     with pytest.MonkeyPatch.context() as for_now:
-        for_now.setattr(world.gateway.monitor.fleet, "statistics", statistics)
+        for_now.setattr(world.gateway.monitor.fleet.view, "statistics", statistics)
         status, _, body = await get(world.gateway.admin_url, "/fleet")
     assert status == 500
     assert leaks_in("/fleet", body.decode()) == []

@@ -57,17 +57,17 @@ def test_the_tpot_of_an_answer_alone_is_known_after_a_few_answers_or_seconds(sou
 def test_the_tpot_of_a_pool_is_that_of_the_fastest_engine_in_use() -> None:
     """Of all engines while none is in use: an outage is no news of the hardware."""
     engines = fleet()
-    assert (engines.tpot_alone("small"), engines.tpot_alone("removed")) == (None, None)
+    assert (engines.view.tpot_alone("small"), engines.view.tpot_alone("removed")) == (None, None)
     for turn in range(8):
         for endpoint, itl in ((ONE, 0.03), (TWO, 0.09)):
             answer(
                 engines, endpoint=endpoint, now=turn * 5.0, reported=AttemptReport(completion_tokens=100, mean_itl=itl)
             )
-    fast = engines.tpot_alone("small")
+    fast = engines.view.tpot_alone("small")
     assert fast == pytest.approx(0.03, rel=0.15)
     for turn in range(3):
         engines.on_probe_failed(ONE.id, 50.0 + turn)
-    assert engines.tpot_alone("small") == pytest.approx(0.09, rel=0.15)
+    assert engines.view.tpot_alone("small") == pytest.approx(0.09, rel=0.15)
     for turn in range(3):
         engines.on_probe_failed(TWO.id, 50.0 + turn)
-    assert engines.tpot_alone("small") == fast
+    assert engines.view.tpot_alone("small") == fast
