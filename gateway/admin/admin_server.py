@@ -65,7 +65,7 @@ class AdminData(Protocol):
         """Slow requests of a route by cause, in a window and in the one before."""
 
     async def advice(self) -> Mapping[str, Any]:
-        """Sums of breaks, prompts and answers: see `policies.prefix_doctor.prefix_ledger`."""
+        """Sums of breaks and prompts: see `policies.prefix_doctor.prefix_ledger`."""
 
     async def prefixes(self) -> Sequence[Mapping[str, Any]]:
         """The hottest prefixes, and which endpoints hold them."""

@@ -24,6 +24,7 @@ from gateway.config.config_errors import ConfigError
 PATIENCE = 5.0  # s to wait for an answer of the gateway
 WIDTH = 130  # columns, for an output without a width
 SHOWN = 8  # misses, and slowest requests
+OLDER = "its figures are those of an older version"
 SHORTEST = 300.0  # s: window of the misses beside figures of `now`
 
 
@@ -101,9 +102,14 @@ def _watch_text(watched: Watched, interval: float, console: Console) -> None:
 
 def look(admin: str, window: str = NOW) -> Look:
     """Raises Gone."""
-    figures = _read(admin, f"/windows?window={window}")
+    try:
+        figures = _read(admin, f"/windows?window={window}")
+    except ErrorReply as reply:
+        raise Gone(OLDER if reply.status == 400 else reply) from None
     if not (isinstance(figures, dict) and "routes" in figures):
         raise Gone("it says something else")
+    if "gateway" not in figures:
+        raise Gone(OLDER)
     missed = _read(admin, f"/requests?worst={SHOWN}&within={max(figures['window_s'], SHORTEST):.0f}")
     slowest = _read(admin, f"/requests?slowest={SHOWN}")
     return Look(figures, _read(admin, "/fleet"), slowest, missed, _scale(admin))

@@ -15,7 +15,7 @@ from time import sleep
 
 ESCAPE, ERASE, ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
 LONGEST = 40  # characters of a filter
-NOW = "now"  # window between two polls; the others are those of GET /windows
+NOW = "now"  # the last 10 s
 WINDOWS = (NOW, "5m", "1h", "24h")
 KEYS = "q quit   w window: {window}   s sort: {sort}   / filter: {filter}"
 

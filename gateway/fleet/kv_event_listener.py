@@ -106,7 +106,7 @@ class Listener:
         self._malformed = False  # the last message was no batch, or could not be applied
         self._context = context
         self._turn = turn
-        if (cache := fleet.view.cache(endpoint)) is None:
+        if (cache := fleet.cache(endpoint)) is None:
             raise KeyError(endpoint)
         self.cache = cache
         cache.enable_events()
@@ -119,7 +119,7 @@ class Listener:
     def hears(self, source: KvEventSource | None) -> bool:
         """The source is unchanged, and so is the model behind the address."""
         same = source is not None and (source.kv_events, source.kv_replay) == (self.url, self.replay_url)
-        return same and self.fleet.view.cache(self.endpoint) is self.cache
+        return same and self.fleet.cache(self.endpoint) is self.cache
 
     def end(self) -> None:
         """Stop listening and void the known contents, if the endpoint still exists."""

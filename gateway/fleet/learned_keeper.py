@@ -273,7 +273,7 @@ class LearnedKeeper(Collector):
         for pool, scale in state.scales.items():
             if pool in learned_pools and _same(pool, tokenizers, state.tokenizers):
                 with suppress(ValueError):
-                    self._fleet.view.token_scale(pool).restore(scale, age)
+                    self._fleet.restore_scale(pool, scale, age)
         routes = {route.name for route in self._runtime.current.routes.all}
         self._fleet.answer_lengths.restore(
             {name: found for name, found in state.lengths.items() if name in routes}, age

@@ -25,7 +25,7 @@ class SimKvEvents:
         local = [each.id for pool in scenario.pools for each in pool.endpoints if pool.local and self._media]
         for endpoint in local:
             servers.listen(endpoint)
-            if (cache := fleet.view.cache(endpoint)) is not None:
+            if (cache := fleet.cache(endpoint)) is not None:
                 cache.enable_events()
 
     def session(self, key: int) -> str:
@@ -34,7 +34,7 @@ class SimKvEvents:
 
     def hear(self, endpoint: str) -> None:
         """Apply the events of an engine since the last call."""
-        cache = self._fleet.view.cache(endpoint) if self._media else None
+        cache = self._fleet.cache(endpoint) if self._media else None
         if cache is None or cache.residency is None:
             return
         for change in self._servers.cache_changes(endpoint):

@@ -32,9 +32,10 @@ from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
 from policies.fleet.saved_state import restore_all
 from policies.latency.answer_lengths import AnswerLengths
-from policies.latency.learned_state import LearnedEndpoint
+from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
 from policies.latency.tpot import DecodingAnswer
+from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.bucket import RateLimit
 from policies.routes.route import Route
@@ -136,6 +137,10 @@ class Fleet:
         for pool in self._pools.values():
             share_predictors(pool.members)
         return [state.endpoint.id for state in restored]
+
+    def restore_scale(self, pool: str, scale: LearnedRegression, age: float) -> None:
+        """The same of a pool's prompt counts. Raises ValueError where other terms were saved."""
+        self._pools[pool].scale.restore(scale, age)
 
     # ----------------------------------------------------------------- events of attempts
 
@@ -274,6 +279,11 @@ class Fleet:
         """The connections to the endpoints, by id: their network time is read at every decision."""
         for name, state in self._states.items():
             state.network = networks.get(name)
+
+    def cache(self, endpoint_id: str) -> EndpointCache | None:
+        """Takes the events of the engine's own cache. None: the endpoint is not in the fleet."""
+        state = self._states.get(endpoint_id)
+        return None if state is None else state.cache
 
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:

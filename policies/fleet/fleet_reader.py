@@ -21,7 +21,6 @@ from policies.fleet.saved_state import learned
 from policies.latency.answer_pace import AnswerPace, pace_of
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
-from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.routes.route import Route
 from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
@@ -173,11 +172,6 @@ class FleetReader:
 
     def knows(self, endpoint_id: str) -> bool:
         return endpoint_id in self._states
-
-    def cache(self, endpoint_id: str) -> EndpointCache | None:
-        """None: the endpoint is not in the fleet."""
-        state = self._states.get(endpoint_id)
-        return None if state is None else state.cache
 
     def pool_of(self, endpoint_id: str) -> str:
         return self._states[endpoint_id].pool.name

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import add
 from typing import Any, NamedTuple
 
@@ -79,7 +79,8 @@ class BreakTotals:
         self.classes[broken.cls.value] = self.classes.get(broken.cls.value, 0) + 1
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "prefill_ms": round(self.prefill_ms, 3), "usd": round(self.usd, 6)}
+        told = {name: getattr(self, name) for name in self.__slots__}  # asdict takes ten times as long
+        return {**told, "prefill_ms": round(self.prefill_ms, 3), "usd": round(self.usd, 6)}
 
 
 @dataclass(slots=True)

@@ -103,7 +103,7 @@ def test_the_work_of_more_tokens_is_that_of_a_longer_prompt(hit: int, uncached: 
 def test_a_hit_that_was_estimated_too_large_shows_no_lost_blocks() -> None:
     """The prompt has fewer tokens than estimated, and all of the believed hit was cached."""
     to = fleet()
-    cache = to.view.cache(ONE.id)
+    cache = to.cache(ONE.id)
     assert cache is not None
     capacity = cache.index.capacity
     for cached in (0, 976, 976, 976):

@@ -2,7 +2,7 @@
 
 Rules:
 - Totals come in every few seconds; a ring of slots for each span keeps their growth. Nothing is done per request.
-- Memory is the number of counts times 216 slots times 8 bytes: 120 KB for a route with 70 counts.
+- Memory is the number of counts times 216 slots and 20 looks times 8 bytes: 130 KB for a route with 70 counts.
 - A total that decreased is that of another process, which began at zero: the whole total is new.
 - The window `now` has no slots: it is the growth since the look at the totals 10 s ago, or the next one after.
 - Slots are numbered by the wall clock. Where the clock went back, the present slot takes those ahead of it.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from typing import Any
@@ -34,12 +34,16 @@ class Span:
     def seconds(self) -> float:
         return self.slot_s * self.slots
 
+    def first(self, wall: float) -> int:
+        """Number of the slot that the window up to `wall`, Unix time, begins with."""
+        return int(wall // self.slot_s) - self.slots + 1
+
 
 NOW = Span("now", 10.0, 1)
 SPANS = {span.name: span for span in (Span("5m", 5.0, 60), Span("1h", 60.0, 60), Span("24h", 900.0, 96))}
 WINDOWS = {**SPANS, NOW.name: NOW}
-LOOKS = 20  # at the totals that are remembered for `now`: a viewer causes one a second
-MAX_COUNTS = 20_000  # further ones are not kept: 35 MB
+LOOKS = 20  # at the totals that are remembered for `now`: viewers of all windows cause 1.3 a second
+MAX_COUNTS = 20_000  # further ones are not kept: 38 MB
 
 
 @dataclass(slots=True)
@@ -78,12 +82,14 @@ class Window:
 
 
 class CountHistory:
-    """The first totals are the base: growth is known from there on. `columns`: place of each count in a slot."""
+    """The first totals are the base: growth is known from there on. `columns`: place of each count in a slot;
+    `by_route`: the same by route, member and labels."""
 
     def __init__(self) -> None:
         self.columns: dict[Key, int] = {}
+        self.by_route: dict[str, dict[str, dict[Key, int]]] = {}
         self._before: Mapping[Key, float] | None = None
-        self._looks: deque[tuple[float, Grown]] = deque(maxlen=LOOKS)  # Unix time, growth since the last
+        self._looks: deque[tuple[float, Slot]] = deque(maxlen=LOOKS)  # Unix time, growth since the last
         self._since = inf  # Unix time of the first totals
         self._rings: dict[str, deque[Slot]] = {name: deque(maxlen=span.slots) for name, span in SPANS.items()}
 
@@ -95,7 +101,8 @@ class CountHistory:
             self._slot(self._rings[name], int(wall // span.slot_s)).add(grown, len(self.columns))
         if self._looks and wall < self._looks[-1][0]:
             self._looks.clear()
-        self._looks.append((wall, grown))
+        self._looks.append((wall, Slot(0)))
+        self._looks[-1][1].add(grown, len(self.columns))
         while len(self._looks) > 1 and self._looks[1][0] <= wall - NOW.seconds:
             self._looks.popleft()
 
@@ -106,9 +113,11 @@ class CountHistory:
                 yield column, total - was if total > was else total
 
     def _column(self, key: Key) -> int | None:
-        if key not in self.columns and len(self.columns) >= MAX_COUNTS:
-            return None
-        return self.columns.setdefault(key, len(self.columns))
+        if (column := self.columns.get(key)) is None and len(self.columns) < MAX_COUNTS:
+            route, member, *labels = key
+            column = self.columns[key] = len(self.columns)
+            self.by_route.setdefault(route, {}).setdefault(member, {})[tuple(labels)] = column
+        return column
 
     @staticmethod
     def _slot(ring: deque[Slot], number: int) -> Slot:
@@ -122,28 +131,30 @@ class CountHistory:
             ring[-1].curves.clear()
         return ring[-1]
 
-    def window(self, span: Span, wall: float) -> Window:
-        """Up to now; the last slot is the present one, which is not over. `NOW` has the slots of 5 minutes."""
-        if span is NOW:
-            return self._latest(self.window(SPANS["5m"], wall))
-        first = int(wall // span.slot_s) - span.slots + 1
-        slots = [slot for slot in self._rings[span.name] if slot.number >= first]
-        for slot in slots:
-            slot.widen(len(self.columns))
-        rows = [bytes(len(self.columns)), *(slot.counts for slot in slots)]
-        totals = [*map(sum, zip(*rows, strict=True))]
-        covered = wall - max(slots[0].number * span.slot_s, self._since) if slots else 0.0
-        return Window(span, first, slots, totals, min(max(covered, 0.0), span.seconds))
+    def slots(self, span: Span, wall: float) -> Sequence[Slot]:
+        """Those with samples up to now, oldest first; the last is the present one, which is not over."""
+        first = span.first(wall)
+        return self._widened(slot for slot in self._rings[span.name] if slot.number >= first)
 
-    def _latest(self, window: Window) -> Window:
-        """The window with the growth of the remembered looks."""
-        if not self._looks:
-            return window
-        totals = [0.0] * len(window.totals)
-        for _, grown in islice(self._looks, 1, None):
-            for column, count in grown:
-                totals[column] += count
-        return replace(window, totals=totals, covered=self._looks[-1][0] - self._looks[0][0])
+    def window(self, span: Span, wall: float) -> Window:
+        """Up to now. `NOW`: the growth of the remembered looks, and the slots of 5 minutes."""
+        if span is NOW:
+            covered = self._looks[-1][0] - self._looks[0][0] if self._looks else 0.0
+            span, added = SPANS["5m"], self._widened(look for _, look in islice(self._looks, 1, None))
+            slots = self.slots(span, wall)
+        else:
+            added = slots = self.slots(span, wall)
+            covered = wall - max(slots[0].number * span.slot_s, self._since) if slots else 0.0
+        rows = [bytes(len(self.columns)), *(slot.counts for slot in added)]
+        totals = [*map(sum, zip(*rows, strict=True))]
+        return Window(span, span.first(wall), slots, totals, min(max(covered, 0.0), span.seconds))
+
+    def _widened(self, slots: Iterable[Slot]) -> Sequence[Slot]:
+        """With a place for each count."""
+        found = [*slots]
+        for slot in found:
+            slot.widen(len(self.columns))
+        return found
 
     # -- over a restart ---------------------------------------------------------------------
 

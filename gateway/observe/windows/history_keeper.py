@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -32,7 +33,8 @@ MAX_BYTES = 64 << 20
 MAX_AHEAD = 300.0  # s by which the clock of the writer may have been ahead
 TAKE_INTERVAL = 5.0  # s between two looks at the totals
 SAVE_INTERVAL = 60.0  # s
-FRESH = 1.0  # s for which one answer serves all viewers
+# s for which one answer serves all viewers, who poll every 2 s: with 50 routes it takes 15 ms of the event loop.
+FRESH = {"now": 1.9, "5m": 1.9, "1h": 9.9, "24h": 9.9}
 
 Stats = Mapping[str, Any]
 
@@ -77,8 +79,8 @@ class HistoryKeeper:
     def view(self, window: str) -> bytes:
         """The answer of GET /windows. `window`: a name in WINDOWS."""
         now = monotonic()
-        at, answer = self._views.get(window, (-FRESH, b""))
-        if now - at >= FRESH:
+        at, answer = self._views.get(window, (-inf, b""))
+        if now - at >= FRESH[window]:
             stats = self.take()
             answer = msgspec.json.encode(windows_view(self._history, WINDOWS[window], stats, time()))
             self._views[window] = now, answer

@@ -26,7 +26,7 @@ DAY = SPANS["24h"]
 _LABELS = dict.fromkeys((*BY_LABEL, *HISTOGRAMS, LAG), 1) | {BY_OBJECTIVE: 2} | dict.fromkeys((*TOTALS, STALLS), 0)
 _BOUND = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?|inf")  # of a bucket, ms
 
-Columns = Mapping[Key, int]  # of one route, by member and labels
+Columns = Mapping[str, Mapping[Key, int]]  # of one route, by member and labels
 Point = tuple[float | None, float | None, float]
 
 
@@ -61,8 +61,7 @@ def is_count(key: Key) -> bool:
 
 def windows_view(history: CountHistory, span: Span, stats: Mapping[str, Any], wall: float) -> dict[str, Any]:
     """Ready for JSON. `stats`: the present answer of GET /routes, whose routes are shown."""
-    window, day = history.window(span, wall), history.window(DAY, wall)
-    by_route = _by_route(history.columns)
+    window, day, by_route = history.window(span, wall), history.slots(DAY, wall), history.by_route
     routes = []
     for route in stats["routes"]:
         columns = by_route.get(route["route"], {})
@@ -117,37 +116,31 @@ def error_budget_left(judged: Mapping[str, float], target: float | None) -> floa
     return None if target is None or not asked else round(1.0 - missed / (asked * (1.0 - target)), 4)
 
 
-def _by_route(columns: Mapping[Key, int]) -> dict[str, dict[Key, int]]:
-    found: dict[str, dict[Key, int]] = {}
-    for (route, *rest), column in columns.items():
-        found.setdefault(route, {})[tuple(rest)] = column
-    return found
-
-
-def _judged(day: Window, columns: Columns) -> dict[str, float]:
+def _judged(day: Sequence[Slot], columns: Columns) -> dict[str, float]:
     """Requests that met or missed the TTFT budget."""
-    keys = {met: columns.get((BY_OBJECTIVE, "ttft", met)) for met in ("true", "false")}
-    return {met: sum(slot.counts[at] for slot in day.slots) for met, at in keys.items() if at is not None}
+    judged = columns.get(BY_OBJECTIVE, {}).items()
+    return {met: sum(slot.counts[at] for slot in day) for (objective, met), at in judged if objective == "ttft"}
 
 
 def _counts(window: Window, columns: Columns) -> dict[str, Any]:
     """Members of a route as in GET /routes, of the window alone."""
-    grown = window.totals
-    found: dict[str, Any] = {member: {} for member in BY_LABEL}
-    found |= {BY_OBJECTIVE: {objective: {} for objective in OBJECTIVES}, **dict.fromkeys(TOTALS, 0.0)}
-    for (member, *labels), column in columns.items():
-        if member in TOTALS:
-            found[member] = grown[column]
-        elif member == BY_OBJECTIVE:
-            found[member].setdefault(labels[0], {})[labels[1]] = grown[column]
-        elif member in BY_LABEL:
-            found[member][labels[0]] = grown[column]
-    return {**found, **{member: _histogram(window, columns, member) for member in HISTOGRAMS}}
+    grown, slo = window.totals, dict[str, dict[str, float]]((objective, {}) for objective in OBJECTIVES)
+    for (objective, met), column in columns.get(BY_OBJECTIVE, {}).items():
+        slo.setdefault(objective, {})[met] = grown[column]
+    return {
+        **{member: {key[0]: grown[column] for key, column in columns.get(member, {}).items()} for member in BY_LABEL},
+        BY_OBJECTIVE: slo,
+        **{member: _total(window, columns, member) for member in TOTALS},
+        **{member: _histogram(window, columns, member) for member in HISTOGRAMS},
+    }
 
 
 def _gateway_counts(window: Window, columns: Columns) -> dict[str, Any]:
-    at = columns.get((STALLS,))
-    return {LAG: _histogram(window, columns, LAG), STALLS: 0.0 if at is None else window.totals[at]}
+    return {LAG: _histogram(window, columns, LAG), STALLS: _total(window, columns, STALLS)}
+
+
+def _total(window: Window, columns: Columns, member: str) -> float:
+    return sum(window.totals[column] for column in columns.get(member, {}).values())
 
 
 def _histogram(window: Window, columns: Columns, member: str) -> dict[str, list[float]]:
@@ -157,14 +150,14 @@ def _histogram(window: Window, columns: Columns, member: str) -> dict[str, list[
 
 def _buckets(columns: Columns, member: str) -> tuple[list[float], list[int]]:
     """Ascending bounds, and the columns of their buckets; the last bucket has no bound."""
-    known = sorted((float(labels[0]), at) for (name, *labels), at in columns.items() if name == member)
+    known = sorted((float(bound), at) for (bound,), at in columns.get(member, {}).items())
     return [bound for bound, _ in known if bound != inf], [at for _, at in known]
 
 
 def _points(window: Window, columns: Columns, route: str) -> list[Point | None]:
     """p50 and p95 of the TTFT in ms, and requests, of each slot of the span; None: a slot without samples."""
     bounds, places = _buckets(columns, "ttft_ms")
-    asked = [at for (name, *_), at in columns.items() if name == "requests"]
+    asked = [*columns.get("requests", {}).values()]
     points: list[Point | None] = [None] * window.span.slots
     for slot in window.slots:
         at = min(slot.number - window.first, window.span.slots - 1)

@@ -33,6 +33,7 @@ from tests.support.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
 from tests.support.terminal import TERMINAL, until
+from tests.support.upstream import Upstream
 
 ROOT = Path(__file__).parents[3]
 STREAM = {**CHAT, "stream": True, "max_tokens": 3}
@@ -108,6 +109,17 @@ async def test_the_data_port_is_refused_as_admin_port(capsys: pytest.CaptureFixt
         2,
         f"{gateway.url}: this is not the admin port of a running gateway: HTTP 404\n",
     )
+
+
+@pytest.mark.parametrize("window", ["now", "1h"])
+async def test_an_older_gateway_is_refused_by_name(window: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It knows no window `now`, and no figures in the others."""
+    refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+    counts = b'HTTP/1.1 200 OK\r\ncontent-length: 27\r\nconnection: close\r\n\r\n{"window":"1h","routes":[]}'
+    async with Upstream([refused if window == "now" else counts]) as older:
+        code = await asyncio.to_thread(main, ["top", "--once", "--window", window, "--admin", older.url])
+    told = "this is not the admin port of a running gateway: its figures are those of an older version"
+    assert (code, capsys.readouterr().err) == (2, f"{older.url}: {told}\n")
 
 
 async def test_a_lost_gateway_is_retried() -> None:

@@ -29,7 +29,7 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def cache_of(fleet: Fleet) -> EndpointCache:
-    cache = fleet.view.cache(E)
+    cache = fleet.cache(E)
     assert cache is not None
     return cache
 

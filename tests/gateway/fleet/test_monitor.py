@@ -168,7 +168,7 @@ async def test_hits_are_whole_blocks_of_the_reported_size() -> None:
     prompt = PoolEstimate(200, PrefixBlocks((1, 2, 3, 4, 5)))
     async with monitoring(GOOD) as (monitor, origin, vllm, _):
         endpoint, *_ = monitor.fleet.snapshot(monotonic()).pools["small"].endpoints
-        cache = monitor.fleet.view.cache(ENDPOINT)
+        cache = monitor.fleet.cache(ENDPOINT)
         assert cache is not None
         cache.index.record(prompt.blocks.hashes)
         before = monitor.fleet.view.hit(endpoint, prompt)

@@ -206,7 +206,7 @@ def test_an_absurd_cache_capacity_leaves_the_prefix_index_bounded() -> None:
     """A block takes 8 bytes and a share of a run: the index may not grow for ever."""
     to = fleet()
     to.on_scrape(ONE.id, EngineLoad(block_size=16, kv_blocks=10**9), 0.0)
-    cache = to.view.cache(ONE.id)
+    cache = to.cache(ONE.id)
     assert cache is not None
     assert cache.index.capacity == MAX_BLOCKS
 

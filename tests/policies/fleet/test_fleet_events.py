@@ -15,7 +15,7 @@ THEIRS = range(1, 41)
 def with_events() -> tuple[Fleet, Residency]:
     """A fleet, and the residency of an endpoint that publishes KV events."""
     to = fleet()
-    cache = to.view.cache(ONE.id)
+    cache = to.cache(ONE.id)
     assert cache is not None
     return to, cache.enable_events()
 

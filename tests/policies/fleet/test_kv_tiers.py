@@ -26,7 +26,7 @@ def candidate(to: Fleet, prompt: PoolEstimate, endpoint: Endpoint, now: float) -
 def serve(to: Fleet, prompt: PoolEstimate, endpoint: Endpoint, now: float, ttft: float, blocks: range | None) -> None:
     key = next(KEYS)
     to.on_sent(key, candidate(to, prompt, endpoint, now), prompt, now, True, session=str(key))
-    cache = to.view.cache(endpoint.id)
+    cache = to.cache(endpoint.id)
     assert cache is not None
     if blocks and cache.residency is not None:
         cache.residency.on_stored(blocks, None, B, session=str(key))
@@ -39,7 +39,7 @@ def serve(to: Fleet, prompt: PoolEstimate, endpoint: Endpoint, now: float, ttft:
 def held() -> tuple[Fleet, Residency]:
     """Two trained engines: the first holds the prompt, in the GPU and in the CPU's memory."""
     to = Fleet([Pool("p", "m", (ONE, TWO), kv_tokens=16_000)])
-    cache = to.view.cache(ONE.id)
+    cache = to.cache(ONE.id)
     assert cache is not None
     residency = cache.enable_events()
     for number in range(TRAINED_SAMPLES):

@@ -208,7 +208,7 @@ async def test_the_page_explains_a_request_and_escapes_markup() -> None:
     hostile = json.dumps({**CHAT, "model": "<img src=x onerror=document.title='taken'>"})
     async with busy() as gateway, browsing() as page:
         await page.open(f"{gateway.admin_url}/dashboard")
-        await page.until("document.getElementById('request').value")
+        await page.until("document.getElementById('fleet').textContent.includes('down')")
         await page.run("document.getElementById('go').click()")
         await page.until("document.querySelectorAll('#answer tbody tr').length === 4")  # one belief
         found_rows = await page.run("[...document.querySelectorAll('#answer tbody tr')].map(row => row.textContent)")

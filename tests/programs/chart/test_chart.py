@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+from pathlib import Path
+from shutil import which
 from typing import Any
 
 import jsonschema
@@ -105,6 +108,20 @@ def test_rules_and_dashboards_are_those_of_the_repository() -> None:
     shown = {name: json.loads(text) for data in maps for name, text in data.items()}
     dashboards = (CHART / "files" / "dashboards").glob("*.json")
     assert shown == {f"firsttoken-{path.name}": json.loads(path.read_text()) for path in dashboards}
+
+
+@pytest.mark.skipif(which("kubectl") is None, reason="needs kubectl")
+def test_kustomize_puts_a_render_into_the_namespace_of_its_release(tmp_path: Path) -> None:
+    """By the file of docs/kubernetes.md; a role stays where its engines are."""
+    page = (CHART.parents[2] / "docs" / "kubernetes.md").read_text()
+    (tmp_path / "kustomization.yaml").write_text(page.partition("<<'END'\n")[2].partition("END\n")[0])
+    engines = {"pools": {"qwen": {"endpoints": {"kubernetes": {"service": "engines/vllm", "port": 8000}}}}}
+    (tmp_path / "manifests.yaml").write_text(rendered(merged(values_of("serve"), {"config": engines})))
+    done = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True)
+    spread = {(one["kind"], one["metadata"]["namespace"]) for one in manifests(done.stdout)}
+    assert {kind for kind, namespace in spread if namespace == "engines"} == {"Role", "RoleBinding"}
+    assert {namespace for _, namespace in spread} == {"ai", "engines"}
+    assert ("Deployment", "ai") in spread
 
 
 def test_helm_finds_nothing_to_complain_of() -> None:

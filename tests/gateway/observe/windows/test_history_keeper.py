@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from gateway.app import Gateway
 from gateway.observe.metrics.scrape_collectors import RouteCounts, route_stats
+from gateway.observe.windows.count_history import WINDOWS
 from gateway.observe.windows.history_keeper import FILE, HistoryKeeper
 from tests.support.builders import ANSWER, CHAT, calling, get, post
 from tests.support.gateways import pool, running
@@ -71,6 +74,24 @@ async def test_without_a_state_dir_a_window_begins_with_the_process(tmp_path: Pa
             async with running({"only": pool(upstream.url)}, ROUTES) as gateway:
                 await ask(gateway, 2)
                 assert (await windows(gateway))[1]["routes"][0]["requests"] == {"completed": 2}
+
+
+async def test_viewers_of_all_windows_leave_now_its_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten pages of each window cost what one costs, and fewer looks at the totals than `now` remembers."""
+    looked = list[float]()
+
+    def stats() -> dict[str, Any]:
+        looked.append(monotonic())
+        return route_stats(RouteCounts(), [], 0.0)
+
+    monkeypatch.setattr("gateway.observe.windows.history_keeper.time", asyncio.get_running_loop().time)
+    keeper = HistoryKeeper(stats, None)
+    for poll in range(150):
+        for window in WINDOWS:
+            keeper.view(window)
+        await asyncio.sleep(0.2)
+        assert poll < 60 or json.loads(keeper.view("now"))["covered_s"] >= 10.0
+    assert len(looked) < 45
 
 
 SAVED = '{"version": 1, "saved_at": 1, %s}'
