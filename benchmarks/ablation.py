@@ -156,6 +156,11 @@ IDEAS = (
         ((PlacementRound, "_place_late", _late_at_once),),
     ),
     Idea(
+        "longest first",
+        "of a queue that is too long, the last requests are late, whatever their prefills",
+        ((HoldRules, "longest_in_the_way", _nothing),),
+    ),
+    Idea(
         "harm of late requests",
         "late requests go to idle engines whatever answers they stall",
         ((hold_rules, "HARMLESS", FOREVER),),
