@@ -116,8 +116,7 @@ class Script(engine.Connection):
         if given.rstrip() != self.text[: known * WORD_SIZE].rstrip():
             self.transport.write(whole(b'{"error":{"message":"not the text"}}').replace(b"200 OK", b"400 Bad Request"))
             return
-        if given:
-            self.known, self.end = known, known + REST
+        self.known, self.written, self.end = known, 0, known + REST if given else len(self.events)
         self.transport.write(HEAD + ROLE)
         self.write()
 
