@@ -14,7 +14,7 @@ from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.attempts.attempt_events import Failed, PeerForecast, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
-from policies.types import AttemptKind, Candidate
+from policies.types import AttemptKind, Candidate, Endpoint
 
 MOST_PEERS = 8  # forecast at a break or move: those of the pool first, with the least prefill queued
 
@@ -66,8 +66,8 @@ class RaceFacts:
         )
 
     def peer_forecasts(self, number: int, now: float) -> dict[str, PeerForecast]:
-        """Of endpoints with the same model that continue answers and can bear another prefill: of MOST_PEERS, as a thousand
-        streams may ask at once."""
+        """Of endpoints with the same model that continue answers and can bear another prefill: MOST_PEERS of them, as a
+        thousand streams may ask at once."""
         own, rescue, routed, fleet = self._attempts[number], self._rescue, self._routed, self._dispatcher.fleet
         if rescue is None:
             return {}
@@ -81,8 +81,12 @@ class RaceFacts:
             and loads[each.endpoint.id].tpot_pressure < 1
             and routed.model_at(each.endpoint, routed.upstreams[each.endpoint.id]) == own.request.model
         )
+
+        def order(peer: Endpoint) -> tuple[bool, float]:
+            return peer.pool != here.pool, loads[peer.id].backlog_s
+
         found: dict[str, PeerForecast] = {}
-        for endpoint in nsmallest(MOST_PEERS, able, key=lambda each: (each.pool != here.pool, loads[each.id].backlog_s)):
+        for endpoint in nsmallest(MOST_PEERS, able, key=order):
             prompt, caller = routed.estimate.pools[endpoint.pool], routed.request.caller
             load, written = loads[endpoint.id], rescue.remembered.tokens
             if (known := fleet.view.continuation(endpoint.id, load, prompt, written, caller, now)) is None:

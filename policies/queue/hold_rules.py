@@ -88,20 +88,20 @@ class HoldRules:
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
         """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same
-        caller and route, so that none is late for another's. Answers at their limit leave prefills a part of the time."""
+        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.tpot_pressure < AT_LIMIT:
             return None
         at, longest = self.now + max(load.backlog_s, load.reopens_in), dict[tuple[str, ...], QueuedRequest]()
         for queued in self.queues.of(endpoint):
             own = queued.tenant, queued.request.caller, queued.route.name
-            before = longest.get(own)
+            long = longest.get(own)
             if at + queued.prefill_s <= queued.deadline - TICK:
                 at += queued.prefill_s / max(_left_for_prefills(queued, load, FIRST_SHARE), LEAST_LEFT)
-                if before is None or queued.prefill_s > before.prefill_s:
+                if long is None or queued.prefill_s > long.prefill_s:
                     longest[own] = queued
-            elif before is not None and before.prefill_s > WORTH * queued.prefill_s and queued.route.scorer == "predicted":
-                return before
+            elif long and long.prefill_s > WORTH * queued.prefill_s and queued.route.scorer == "predicted":
+                return long
         return None
 
     def closed(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
