@@ -88,7 +88,8 @@ class HoldRules:
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
         """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same
-        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time."""
+        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time, by the
+        budgets of routes: what a caller asks for would make others' requests late."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.tpot_pressure < AT_LIMIT:
             return None
@@ -97,7 +98,7 @@ class HoldRules:
             own = queued.tenant, queued.request.caller, queued.route.name
             long = longest.get(own)
             if at + queued.prefill_s <= queued.deadline - TICK:
-                at += queued.prefill_s / max(_left_for_prefills(queued, load, FIRST_SHARE), LEAST_LEFT)
+                at += queued.prefill_s / max(_left_for_prefills(queued.route.tpot_budget(None), load, FIRST_SHARE), LEAST_LEFT)
                 if long is None or queued.prefill_s > long.prefill_s:
                     longest[own] = queued
             elif long and long.prefill_s > WORTH * queued.prefill_s and queued.route.scorer == "predicted":
@@ -187,10 +188,9 @@ class HoldRules:
 
 def _gains(queued: QueuedRequest, load: Load) -> bool:
     """Answers of the endpoint gain on their TPOT budget while nothing is prefilled."""
-    return _left_for_prefills(queued, load) >= 1 - GAINING
+    return _left_for_prefills(queued.route.tpot_budget(queued.request.tpot_budget), load) >= 1 - GAINING
 
 
-def _left_for_prefills(queued: QueuedRequest, load: Load, share: float = 1.0) -> float:
-    """Share of the time that answers leave at their pace at rest, with this share of the request's TPOT budget."""
-    budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
-    return 1 - load.tpot * (1 - load.prefill_utilization) / (share * budget)
+def _left_for_prefills(budget: float | None, load: Load, share: float = 1.0) -> float:
+    """Share of the time that answers leave at their pace at rest, with this share of a TPOT budget."""
+    return 1 - load.tpot * (1 - load.prefill_utilization) / (share * (budget or FOREVER))

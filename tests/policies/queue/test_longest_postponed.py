@@ -59,6 +59,15 @@ def test_no_request_is_postponed_for_another_callers() -> None:
     assert queue.assigned() == ["long", "short"]
 
 
+def test_a_pace_that_a_caller_asks_for_makes_no_other_callers_requests_late() -> None:
+    """A caller may tighten its own TPOT budget: the time that answers leave for prefills is the same."""
+    queue = at_the_pace_limit()
+    queue.enter("hurried", LONG // 6, budget=4.0, tpot=PACE, tenant="one", asked_tpot=0.001)
+    queue.enter("long", LONG, budget=4.1, tpot=PACE, tenant="other")
+    queue.enter("short", budget=4.1, tpot=PACE, tenant="other")
+    assert queue.assigned() == ["hurried", "long", "short"]
+
+
 def test_a_route_with_another_scorer_has_no_late_requests() -> None:
     """Not even where a request of a route with the queue's own scorer comes to the same engine."""
     queue, other = at_the_pace_limit(), {"tpot": PACE, "scorer": "least_request", "name": "other"}
