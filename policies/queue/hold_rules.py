@@ -88,8 +88,8 @@ class HoldRules:
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
         """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same
-        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time, by the
-        budgets of routes: what a caller asks for would make others' requests late."""
+        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time: by
+        the budgets of routes, as what a caller asks for would make others' requests late."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.tpot_pressure < AT_LIMIT:
             return None
@@ -98,7 +98,8 @@ class HoldRules:
             own = queued.tenant, queued.request.caller, queued.route.name
             long = longest.get(own)
             if at + queued.prefill_s <= queued.deadline - TICK:
-                at += queued.prefill_s / max(_left_for_prefills(queued.route.tpot_budget(None), load, FIRST_SHARE), LEAST_LEFT)
+                left = _left_for_prefills(queued.route.tpot_budget(None), load, FIRST_SHARE)
+                at += queued.prefill_s / max(left, LEAST_LEFT)
                 if long is None or queued.prefill_s > long.prefill_s:
                     longest[own] = queued
             elif long and long.prefill_s > WORTH * queued.prefill_s and queued.route.scorer == "predicted":
