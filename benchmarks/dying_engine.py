@@ -2,7 +2,7 @@
 
     python -m benchmarks.dying_engine [STREAMS [TOKENS]] [--paced] [--profile]
 
-A gateway with `rescue: on` before two tiers of one engine each; the second is PEERS endpoints, by its addresses. STREAMS
+A gateway with `rescue: on` before two tiers of one engine each; the second is PEERS endpoints by its addresses. STREAMS
 streams (1,000) have TOKENS tokens (6,000) when the first engine is killed: all its connections are reset at once. It
 writes these tokens as fast as they are read. This saturates the gateway: each turn of its loop reads all streams, and
 the stalls before the death are such turns. With `--paced` it writes BATCH tokens to a stream every PACE s, as a fast
