@@ -2,13 +2,13 @@
 
     python -m benchmarks.dying_engine [STREAMS [TOKENS]] [--paced] [--profile]
 
-A gateway with `rescue: on` before two tiers of one engine each. STREAMS streams (1,000) have TOKENS tokens (6,000) when
-the first engine is killed: all its connections are reset at once. It writes these tokens as fast as they are read. This
-saturates the gateway: each turn of its loop reads all streams, and the stalls before the death are such turns. With
-`--paced` it writes BATCH tokens to a stream every PACE s, as a fast engine does. From then on it writes a token every
-TRICKLE s: a silent stream would be left before. The second engine checks the text that it is sent, byte for byte,
-counts its tokens (/tokenize), and writes REST tokens more, at the same pace; asked anew, it writes all. Gateway,
-engines and callers have a process each.
+A gateway with `rescue: on` before two tiers of one engine each; the second is PEERS endpoints by its addresses. STREAMS
+streams (1,000) have TOKENS tokens (6,000) when the first engine is killed: all its connections are reset at once. It
+writes these tokens as fast as they are read. This saturates the gateway: each turn of its loop reads all streams, and
+the stalls before the death are such turns. With `--paced` it writes BATCH tokens to a stream every PACE s, as a fast
+engine does. From then on it writes a token every TRICKLE s: a silent stream would be left before. The second engine
+checks the text that it is sent, byte for byte, counts its tokens (/tokenize), and writes REST tokens more, at the same
+pace; asked anew, it writes all. Gateway, engines and callers have a process each.
 
 Printed:
 
@@ -55,6 +55,7 @@ STREAMS, TOKENS = 1_000, 6_000
 TRICKLE = 0.5  # s between two tokens of a stream that waits for the death
 LATER = 1_000  # tokens of such a stream, at most
 REST = 5  # tokens of the second engine
+PEERS = 64  # addresses of the second engine, each an endpoint
 PROMPT_TOKENS = 10
 BATCH = 20  # tokens in a write of the first engine
 PACE = 0.25  # s between two writes to a stream, where it is paced: 80 tokens/s
@@ -116,8 +117,7 @@ class Script(engine.Connection):
         if given.rstrip() != self.text[: known * WORD_SIZE].rstrip():
             self.transport.write(whole(b'{"error":{"message":"not the text"}}').replace(b"200 OK", b"400 Bad Request"))
             return
-        if given:
-            self.known, self.end = known, known + REST
+        self.known, self.written, self.end = known, 0, known + REST if given else len(self.events)
         self.transport.write(HEAD + ROLE)
         self.write()
 
@@ -159,7 +159,7 @@ def ending(known: int, written: int) -> bytes:
 async def serve_engine(port: int, tokens: int, pace: float) -> None:
     raise_file_limit()
     Script.prepare(tokens, pace)
-    server = await asyncio.get_running_loop().create_server(Script, HOST, port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(Script, "0.0.0.0", port, backlog=4096)
     await server.serve_forever()
 
 
@@ -171,8 +171,12 @@ def configuration(port: int, engines: Sequence[int]) -> dict[str, Any]:
     return {
         "server": {"listen": f"{HOST}:{port}", "admin": f"{HOST}:0"},
         "pools": {
-            tier: {"backend": "vllm", "model": MODEL, "endpoints": [f"http://{HOST}:{engine}"]}
-            for tier, engine in zip(tiers, engines, strict=True)
+            tier: {
+                "backend": "vllm",
+                "model": MODEL,
+                "endpoints": [f"http://127.0.0.{n + 1}:{engine}" for n in range(each)],
+            }
+            for tier, engine, each in zip(tiers, engines, (1, PEERS), strict=True)
         },
         "routes": {MODEL: {"tiers": tiers, "rescue": "on", "workload": "batch"}},
         "defaults": {"stream_idle": f"{PATIENCE:g}s"},

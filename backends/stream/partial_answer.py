@@ -5,6 +5,8 @@ Rules:
 - Text is kept as written in JSON, without the events around it. An event of the last known form is not parsed.
 - Text alone can be continued. Tool calls, reasoning, structured output and several choices cannot: an engine that is
   given a part of them as the assistant's words does not resume their grammar.
+- Words that come in one read with an event that the caller cannot be told are kept here, and were not written: no peer
+  may go on behind them.
 - All answers share one `TextBudget`. An answer for which there is no room passes on, and cannot be continued.
 """
 
@@ -55,6 +57,7 @@ class PartialAnswer(WholeEvents):
         self._budget = budget
         self._granted = 0  # bytes of the budget
         self._text = bytearray()  # as written in JSON
+        self._before = 0  # bytes of it before the latest read, at most
         self._form = TokenForm()
         self._decoder = SseDecoder()
 
@@ -64,8 +67,14 @@ class PartialAnswer(WholeEvents):
             return data
         data = super().feed(data)
         if data and not self.obstacle:
+            self._before = len(self._text)
             self._read(data)
         return data
+
+    def refuse_unwritten(self) -> None:
+        """The latest read has not reached the caller: with text in it, the answer cannot be continued."""
+        if len(self._text) > self._before:
+            self._refuse("words that were not relayed")
 
     @property
     def text(self) -> str:

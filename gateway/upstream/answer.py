@@ -21,6 +21,7 @@ from backends.failures import DIVERGED, NOT_ASSEMBLED, NOT_JSON, UNTRANSLATED
 from backends.interface import Assembler, Failure, Tap
 from backends.stream.continuation import Diverged
 from backends.stream.cost_writer import CostWriter
+from backends.stream.partial_answer import PartialAnswer
 from backends.stream.redaction import CachedCountMasker, Rewriter, SecretMasker, mask_error_body
 from backends.stream.sse import JunkFilter, UsageStripper, WholeEvents
 from backends.translation.reply_translation import ReplyShapeError, StreamTranslator
@@ -87,6 +88,8 @@ class StreamedAnswer:
             for each in self._filters if self._tap.junk else self._clean:
                 rewritten = each.feed(rewritten)
         except (Diverged, ReplyShapeError) as error:
+            if isinstance(error, ReplyShapeError) and isinstance(kept := self._base[0], PartialAnswer):
+                kept.refuse_unwritten()
             return _failure_of(error)
         self._relay.write(rewritten, framed if rewritten == data else b"")
         return None

@@ -81,7 +81,7 @@ class Dispatcher:
         self.texts = TextBudget()  # of answers that may be rescued
         self.restarting: set[str] = set()  # endpoints that do not continue an answer but begin anew
         self.take_overs = asyncio.Semaphore(TAKE_OVERS)
-        self.losses = WorkQueue()  # an engine that dies loses many connections at a time
+        self.losses = WorkQueue()  # an engine that dies or hangs loses many streams at a time
         self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request
         self.tasks: set[asyncio.Task[None]] = set()
         fleet.on_found_dead = self._on_found_dead

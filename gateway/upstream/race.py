@@ -11,7 +11,9 @@ Decides nothing: which attempt is opened, held, left or committed, and when, is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
 from backends.http.loop_aware_timer import LoopAwareTimer
@@ -141,9 +143,12 @@ class Race:
                     self._give_up(action)
 
     def _look(self) -> None:
+        self._guard(self.advance, TimerFired())
+
+    def _guard(self, work: Callable[..., None], *given: Any) -> None:
         """An error here is nobody's but the waiting task's: no timer would be left to end the request."""
         try:
-            self.advance(TimerFired())
+            work(*given)
         except Exception as bug:
             if self.done.done():
                 raise
@@ -300,7 +305,7 @@ class Race:
             wire.leave_read()
             self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
         else:
-            self.on_wire(wire, wire.on_failure(SILENT))
+            self._lose(wire, SILENT)  # an engine that hangs leaves a thousand streams silent at once
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
@@ -335,7 +340,7 @@ class Race:
                 self._on_failed(wire, event)
 
     def _lose(self, wire: WireAttempt, failure: Failure) -> None:
-        self.dispatcher.losses.do(self._on_lost, wire, failure)
+        self.dispatcher.losses.do(self._guard, self._on_lost, wire, failure)
 
     def _on_lost(self, wire: WireAttempt, failure: Failure) -> None:
         """Report a lost connection. After the end of the attempt only a bug of the gateway ends the request."""

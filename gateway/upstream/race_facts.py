@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nsmallest
 
 from backends.failures import NOT_ASSEMBLED
 from backends.interface import Failure
@@ -13,7 +14,9 @@ from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.attempts.attempt_events import Failed, PeerForecast, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
-from policies.types import AttemptKind, Candidate
+from policies.types import AttemptKind, Candidate, Endpoint
+
+MOST_PEERS = 8  # forecast at a break or move: those of the pool first, with the least prefill queued
 
 
 class RaceFacts:
@@ -63,17 +66,27 @@ class RaceFacts:
         )
 
     def peer_forecasts(self, number: int, now: float) -> dict[str, PeerForecast]:
-        """Of endpoints with the same model that continue answers and can bear another prefill."""
+        """Of endpoints with the same model that continue answers and can bear another prefill: MOST_PEERS of them, as a
+        thousand streams may ask at once."""
         own, rescue, routed, fleet = self._attempts[number], self._rescue, self._routed, self._dispatcher.fleet
         if rescue is None:
             return {}
         loads = fleet.snapshot_for(routed.request.caller, now).loads
-        left_out = {*rescue.unable(own.attempt, loads), *self._dispatcher.restarting}
+        here = own.attempt.candidate.endpoint
+        left_out = {here.id, *rescue.unable(own.attempt, loads), *self._dispatcher.restarting}
+        able = (
+            each.endpoint
+            for each in routed.decision.ranked
+            if each.endpoint.id not in left_out
+            and loads[each.endpoint.id].tpot_pressure < 1
+            and routed.model_at(each.endpoint, routed.upstreams[each.endpoint.id]) == own.request.model
+        )
+
+        def order(peer: Endpoint) -> tuple[bool, float]:
+            return peer.pool != here.pool, loads[peer.id].backlog_s
+
         found: dict[str, PeerForecast] = {}
-        for endpoint in (each.endpoint for each in routed.decision.ranked):
-            model = routed.model_at(endpoint, routed.upstreams[endpoint.id])
-            if endpoint.id in left_out or model != own.request.model or loads[endpoint.id].tpot_pressure >= 1:
-                continue
+        for endpoint in nsmallest(MOST_PEERS, able, key=order):
             prompt, caller = routed.estimate.pools[endpoint.pool], routed.request.caller
             load, written = loads[endpoint.id], rescue.remembered.tokens
             if (known := fleet.view.continuation(endpoint.id, load, prompt, written, caller, now)) is None:

@@ -65,14 +65,17 @@ class Rescue:
 
     def unable(self, broken: Attempt, loads: Mapping[str, Load]) -> dict[str, str]:
         """Candidates that cannot continue the answer now, with the reason. `loads`: by endpoint."""
-        found: dict[str, str] = {}
+        found, of_pools = dict[str, str](), dict[str, str]()
         for endpoint in (candidate.endpoint for candidate in self._routed.decision.ranked):
-            upstream = self._routed.upstreams[endpoint.id]
-            whole = self._routed.backend_request(upstream, broken)
             if (load := loads.get(endpoint.id)) is None or load.health is not Health.UP:
                 found[endpoint.id] = "no peer is up"
-            elif obstacle := upstream.backend.obstacle(whole, self.remembered.tokens):
-                found[endpoint.id] = obstacle
+                continue
+            if endpoint.pool not in of_pools:
+                upstream = self._routed.upstreams[endpoint.id]
+                whole = self._routed.backend_request(upstream, broken)
+                of_pools[endpoint.pool] = upstream.backend.obstacle(whole, self.remembered.tokens)
+            if of_pools[endpoint.pool]:
+                found[endpoint.id] = of_pools[endpoint.pool]
         return found
 
     def candidate(self, candidate: Candidate) -> Candidate:

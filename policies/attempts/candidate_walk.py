@@ -6,8 +6,8 @@ Rules:
 - Candidates of avoided pools are passed over.
 - A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
 - Once an answer has begun, the walk is through its peers: endpoints without a failure in this request. Those of the
-  same pool come first, the soonest as of now: an engine that dies leaves many answers at once, and the ranking of each
-  is as old as the answer.
+  same pool come first, then the others pool by pool as ranked; of each the soonest as of now: an engine that dies
+  leaves many answers at once, and the ranking of each is as old as the answer.
 """
 
 from __future__ import annotations
@@ -138,14 +138,16 @@ class CandidateWalk:
         unable: Collection[str] = (),
         known: Mapping[str, PeerForecast] = NOTHING_KNOWN,
     ) -> Sequence[Candidate]:
-        """Candidates to continue the answer of `begun`, those of the same pool first, the soonest by what is `known`;
-        none where no further attempt is allowed. `unable`: endpoints, beside those with a failure."""
+        """Candidates to continue the answer of `begun`, by pool: the same one, then the others as ranked; of each the
+        soonest first by what is `known`. None where no further attempt is allowed. `unable`: endpoints, beside those
+        with a failure."""
         if not self.may_open:
             return ()
         own, left_out = begun.endpoint, self.lost.union(unable, [begun.endpoint.id])
-        able = (each for each in self._ranked if each.endpoint.id not in left_out)
+        able = [each for each in self._ranked if each.endpoint.id not in left_out]
+        pools = [*dict.fromkeys([own.pool, *(each.endpoint.pool for each in able)])]
         soon = {name: peer.p50 for name, peer in known.items()}
-        return sorted(able, key=lambda each: (each.endpoint.pool != own.pool, soon.get(each.endpoint.id, FOREVER)))
+        return sorted(able, key=lambda each: (pools.index(each.endpoint.pool), soon.get(each.endpoint.id, FOREVER)))
 
     def turn_to(self, peers: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""

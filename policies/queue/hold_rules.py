@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import attrgetter
 
 from policies.fleet.fleet import Fleet
 from policies.latency.tpot import FIRST_SHARE, TIME_CONSTANT, expected_tpot_misses
@@ -88,18 +87,23 @@ class HoldRules:
         return all(start < each.send_by for start, each in zip(starts, queue, strict=False))
 
     def longest_in_the_way(self, endpoint: str) -> QueuedRequest | None:
-        """The longest prefill for which a much shorter one behind it would come too late, if there is one. Answers at
-        their limit leave prefills a part of the time."""
+        """The longest prefill for which a much shorter one behind it would come too late, if there is one: of the same
+        caller and route, as none is late for another's. Answers at their limit leave prefills a part of the time: by
+        the budgets of routes, as what a caller asks for would make others' requests late."""
         load = self.fleet.snapshot(self.now).loads.get(endpoint)
         if load is None or load.tpot_pressure < AT_LIMIT:
             return None
-        at, before = self.now + max(load.backlog_s, load.reopens_in), list[QueuedRequest]()
+        at, longest = self.now + max(load.backlog_s, load.reopens_in), dict[tuple[str, ...], QueuedRequest]()
         for queued in self.queues.of(endpoint):
+            own = queued.tenant, queued.request.caller, queued.route.name
+            long = longest.get(own)
             if at + queued.prefill_s <= queued.deadline - TICK:
-                at += queued.prefill_s / max(_left_for_prefills(queued, load, FIRST_SHARE), LEAST_LEFT)
-                before.append(queued)
-            elif longer := [each for each in before if _is_in_the_way(each, queued)]:
-                return max(longer, key=attrgetter("prefill_s"))
+                left = _left_for_prefills(queued.route.tpot_budget(None), load, FIRST_SHARE)
+                at += queued.prefill_s / max(left, LEAST_LEFT)
+                if long is None or queued.prefill_s > long.prefill_s:
+                    longest[own] = queued
+            elif long and long.prefill_s > WORTH * queued.prefill_s and queued.route.scorer == "predicted":
+                return long
         return None
 
     def closed(self, queued: QueuedRequest, endpoint: str) -> HoldRule | None:
@@ -183,18 +187,11 @@ class HoldRules:
         return endpoint in idle and self.late_rule(queued, endpoint, queued.prefill_s) is None
 
 
-def _is_in_the_way(other: QueuedRequest, queued: QueuedRequest) -> bool:
-    """Of the same tenant and route, and much longer: more would be in time without it."""
-    is_own = (other.tenant, other.route.name) == (queued.tenant, queued.route.name)
-    return is_own and other.prefill_s > WORTH * queued.prefill_s
-
-
 def _gains(queued: QueuedRequest, load: Load) -> bool:
     """Answers of the endpoint gain on their TPOT budget while nothing is prefilled."""
-    return _left_for_prefills(queued, load) >= 1 - GAINING
+    return _left_for_prefills(queued.route.tpot_budget(queued.request.tpot_budget), load) >= 1 - GAINING
 
 
-def _left_for_prefills(queued: QueuedRequest, load: Load, share: float = 1.0) -> float:
-    """Share of the time that answers leave at their pace at rest, with this share of the request's TPOT budget."""
-    budget = queued.route.tpot_budget(queued.request.tpot_budget) or FOREVER
-    return 1 - load.tpot * (1 - load.prefill_utilization) / (share * budget)
+def _left_for_prefills(budget: float | None, load: Load, share: float = 1.0) -> float:
+    """Share of the time that answers leave at their pace at rest, with this share of a TPOT budget."""
+    return 1 - load.tpot * (1 - load.prefill_utilization) / (share * (budget or FOREVER))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 
 from policies.fleet.fleet import Fleet
@@ -34,6 +35,7 @@ LATE = 0.5  # chance of the deadline, below which a request is late
 STILL = 0.9  # share of the target that is enough for another tier at the last moment
 ALIKE = 1.25  # times the prefill at the fastest endpoint of a pool
 RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
+POSTPONED = 8  # requests in one placement: each is looked for in all of the queue
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class PlacementRound:
             placed = self._assign(queued, decision, candidate, rule)
         is_quoted = queued.due == FOREVER and (placed is None or placed.chosen is not None)  # hours are no late wait
         if queued.quoted is None and is_quoted:
-            queued.quoted = self._quoted(queued, candidate, rule, late)
+            queued.quoted = self._quoted(queued, candidate, rule, late or queued.is_late)
         return placed
 
     def quote(self, queued: QueuedRequest) -> RequestQuote:
@@ -165,8 +167,9 @@ class PlacementRound:
         self._set_spill_at(queued, decision, chosen.endpoint)
         own_limit = rule is HoldRule.RATE_LIMIT and chosen.load.limits.refused_until > self.now
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=own_limit)
-        while queued.route.scorer == "predicted" and (longest := self.rules.longest_in_the_way(chosen.endpoint.id)):
-            self._hold_behind_all(longest, HoldRule.TURN)
+        longest = iter(partial(self.rules.longest_in_the_way, chosen.endpoint.id), None)
+        for postponed in islice(longest, POSTPONED):
+            self._hold_behind_all(postponed, HoldRule.TURN)
         return None
 
     def note_hold(self, queued: QueuedRequest) -> bool:

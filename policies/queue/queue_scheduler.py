@@ -120,7 +120,8 @@ class QueueScheduler:
         for key in tuple(queues.assigned):
             yield from self._advance(key, turn)
         for queued in _least(queues.due_to_spill(now), "spill_at"):
-            yield from self._released(queued, turn.move(queued))
+            if queued.assigned is not None:  # else postponed for one that has moved
+                yield from self._released(queued, turn.move(queued))
         turn.recheck_late()
         yield from self._advance_late(turn)
         self.wake_at = now + TICK if self.held else FOREVER

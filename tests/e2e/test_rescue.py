@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
+from gateway.upstream.race_facts import MOST_PEERS
 from lab.servers.drivers import Faults
 from lab.servers.simulated_server import SimulatedServer
+from policies.fleet.fleet_reader import FleetReader
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import calling, post
 from tests.support.gateways import running
@@ -398,3 +401,87 @@ async def test_a_peer_continues_what_the_caller_has_read_and_nothing_else() -> N
         assert json.loads(answered[2].body)["messages"][-1] == {"role": "assistant", "content": "one two"}
         assert b" three" in events
         assert b"message_stop" in events
+
+
+ODD = b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":{"a":1}}]}\n\n'
+
+
+@asynccontextmanager
+async def read_as_messages(*scripts: Script) -> AsyncIterator[tuple[bytes, Gateway, list[Received]]]:
+    """An answer in Anthropic's dialect, of three engines in turn."""
+    answered: list[Received] = []
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine(*scripts, answered=answered)) for _ in range(3)]
+        pool = {"backend": "sglang", "model": "served", "endpoints": [engine.url for engine in engines]}
+        gateway = await stack.enter_async_context(running({"p": pool}, RESCUE))
+        caller = await stack.enter_async_context(calling(gateway.url))
+        prompt = {"model": "chat", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+        await caller.ask(post(prompt, path="/v1/messages"))
+        events = b"".join(await caller.chunks())
+        await eventually(lambda: gateway.recorder.recent)
+        yield events, gateway, answered
+
+
+async def test_a_peer_whose_first_events_cannot_be_told_to_the_caller_is_followed_by_the_next() -> None:
+    """The stream breaks again at the commit of the peer: each attempt is in the Record once."""
+    untold = [STREAM_HEAD, chunk(ODD + b"data: [DONE]\n\n"), LAST_CHUNK]
+    scripts = [BREAKS["reset"], untold, [STREAM_HEAD, chunk(REST), *END]]
+    async with read_as_messages(*scripts) as (events, gateway, answered):
+        assert json.loads(answered[2].body)["messages"][-1] == {"role": "assistant", "content": "one two"}
+        assert [events.count(text) for text in (b'"one"', b'" two"', b'" three"', b"event: message_stop")] == [1] * 4
+        record = last(gateway)
+        assert (record.rescue, record.end) == ("rescued", RequestOutcome.COMPLETED)
+        assert [(each.number, each.ending.value) for each in record.attempts] == [
+            *((1, "broken"), (2, "completed"), (3, "completed"))
+        ]
+        assert gateway.proxy.dispatcher.retries.retrying == 0
+
+
+UNTOLD: Mapping[str, list[Script]] = {
+    "by the peer": [BREAKS["reset"], [STREAM_HEAD, chunk(REST + ODD), HANG]],
+    "in mid-stream": [[STREAM_HEAD + chunk(TEXT), Pause(0.05), chunk(REST + ODD), HANG]],
+}
+
+
+@pytest.mark.parametrize("case", UNTOLD)
+async def test_no_peer_goes_on_behind_words_that_the_caller_has_not_got(case: str) -> None:
+    """Words in one read with an event that cannot be told are not written: a peer that was given them would leave them
+    out. The caller has an explicit error."""
+    scripts = [*UNTOLD[case], [STREAM_HEAD, chunk(REST), *END]]
+    async with read_as_messages(*scripts) as (events, gateway, answered):
+        assert (len(answered), events.count(b" three"), b"event: error" in events) == (len(scripts) - 1, 0, True)
+        assert last(gateway).end is RequestOutcome.UPSTREAM_BROKE
+
+
+async def test_silent_streams_are_left_one_by_one() -> None:
+    """By the queue that spreads lost connections over turns of the event loop: an engine that hangs leaves a thousand
+    streams silent at once."""
+    later: list[Callable[[], None]] = []
+    async with scripted_pool([STREAM_HEAD + chunk(TEXT), HANG], [STREAM_HEAD, chunk(REST), *END]) as pool:
+        losses = pool.gateway.proxy.dispatcher.losses
+        losses.do = lambda work, *given: later.append(partial(work, *given))  # type: ignore[method-assign]
+        reading = asyncio.create_task(read(pool.client, "hello"))
+        await eventually(lambda: later)
+        assert (len(later), len(pool.answered)) == (1, 1)
+        later.pop()()
+        answer = await reading
+        assert (answer.text, answer.error, last(pool.gateway).rescue) == ("one two three", "", "rescued")
+
+
+async def test_a_break_asks_for_the_forecasts_of_a_few_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: a thousand streams may break at once."""
+    asked: list[str] = []
+
+    def counted(view: FleetReader, endpoint: str, *known: Any) -> Any:
+        asked.append(endpoint)
+        return continuation(view, endpoint, *known)
+
+    continuation = FleetReader.continuation
+    monkeypatch.setattr(FleetReader, "continuation", counted)
+    async with engines(MOST_PEERS + 3, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
+        for server in servers:
+            server.faults.cut_after_tokens = 5
+        await read(client, "hello", max_tokens=9)
+        record = last(gateway)
+        assert (record.attempts[0].ending, len(asked)) == (AttemptOutcome.BROKEN, MOST_PEERS)
+        assert record.attempts[0].endpoint not in asked

@@ -120,9 +120,10 @@ class QueueFixture:
         pinned: str = "",
         blocks: tuple[int, ...] = (),
         caller: str = "",
+        asked_tpot: float | None = None,
         **more: Any,
     ) -> None:
-        request = RequestView(self.now, stream=True, pinned=pinned, caller=caller)
+        request = RequestView(self.now, stream=True, pinned=pinned, caller=caller, tpot_budget=asked_tpot)
         prompt = PoolEstimate(tokens, PrefixBlocks(blocks))
         pools = {endpoint.pool: prompt for endpoint in self.endpoints}
         self._estimates[request_key] = PromptEstimate(pools)

@@ -18,7 +18,7 @@ from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Candidate
-from tests.support.attempt_script import A, B, C, GivenFacts, begun, fails, given_up, reason, silence, told
+from tests.support.attempt_script import API, A, B, C, GivenFacts, begun, fails, given_up, reason, silence, told
 from tests.support.decision_fleet import candidate
 
 BROKEN, STALLED = Broken(BLAME["reset"]), Broken(BLAME["server"])
@@ -55,6 +55,13 @@ def test_the_peer_that_is_soonest_as_of_now_continues() -> None:
     assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue c"]
     assert told(race.on(fails(2), 1.1)) == ["open 3 rescue b"]
     assert told(race.on(fails(3), 1.2)) == ["open 4 rescue d"]
+
+
+def test_a_sooner_pool_continues_no_earlier_than_it_is_ranked() -> None:
+    """A later tier may cost more, whatever its forecast."""
+    now = {"x": PeerForecast(p50=0.5, p90=0.9, tpot=0.02), "api": PeerForecast(p50=0.1, p90=0.2, tpot=0.02)}
+    race = committed(A, candidate("x", pool="next"), API, facts=GivenFacts(peers=now))
+    assert told(race.on(BROKEN, 1.0)) == ["open 2 rescue x"]
 
 
 def test_a_peer_that_does_not_continue_is_asked_for_the_whole_answer() -> None:
