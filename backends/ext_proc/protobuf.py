@@ -19,7 +19,7 @@ Value = int | bytes
 
 
 class FieldReader:
-    """Reads one message, and messages nested in that one."""
+    """Reads a message and its nested messages."""
 
     def __init__(self) -> None:
         self._left = MAX_FIELDS

@@ -194,7 +194,7 @@ class Record:
     weighs_completion: bool = False  # decisions of the route depend on the end of the answer
     diagnosis: Diagnosis | None = None  # of a request that missed a budget, or failed
     composition: Composition | None = None  # of the prompt, in tokens
-    lineage: Lineage = NO_LINEAGE  # the prompt that this one continues, or departs from
+    lineage: Lineage = NO_LINEAGE  # earlier prompt of the same conversation, continued or broken by this prompt
     break_cost: BreakCost = NO_COST  # of the break in `lineage`
     repaired: Sequence[str] = ()  # rules that changed the prompt
     trace_id: str = ""

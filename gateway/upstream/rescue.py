@@ -94,7 +94,7 @@ class Rescue:
         self._held = self.continuation
 
     def _break_off(self, so_far: str) -> None:
-        """`so_far`: what became of the stream, up to the first token of a peer."""
+        """Keep the text that the caller has. `so_far`: outcome of the rescue in the Record, until a first token."""
         text = self.remembered.text
         self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
         self._routed.timeline.rescue(so_far)

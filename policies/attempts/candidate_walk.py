@@ -103,7 +103,7 @@ class CandidateWalk:
             return Ending.ATTEMPTS, f"all {self.opened} attempts allowed have failed"
         return Ending.CANDIDATES, f"all {len(self._candidates)} candidates have failed"
 
-    # -- what leads nowhere -------------------------------------------------------------------
+    # -- pools to avoid -------------------------------------------------------------------
 
     def avoid(self, pools: Collection[str]) -> None:
         self.avoided.update(pools)

@@ -187,7 +187,7 @@ class EngineAnswers:
         return [*found, *islice((answer for answer in unseen if answer not in known), lasting)]
 
     def _not_held(self, load: EngineLoad, arrived: float) -> int:
-        """Requests of ours, sent before `arrived`, beyond those that the engine holds; 0: it does not say."""
+        """Number of own requests sent before `arrived`, less those that the engine reports; 0 without a report."""
         if load.running is None:
             return 0
         ours = sum(one.sent_at < arrived for held in (self.waiting, self.decoding) for one in held.values())

@@ -44,7 +44,7 @@ NO_LINEAGE = Lineage()
 
 @dataclass(slots=True, kw_only=True)
 class LedgerEntry:
-    """The values of one request that a ledger reads."""
+    """Values of one request for the ledger."""
 
     route: str
     caller: str

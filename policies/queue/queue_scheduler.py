@@ -120,7 +120,7 @@ class QueueScheduler:
         for key in tuple(queues.assigned):
             yield from self._advance(key, turn)
         for queued in _least(queues.due_to_spill(now), "spill_at"):
-            if queued.assigned is not None:  # else postponed for one that has moved
+            if queued.assigned is not None:  # None: postponed for a request that moved before in this loop
                 yield from self._released(queued, turn.move(queued))
         turn.recheck_late()
         yield from self._advance_late(turn)

@@ -384,25 +384,6 @@ async def test_a_completion_is_continued_by_its_prompt() -> None:
         assert (pool.continuation["prompt"], pool.continuation["max_tokens"]) == ("count:one ", 7)
 
 
-async def test_a_peer_continues_what_the_caller_has_read_and_nothing_else() -> None:
-    """The text of an attempt that failed before the caller saw a word of it is no part of the answer."""
-    odd = b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":{"a":1}}]}\n\n'
-    unseen: Script = [STREAM_HEAD + chunk(scripted({"content": "Once upon a time"}) + odd) + LAST_CHUNK]
-    answered: list[Received] = []
-    async with AsyncExitStack() as stack:
-        scripts = (unseen, BREAKS["reset"], [STREAM_HEAD, chunk(REST), *END])
-        engines = [await stack.enter_async_context(ScriptedEngine(*scripts, answered=answered)) for _ in range(3)]
-        pool = {"backend": "sglang", "model": "served", "endpoints": [engine.url for engine in engines]}
-        gateway = await stack.enter_async_context(running({"p": pool}, RESCUE))
-        caller = await stack.enter_async_context(calling(gateway.url))
-        prompt = {"model": "chat", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": "x"}]}
-        await caller.ask(post(prompt, path="/v1/messages"))
-        events = b"".join(await caller.chunks())
-        assert json.loads(answered[2].body)["messages"][-1] == {"role": "assistant", "content": "one two"}
-        assert b" three" in events
-        assert b"message_stop" in events
-
-
 ODD = b'data: {"id":"1","choices":[{"index":0,"delta":{},"finish_reason":{"a":1}}]}\n\n'
 
 
@@ -420,6 +401,16 @@ async def read_as_messages(*scripts: Script) -> AsyncIterator[tuple[bytes, Gatew
         events = b"".join(await caller.chunks())
         await eventually(lambda: gateway.recorder.recent)
         yield events, gateway, answered
+
+
+async def test_a_peer_continues_what_the_caller_has_read_and_nothing_else() -> None:
+    """The text of an attempt that failed before the caller saw a word of it is no part of the answer."""
+    unseen: Script = [STREAM_HEAD + chunk(scripted({"content": "Once upon a time"}) + ODD) + LAST_CHUNK]
+    rest: Script = [STREAM_HEAD, chunk(REST), *END]
+    async with read_as_messages(unseen, BREAKS["reset"], rest) as (events, _, answered):
+        assert json.loads(answered[2].body)["messages"][-1] == {"role": "assistant", "content": "one two"}
+        assert b" three" in events
+        assert b"message_stop" in events
 
 
 async def test_a_peer_whose_first_events_cannot_be_told_to_the_caller_is_followed_by_the_next() -> None:

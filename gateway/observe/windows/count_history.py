@@ -24,7 +24,7 @@ Grown = Sequence[tuple[int, float]]  # columns, and the growth of their counts
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A window, and the slots that it consists of."""
+    """A window of time and its slots."""
 
     name: str
     slot_s: float
@@ -167,7 +167,7 @@ class CountHistory:
         """Put the slots of `as_json` before those noted since. Raises ValueError on what cannot be such slots."""
         restored = {name: [*_slots(rings.get(name, ()), len(counts), span, wall)] for name, span in SPANS.items()}
         grew = {at for slots in restored.values() for _, grown in slots for at, _ in grown}
-        columns = {at: self._column(counts[at]) for at in sorted(grew)}  # others are of routes that are long gone
+        columns = {at: self._column(counts[at]) for at in sorted(grew)}  # other counts: of routes removed long ago
         for name, ring in self._rings.items():
             own = [(slot.number, [*zip(*slot.sparse(), strict=True)]) for slot in ring]
             ring.clear()
