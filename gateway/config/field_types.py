@@ -49,7 +49,6 @@ class Section(Strict):
     """Base of all sections. The string below a field is its description in the JSON Schema."""
 
     model_config = ConfigDict(
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         model_title_generator=lambda model: model.__name__.removesuffix("Section"),
     )

@@ -20,6 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
 
 from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, nearest
+from gateway.config.field_descriptions import descriptions
 from gateway.config.mistake_hints import as_list, as_mapping, as_share, joined_value, unknown_key
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
@@ -64,6 +65,15 @@ class _AsWritten(GenerateJsonSchema):
         generated = super().default_schema(schema)
         if not isinstance(generated.get("default"), (str, int, float)):
             generated.pop("default", None)
+        return generated
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """Adds the descriptions of the fields."""
+        generated = super().model_schema(schema)
+        fields = generated.get("properties", {})
+        for name, text in descriptions(schema["cls"]).items():
+            if name in fields:
+                fields[name]["description"] = text
         return generated
 
 

@@ -29,7 +29,7 @@ RegionNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(m
 class RoutedRegions(BaseModel):
     """Regions that requests may go to, and the order in which regions are preferred."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     only: RegionNames | None = None
     """Regions whose endpoints alone get requests of the route."""

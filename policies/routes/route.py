@@ -135,7 +135,7 @@ KeepAlive = Annotated[Annotated[Duration, Field(ge=0.1)] | Literal["off"], Befor
 class Strict(BaseModel):
     """Base of models in which unknown keys are errors: a misspelt budget must not become no budget."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Ttft(Strict):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field
 
+from gateway.config.field_descriptions import descriptions
 from gateway.config.schema import keys_at, schema, words_at
 from gateway.config.yaml_source import parse
 from tests.support.contract import CONTRACT
@@ -112,3 +114,21 @@ def test_keys_are_found_through_lists_maps_and_alternatives() -> None:
 def test_words_are_found_beside_keys() -> None:
     """A budget is a mapping, or off."""
     assert words_at(SCHEMA, ("routes", "r", "ttft")) == ["off"]
+
+
+def test_the_string_below_a_field_describes_it_in_the_schema() -> None:
+    """A field whose type has a text of its own and a field of a base class included."""
+
+    class Base(BaseModel):
+        port: int
+        """Port of
+        the server."""
+        plain: str
+
+    class Child(Base):
+        listen: Annotated[str, Field(description="host:port")]
+        """Where callers connect."""
+
+    assert descriptions(Child) == {"port": "Port of\nthe server.", "listen": "Where callers connect."}
+    server = schema()["$defs"]["ServerSection"]["properties"]
+    assert server["listen"]["description"] == "Data port, host:port."
