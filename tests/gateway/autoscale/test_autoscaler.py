@@ -81,7 +81,7 @@ def test_a_configuration_still_refuses_a_duration_without_a_unit() -> None:
 async def test_the_child_answers_questions_one_after_the_other_at_the_lowest_priority() -> None:
     child, now = ReplayChild(), time()
     try:
-        busy, idle = rows(4.0, now), rows(0.2, now)
+        busy, idle = rows(2.0, now), rows(0.1, now)
         much = await child.ask(job(now=now, rows=len(busy), since=now - 61), busy)
         process = child._process
         assert process is not None
