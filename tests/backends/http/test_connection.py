@@ -123,6 +123,16 @@ async def test_header_names_are_lower_case_and_the_last_repetition_counts() -> N
         assert (await ask(origin)).headers == {"x-a": "2", "transfer-encoding": "chunked"}
 
 
+async def test_a_trailer_leaves_nothing_to_the_next_reply() -> None:
+    """On the same connection: a length in a trailer would cut the next body short."""
+    trailing = chunked(b"one")[: -len(LAST_CHUNK)] + b"0\r\nX-Late: 1\r\nContent-Length: 1\r\n\r\n"
+    async with played([trailing], [chunked(b"two")]) as (origin, upstream):
+        first, second = await ask(origin), await ask(origin)
+        assert (first.body, second.body, upstream.connections) == (b"one", b"two", 1)
+        assert second.headers == first.headers
+        assert not {"x-late", "content-length"} & second.headers.keys()
+
+
 async def test_a_reply_split_at_any_byte_is_the_same() -> None:
     """A real stream of vLLM, with head and chunk framing, in two segments each."""
     raw = (TRANSCRIPTS / "vllm_chat_stream.http").read_bytes().replace(b"connection: close\r\n", b"")
