@@ -124,13 +124,12 @@ async def test_header_names_are_lower_case_and_the_last_repetition_counts() -> N
 
 
 async def test_a_trailer_leaves_nothing_to_the_next_reply() -> None:
-    """On the same connection: a length in a trailer would cut the next body short."""
-    trailing = chunked(b"one")[: -len(LAST_CHUNK)] + b"0\r\nX-Late: 1\r\nContent-Length: 1\r\n\r\n"
+    """On the same connection: a limit in a trailer would be read as one of the next request."""
+    trailing = chunked(b"one")[: -len(LAST_CHUNK)] + b"0\r\nRetry-After: 60\r\n\r\n"
     async with played([trailing], [chunked(b"two")]) as (origin, upstream):
         first, second = await ask(origin), await ask(origin)
         assert (first.body, second.body, upstream.connections) == (b"one", b"two", 1)
-        assert second.headers == first.headers
-        assert not {"x-late", "content-length"} & second.headers.keys()
+        assert "retry-after" not in {**first.headers, **second.headers}
 
 
 async def test_a_reply_split_at_any_byte_is_the_same() -> None:
