@@ -37,6 +37,7 @@ class WriteCoalescer:
     - Other writes wait for the end of the event loop's turn and are then made in a row.
     - Writes to a socket keep their order and are joined.
     - A token in mid-stream does not wait (`write_through`): the reader is seldom asleep, and waiting costs 3 us.
+    - Whoever writes to a transport itself flushes before, while anything is `pending`.
     """
 
     def __init__(self) -> None:
@@ -213,14 +214,16 @@ class Connection(asyncio.Protocol):
         found: socket = self._transport.get_extra_info("socket")
         return found
 
-    def send(self, exchange: Exchange) -> None:
-        """Write the request of `exchange`."""
-        assert self._transport is not None
+    def send(self, exchange: Exchange) -> bool:
+        """Write the request of `exchange`. False: the connection is about to close."""
+        if self._transport is None or self._transport.is_closing():
+            return False
         self._exchange = exchange
         exchange.carrier = self
         self._expect_reply()
         self._pool.coalescer.write(self._transport, exchange.request)
         exchange.sent_at = monotonic()
+        return True
 
     def pause(self) -> None:
         if self._transport is not None and self.usable:

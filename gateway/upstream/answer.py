@@ -54,8 +54,8 @@ class Answer(Protocol):
 
 
 class StreamedAnswer:
-    """Reads go to the caller as they come. `tap`: of the first attempt; once it has met with an event that is no JSON, a
-    last filter removes such events. `translator`: the filter into the caller's dialect, if there is one."""
+    """Reads go to the caller as they come. `tap`: of the first attempt; once it has met with an event that is no JSON,
+    a last filter removes such events. `translator`: the filter into the caller's dialect, if there is one."""
 
     written = True
 

@@ -70,13 +70,9 @@ class Race:
         if routed.route.gap is not None and self.rescue is not None:
             dispatcher.fleet.watches_pace = True
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
+        hedges = dispatcher.hedges_of(routed.route)
         self._machine = AttemptMachine(
-            routed.decision,
-            routed.limits,
-            dispatcher.retries,
-            dispatcher.hedges_of(routed.route),
-            self._facts,
-            now=monotonic(),
+            routed.decision, routed.limits, dispatcher.retries, hedges, self._facts, now=monotonic()
         )
         self.delivery = Delivery(routed, relay, self.attempts)
         self._first = b""  # bytes of the answer to be written at the commit
@@ -128,7 +124,9 @@ class Race:
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
                 case Suspend(number):
-                    self._suspend(self.attempts[number])
+                    assert self.rescue is not None
+                    self.attempts[number].stop_reading()
+                    self.rescue.hold()
                 case Resume(number):
                     self._resume(self.attempts[number])
                 case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
@@ -197,11 +195,6 @@ class Race:
             wire.stop(outcome)
         if wire is not self.winner:
             record_lost(self.routed, wire)
-
-    def _suspend(self, wire: WireAttempt) -> None:
-        assert self.rescue is not None
-        wire.stop_reading()
-        self.rescue.hold()
 
     def _resume(self, wire: WireAttempt) -> None:
         """The stream goes on, once its caller reads."""
