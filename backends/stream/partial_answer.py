@@ -61,7 +61,7 @@ class PartialAnswer(WholeEvents):
         self._decoder = SseDecoder()
 
     def feed(self, data: bytes) -> bytes:
-        if not self._held and (text := self._form.text(data)):  # as nearly always
+        if not self.held and (text := self._form.text(data)):  # as nearly always
             self._add_text(text)
             return data
         data = super().feed(data)

@@ -76,6 +76,7 @@ class _ReplyTap:
         self.failure: Failure | None = None
         self.strict = False
         self.junk = 0
+        self.is_token = False
         self.spoiled = False
         self.rest = b""
         self.sound = b""
@@ -112,7 +113,9 @@ class StreamTap(_ReplyTap):
         if not self._decoder.pending and (text := form.text(data)):
             self.tokens += 1
             self.text_bytes += len(text)
+            self.is_token = True
             return True
+        self.is_token = False
         return self._feed_known(form, data) if b"\n\n" in data and b"\r" not in data else self._decode(data)
 
     def _feed_known(self, form: TokenForm, data: bytes) -> bool:

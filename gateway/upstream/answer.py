@@ -70,6 +70,7 @@ class StreamedAnswer:
         self._relay = relay
         self._filters = self._base = tuple(filters)  # all, and those without a continuation
         self._tap = tap
+        self._only = _without_interest_in_tokens(filters)
         self._removes_junk = False
         self._path = path
         self._translator = translator
@@ -85,6 +86,9 @@ class StreamedAnswer:
         return data
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
+        if self._tap.is_token and self._only is not None and not self._only.held:  # as nearly always
+            self._relay.write(data, framed)
+            return None
         rewritten = data
         if self._tap.junk and not self._removes_junk:
             self._remove_junk()
@@ -121,7 +125,7 @@ class StreamedAnswer:
         """A peer goes on where the stream broke, or was left. `begun`: its first events, which `head` has rewritten."""
         for each in self._base:
             each.drop()
-        self._filters = self._base
+        self._filters, self._only = self._base, None
         failure = self.body(begun) if begun else None
         self._filters = (head, *self._base)
         return failure
@@ -140,7 +144,8 @@ class StreamedAnswer:
     def _remove_junk(self) -> None:
         """Add the last filter, which no answer without junk has a need of."""
         junk = JunkFilter()
-        self._filters, self._base, self._removes_junk = (*self._filters, junk), (*self._base, junk), True
+        self._filters, self._base, self._only = (*self._filters, junk), (*self._base, junk), None
+        self._removes_junk = True
 
     def _close(self) -> bytes:
         data = b""
@@ -175,6 +180,12 @@ class AssembledAnswer:
         except ValueError:
             return NOT_ASSEMBLED
         return whole_reply(self._rewriting, whole)
+
+
+def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | None:
+    """The only filter, where a token passes it as it is, unless the filter holds something; None: there is no such."""
+    only = filters[0] if len(filters) == 1 else None
+    return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
 
 
 def _failure_of(error: Exception) -> Failure:
