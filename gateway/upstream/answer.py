@@ -144,8 +144,8 @@ class StreamedAnswer:
     def _remove_junk(self) -> None:
         """Add the last filter, which no answer without junk has a need of."""
         junk = JunkFilter()
-        self._filters, self._base, self._only = (*self._filters, junk), (*self._base, junk), None
-        self._removes_junk = True
+        self._filters, self._base = (*self._filters, junk), (*self._base, junk)
+        self._only, self._removes_junk = None, True
 
     def _close(self) -> bytes:
         data = b""

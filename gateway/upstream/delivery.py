@@ -1,4 +1,4 @@
-"""What is delivered to the caller: the head, the body, the end. What has been written cannot be hidden any more.
+"""Delivers an answer to its caller: the head, the body, the end. A part that was written cannot be hidden any more.
 
 Rules:
 - The answer is built once, at the first token; whatever continues it goes through the same chain.
