@@ -13,7 +13,8 @@ from typing import Any
 
 from backends.interface import BackendRequest, Failure, Operation
 from gateway.api.request_ids import new_request_id
-from gateway.upstream.attempt import AttemptSink, Milestone, WireAttempt, WireEvent, WireState
+from gateway.upstream.attempt import Milestone, WireAttempt, WireEvent, WireState
+from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
 from gateway.upstream.upstream import Upstream
 from policies.fleet.fleet import Fleet
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Endpoint, PoolEstimate
@@ -51,7 +52,7 @@ class _Course:
             if wire.stream and wire.times.first_in is not None:
                 wire.fleet.on_first_token(wire, wire.times.first_in)
             wire.held.take()
-            wire.join(_Dropped())
+            AnswerSink(wire, self.follow, self.lose, _Dropped()).join()
         if event is Milestone.WHOLE:
             wire.stop(AttemptOutcome.COMPLETED)
         if wire.state is WireState.OVER:

@@ -243,9 +243,8 @@ class ConnectionPool:
         """Send on the most recently used idle connection. If too old, all are."""
         while self._idle:
             connection, since = self._idle.popitem()
-            if connection.usable and monotonic() - since < self._idle_timeout:
+            if monotonic() - since < self._idle_timeout and connection.send(exchange):
                 exchange.reused = True
-                connection.send(exchange)
                 return True
             connection.abandon()
         return False

@@ -34,7 +34,8 @@ class LoopAwareTimer:
         """Call `wake` at `at`, in monotonic seconds; None: never."""
         self._at = at
         if at is not None and at < self._fires_at:
-            self.cancel()
+            if self._handle is not None:
+                self._handle.cancel()
             self._start(at, wake)
 
     def cancel(self) -> None:

@@ -51,7 +51,6 @@ class PartialAnswer(WholeEvents):
     def __init__(self, budget: TextBudget) -> None:
         super().__init__()
         self.tokens = 0  # events with text: a lower bound of the tokens
-        self.finished = False  # a finish_reason or [DONE] was relayed
         self.obstacle = ""
         self.identity: dict[str, Any] = {}
         self._budget = budget
@@ -62,7 +61,7 @@ class PartialAnswer(WholeEvents):
         self._decoder = SseDecoder()
 
     def feed(self, data: bytes) -> bytes:
-        if not self._held and (text := self._form.text(data)):  # as nearly always
+        if not self.held and (text := self._form.text(data)):  # as nearly always
             self._add_text(text)
             return data
         data = super().feed(data)
@@ -140,7 +139,6 @@ class PartialAnswer(WholeEvents):
 
     def _add(self, event: ServerSentEvent) -> None:
         if event.data.startswith(b"[DONE]"):
-            self.finished = True
             return
         try:
             chunk = _decode(event.data)
@@ -175,7 +173,6 @@ class PartialAnswer(WholeEvents):
             return
         if text:
             self._add_text(written(text))
-        self.finished = self.finished or bool(choice.get("finish_reason"))
 
 
 def _is_json(data: bytes) -> bool:

@@ -188,38 +188,38 @@ _decode_chunk = msgspec.json.Decoder(UsageShape).decode
 class WholeEvents:
     """Holds back an incomplete event at the end of a read: no use to any client yet, and perhaps never to be whole.
 
-    An event too large to be held passes as it comes.
+    An event too large to be held passes as it comes; `held` are its last bytes then, which have passed.
     """
 
     def __init__(self) -> None:
-        self._held = b""
-        self._passing = False  # a large event: `_held` are its last bytes, which have passed
+        self.held = b""
+        self._passing = False  # a large event
 
     def feed(self, data: bytes) -> bytes:
-        if not self._held and data.endswith(b"\n\n"):
+        if not self.held and data.endswith(b"\n\n"):
             return data
         return self._complete(data)
 
     def _complete(self, data: bytes) -> bytes:
         """All complete events, and what may pass of a large event."""
-        passed = len(self._held) if self._passing else 0
-        search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
-        data = self._held + data
+        passed = len(self.held) if self._passing else 0
+        search_from = max(len(self.held) - 3, 0)  # a blank line may have begun in the held bytes
+        data = self.held + data
         end = _end_of_events(data, search_from)
         self._passing = (self._passing and not end) or len(data) - end > HELD_LIMIT
         if self._passing:
             end = len(data)
-        self._held = data[-3:] if self._passing else data[end:]
+        self.held = data[-3:] if self._passing else data[end:]
         return data[passed:end]
 
     def drop(self) -> bytes:
-        torn, self._passing, self._held = self._passing, False, b""
+        torn, self._passing, self.held = self._passing, False, b""
         return b"\n\n" if torn else b""
 
     def close(self) -> bytes:
         if self._passing:
             return b""
-        rest, self._held = self._held, b""
+        rest, self.held = self.held, b""
         return rest
 
 
@@ -235,7 +235,7 @@ class UsageStripper(WholeEvents):
     """Removes events with empty `choices` and a `usage`; all other complete events pass verbatim."""
 
     def feed(self, data: bytes) -> bytes:
-        if self._held or not data.endswith(b"\n\n"):
+        if self.held or not data.endswith(b"\n\n"):
             data = self._complete(data)
         return _without_usage(data) if b'"usage"' in data else data
 

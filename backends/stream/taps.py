@@ -33,6 +33,7 @@ from backends.stream.visible_output import answers, reasons
 
 T = TypeVar("T")
 _chunk_decoder = msgspec.json.Decoder(ChunkShape)
+_decode_chunk = _chunk_decoder.decode
 _body_decoder = msgspec.json.Decoder(WholeShape)
 
 
@@ -75,6 +76,7 @@ class _ReplyTap:
         self.failure: Failure | None = None
         self.strict = False
         self.junk = 0
+        self.is_token = False
         self.spoiled = False
         self.rest = b""
         self.sound = b""
@@ -98,7 +100,7 @@ class StreamTap(_ReplyTap):
         self._passing = False  # the read ends an event that has passed in part
         self._doubtful = False  # a token may have been lost with an event
         self._decoder = ExcerptDecoder()
-        self._form = TokenForm()
+        self._form: TokenForm | None = None  # from the first token on
 
     @property
     def held_bytes(self) -> int:
@@ -106,17 +108,21 @@ class StreamTap(_ReplyTap):
 
     def feed(self, data: bytes) -> bool:
         """Read bytes of the body. True: visible output among the bytes."""
-        if (text := self._form.text(data)) and not self._decoder.pending:
+        if (form := self._form) is None:
+            return self._decode(data)
+        if not self._decoder.pending and (text := form.text(data)):
             self.tokens += 1
             self.text_bytes += len(text)
+            self.is_token = True
             return True
-        return self._feed_known(data) if b"\n\n" in data and b"\r" not in data else self._decode(data)
+        self.is_token = False
+        return self._feed_known(form, data) if b"\n\n" in data and b"\r" not in data else self._decode(data)
 
-    def _feed_known(self, data: bytes) -> bool:
+    def _feed_known(self, form: TokenForm, data: bytes) -> bool:
         """Decode at most the torn events at both ends of a read, where all between are of the known form."""
         start = data.find(b"\n\n") + 2 if self._decoder.pending else 0
         end = data.rfind(b"\n\n") + 2
-        texts = self._form.texts(data[start:end])
+        texts = form.texts(data[start:end])
         if not texts:
             return self._decode(data)
         visible = self._decode(data[:start]) if start else False
@@ -151,6 +157,7 @@ class StreamTap(_ReplyTap):
         """Keep the form of an event with a text and no end, as most servers write it."""
         data = bytes(event)
         if not _IS_END(data):
+            self._form = self._form or TokenForm()
             self._form.learn(data)
 
     def _read_events(self, events: list[ServerSentEvent], rest: bytes = b"") -> None:
@@ -179,14 +186,11 @@ class StreamTap(_ReplyTap):
 
     def _read_chunk(self, data: bytes) -> None:
         try:
-            chunk = decode_as(data, _chunk_decoder)
-        except msgspec.ValidationError:
-            if not data.lstrip().startswith(b"{"):
-                self._read_junk(data)
-            return  # an object, but not a chunk
-        except ValueError:
-            self._read_junk(data)
-            return
+            chunk = _decode_chunk(data)
+        except (ValueError, RecursionError):
+            if (lenient := self._decode_leniently(data)) is None:
+                return
+            chunk = lenient
         if chunk.error:
             self._fail(failures.of_event(chunk.error, self._secret))
         for choice in chunk.choices or ():
@@ -201,6 +205,17 @@ class StreamTap(_ReplyTap):
             read_usage(self.usage, chunk.usage)
         if chunk.metrics is not None:
             read_times(self.times, chunk.metrics)
+
+    def _decode_leniently(self, data: bytes) -> ChunkShape | None:
+        """Decode as Python's clients do. None: the data is no chunk."""
+        try:
+            return decode_as(data, _chunk_decoder)
+        except msgspec.ValidationError:
+            if not data.lstrip().startswith(b"{"):  # else another object
+                self._read_junk(data)
+        except ValueError:
+            self._read_junk(data)
+        return None
 
     def _note_output(self, answer: bool, reasoning: bool) -> None:
         self.answer_begun = self.answer_begun or answer

@@ -28,6 +28,7 @@ class ResponseWriter:
         self.transport = transport
         self.flow_control: WriteFlowControl | None = None
         self.paused = False
+        self.pending = coalescer.pending  # bytes of all sockets that wait for the end of this turn
         self.write = partial(coalescer.write, transport)  # now, or with other sockets' data in this turn of the loop
         self.write_through = partial(coalescer.write_through, transport)  # now, after all earlier data
         self.flush = partial(coalescer.flush_to, transport)

@@ -54,8 +54,8 @@ class Answer(Protocol):
 
 
 class StreamedAnswer:
-    """Reads go to the caller as they come. `tap`: of the first attempt; the last filter is in use once that has met
-    with an event that is no JSON. `translator`: the filter into the caller's dialect, if there is one."""
+    """Reads go to the caller as they come. `tap`: of the first attempt; once it has met with an event that is no JSON,
+    a last filter removes such events. `translator`: the filter into the caller's dialect, if there is one."""
 
     written = True
 
@@ -68,24 +68,32 @@ class StreamedAnswer:
         translator: StreamTranslator | None = None,
     ) -> None:
         self._relay = relay
-        self._clean = filters
-        self._base = self._filters = (*filters, JunkFilter())
+        self._filters = self._base = tuple(filters)  # all, and those without a continuation
         self._tap = tap
+        self._only = _without_interest_in_tokens(filters)
+        self._removes_junk = False
         self._path = path
         self._translator = translator
 
     def start(self, data: bytes) -> bytes | Failure:
+        if self._tap.junk:
+            self._remove_junk()
         try:
-            for each in self._filters if self._tap.junk else self._clean:
+            for each in self._filters:
                 data = each.feed(data)
         except (Diverged, ReplyShapeError) as error:
             return _failure_of(error)
         return data
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
+        if self._tap.is_token and self._only is not None and not self._only.held:  # as nearly always
+            self._relay.write(data, framed)
+            return None
         rewritten = data
+        if self._tap.junk and not self._removes_junk:
+            self._remove_junk()
         try:
-            for each in self._filters if self._tap.junk else self._clean:
+            for each in self._filters:
                 rewritten = each.feed(rewritten)
         except (Diverged, ReplyShapeError) as error:
             if isinstance(error, ReplyShapeError) and isinstance(kept := self._base[0], PartialAnswer):
@@ -117,9 +125,8 @@ class StreamedAnswer:
         """A peer goes on where the stream broke, or was left. `begun`: its first events, which `head` has rewritten."""
         for each in self._base:
             each.drop()
-        self._clean, self._filters = self._base[:-1], self._base
+        self._filters, self._only = self._base, None
         failure = self.body(begun) if begun else None
-        self._clean = (head, *self._base[:-1])
         self._filters = (head, *self._base)
         return failure
 
@@ -130,9 +137,15 @@ class StreamedAnswer:
             return torn + self._translator.error(failure)
         if not own_event:
             return torn + error_event(failure, self._path)
-        for each in self._base if self._tap.junk else self._base[:-1]:
+        for each in self._base:
             own_event = each.feed(own_event)
         return torn + own_event
+
+    def _remove_junk(self) -> None:
+        """Add the last filter, which no answer without junk has a need of."""
+        junk = JunkFilter()
+        self._filters, self._base = (*self._filters, junk), (*self._base, junk)
+        self._only, self._removes_junk = None, True
 
     def _close(self) -> bytes:
         data = b""
@@ -167,6 +180,12 @@ class AssembledAnswer:
         except ValueError:
             return NOT_ASSEMBLED
         return whole_reply(self._rewriting, whole)
+
+
+def _without_interest_in_tokens(filters: Sequence[Rewriter]) -> WholeEvents | None:
+    """The only filter, where a token passes it as it is, unless the filter holds something; None: there is no such."""
+    only = filters[0] if len(filters) == 1 else None
+    return only if isinstance(only, WholeEvents) and type(only) in (WholeEvents, UsageStripper) else None
 
 
 def _failure_of(error: Exception) -> Failure:

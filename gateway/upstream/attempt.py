@@ -9,7 +9,7 @@ Rules:
   attempt a candidate to win.
 - On a route that judges the openings of streams, the holding goes on after the first token, until the opening is
   complete (`backends.stream.answer_opening`).
-- After the commit every read goes to the answer in the same call.
+- After the commit every read goes to the answer in the same call (`gateway.upstream.attempt_sinks`).
 - What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
 - An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
 - A failure has a blame from here on: an unknown model is the fault of whoever has named it, and a caller is told
@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
@@ -40,9 +40,7 @@ from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
 from backends.stream.answer_opening import LONGEST_HOLD, AnswerOpening
 from backends.stream.decompression import IDENTITY, Decompressor
 from backends.stream.held_reply import HeldReply, reply_decompressor
-from backends.stream.redaction import mask_secret
 from backends.stream.taps import BodyTap, output_tokens
-from gateway.upstream.answer import Answer
 from gateway.upstream.attempt_figures import NO_CONSUMPTION, AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
 from gateway.upstream.upstream import EVERYWHERE, Upstream
@@ -127,9 +125,8 @@ class WireAttempt:
         self.consumption = NO_CONSUMPTION
         self.fleet = fleet
         self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
+        self.decompressor: Decompressor | None = None
         self._exchange: Exchange | None = None
-        self._answer: Answer | None = None  # receiver of every read after the commit
-        self._decompressor: Decompressor | None = None
 
     # -- sending ------------------------------------------------------------------------
 
@@ -186,8 +183,8 @@ class WireAttempt:
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         coding = headers["content-encoding"]
-        self._decompressor = reply_decompressor(coding, is_success=self.is_success, stream=self.stream)
-        return None if self._decompressor is not None else self.fail(NOT_EVENTS if self.stream else NOT_JSON)
+        self.decompressor = reply_decompressor(coding, is_success=self.is_success, stream=self.stream)
+        return None if self.decompressor is not None else self.fail(NOT_EVENTS if self.stream else NOT_JSON)
 
     def _report_rate_limits(self) -> None:
         if reports := rate_limit_headers.read(self.headers):
@@ -196,26 +193,23 @@ class WireAttempt:
                 self, [RateLimit.reported(r.counts_tokens, r.remaining, r.limit, r.reset, now) for r in reports]
             )
 
-    def on_body(self, data: bytes, framed: bytes = b"") -> WireEvent:
+    def on_body(self, data: bytes) -> WireEvent:
+        """Hold a read, before the commit."""
         times = self.times
         times.last_byte = now = monotonic()
-        if self._decompressor is not None:
+        if self.decompressor is not None:
             try:
-                data, framed = self._decompressor.feed(data), b""
+                data = self.decompressor.feed(data)
             except ValueError:
-                return self.fail(TOO_LARGE) if self._answer is None else self._break_off(TOO_LARGE)
-        if self._answer is None:
-            return self._hold(data, now)
-        if self.tap.feed(data):
-            if (gap := now - times.quiet_since) > times.gap_floor:
-                times.note_gap(gap)
-            times.last_token = times.quiet_since = now
-            if times.answer_in is None:
-                self._note_kind(now)
-        if self.tap.spoiled:
-            return self._end_spoiled()
-        failure = self._answer.body(data, framed)
-        return None if failure is None else self._break_off(failure)
+                return self.fail(TOO_LARGE)
+        if times.first_byte is None:
+            times.first_byte = now
+        found = self.held.feed(data)
+        if isinstance(found, Failure):
+            return self.fail(found)
+        if self.opening is not None:
+            return self._hold_opening(self.opening, data, found, now)
+        return self._first_token(now) if found else None
 
     def on_end(self) -> WireEvent:
         self._exchange = None
@@ -243,17 +237,7 @@ class WireAttempt:
         if self.stream and self.tap.ended:  # nothing after [DONE] turns success into failure
             self.tap.close()
             return self._complete()
-        return self._break_off(failure)
-
-    def _hold(self, data: bytes, now: float) -> WireEvent:
-        if self.times.first_byte is None:
-            self.times.first_byte = now
-        found = self.held.feed(data)
-        if isinstance(found, Failure):
-            return self.fail(found)
-        if self.opening is not None:
-            return self._hold_opening(self.opening, data, found, now)
-        return self._first_token(now) if found else None
+        return self.break_off(failure)
 
     def _hold_opening(self, opening: AnswerOpening, data: bytes, found: bool, now: float) -> Milestone | None:
         """Hold the beginning of the answer until it is complete, and once it was judged, all that has come since.
@@ -276,10 +260,10 @@ class WireAttempt:
         if self.times.first_in is None:
             self.times.first_in = now
         self.times.last_token = self.times.quiet_since = now
-        self._note_kind(now)
+        self.note_kind(now)
         return Milestone.FIRST_TOKEN
 
-    def _note_kind(self, now: float) -> None:
+    def note_kind(self, now: float) -> None:
         """Note the time of a first token of reasoning, or of the answer."""
         if self.times.reasoning_in is None and self.tap.reasoning_begun:
             self.times.reasoning_in = now
@@ -288,32 +272,20 @@ class WireAttempt:
 
     # -- the answer ---------------------------------------------------------------------
 
-    def join(self, answer: Answer) -> WireEvent:
-        """Every further read goes to `answer`, which has got the buffered bytes."""
-        if self.state is WireState.OVER:
-            return Milestone.ENDED if self.failure is None else BrokenOff(self.failure)
-        self._answer, self.state = answer, WireState.COMMITTED
-        return self._end_spoiled() if self.tap.spoiled else None
+    def commit(self, sink: Sink) -> None:
+        """Every further read goes to `sink`."""
+        self.state = WireState.COMMITTED
+        if self._exchange is not None:
+            self._exchange.sink = sink
 
     def _complete(self) -> WireEvent:
         """The reply is over; the tap knows if complete."""
         if (answered := self.answered) or not self.stream:
-            self.stop(AttemptOutcome.COMPLETED if answered else AttemptOutcome.BROKEN, self._told_failure())
+            self.stop(AttemptOutcome.COMPLETED if answered else AttemptOutcome.BROKEN, self.told_failure())
             return Milestone.ENDED
-        return self._break_off(self.tap.failure or TRUNCATED)
+        return self.break_off(self.tap.failure or TRUNCATED)
 
-    def _end_spoiled(self) -> WireEvent:
-        """An error event or junk ends the stream, although vLLM sends [DONE] after an error."""
-        assert self._answer is not None
-        answer, failure = self._answer, self._told_failure()
-        self.stop(AttemptOutcome.COMPLETED if self.answered else AttemptOutcome.BROKEN, failure)
-        written = answer.body(self.tap.rest) if self.tap.rest else None
-        written = answer.replace_held(self.tap.sound) or written
-        if failure is None:
-            return Milestone.ENDED if written is None else BrokenOff(written)
-        return BrokenOff(failure, mask_secret(self.tap.error_event, self.upstream.backend.secret))
-
-    def _break_off(self, failure: Failure) -> BrokenOff:
+    def break_off(self, failure: Failure) -> BrokenOff:
         failure = self._whose_key(failure)
         self.stop(AttemptOutcome.BROKEN, failure)
         return BrokenOff(failure)
@@ -349,7 +321,7 @@ class WireAttempt:
         self.stop(BLAME[failure.kind.value].outcome, failure)
         return failure
 
-    def _told_failure(self) -> Failure | None:
+    def told_failure(self) -> Failure | None:
         """The error that the stream told, if any."""
         return None if self.tap.failure is None else self._whose_key(self.tap.failure)
 
@@ -374,10 +346,9 @@ class WireAttempt:
         if self.connecting is not None:
             self.connecting.cancel()
         self.state, self.times.ended = WireState.OVER, monotonic()
-        self._exchange = self._answer = None
-        self.connecting = None
+        self._exchange = self.connecting = None
         self.outcome, self.failure = outcome, failure
-        output = self.output_tokens
+        output = output_tokens(self.tap)
         self.report, self.consumption = self._reported(output), self._consumed(output)
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
             self.fleet.on_first_token(self, self.times.first_in)
@@ -414,7 +385,7 @@ class WireAttempt:
     def content_length(self) -> int | None:
         """Content length of a whole answer as the server states it; None: not stated."""
         length = self.headers.get("content-length", "")
-        known = length.isdecimal() and not self.stream and self._decompressor is None
+        known = length.isdecimal() and not self.stream and self.decompressor is None
         return int(length) if known else None
 
     @property
@@ -446,28 +417,3 @@ class WireAttempt:
 
 
 UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)
-
-
-@dataclass(slots=True, eq=False)
-class AttemptSink:
-    """The `Sink` of an exchange: hands the event that a read makes to the race, in the call of the read. `tell` gets
-    the events of the attempt; `lose` the loss of the connection, which the attempt has not heard of."""
-
-    attempt: WireAttempt
-    tell: Callable[[WireAttempt, WireEvent], None]
-    lose: Callable[[WireAttempt, Failure], None]
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        if (event := self.attempt.on_head(status, headers)) is not None:
-            self.tell(self.attempt, event)
-
-    def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        if (event := self.attempt.on_body(data, framed)) is not None:
-            self.tell(self.attempt, event)
-
-    def on_end(self) -> None:
-        if (event := self.attempt.on_end()) is not None:
-            self.tell(self.attempt, event)
-
-    def on_failure(self, failure: Failure) -> None:
-        self.lose(self.attempt, failure)

@@ -1,8 +1,8 @@
 """Carries out a request: performs the actions of the attempt machine, and reports the events of the attempts to it.
 
-    race -> attempt -> answer -> relay
+    race -> delivery -> attempt -> answer -> relay
 
-References run in this direction alone; results come back as values. The sink of an exchange hands what an attempt
+References run in this direction alone; results come back as values. The sinks of an exchange hand what an attempt
 returns to the race, in the call of the read: the winner is joined to the answer in the very call of the first token.
 Decides nothing: which attempt is opened, held, left or committed, and when, is the machine's alone
 (`policies.attempts.attempt_machine`), and so is the state of the request.
@@ -15,16 +15,16 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, TRUNCATED, UNRESCUED
+from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, UNRESCUED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
-from gateway.api.api_error import ApiError
-from gateway.downstream.answer_headers import answer_head
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
-from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, streamed_answer, whole_reply
-from gateway.upstream.attempt import AttemptSink, BrokenOff, Milestone, WireAttempt, WireEvent, WireState
+from gateway.upstream.answer import StreamedAnswer, whole_reply
+from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
+from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
+from gateway.upstream.delivery import Delivery
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
 from gateway.upstream.relay import Relay
@@ -56,8 +56,6 @@ from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Attempt, AttemptKind, AttemptOutcome
 
-JSON_HEADERS = {"content-type": "application/json"}
-
 
 class Race:
     """The attempts of a request. `winner`: the attempt whose answer is relayed, once there is one."""
@@ -66,22 +64,17 @@ class Race:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
         if routed.route.gap is not None and self.rescue is not None:
             dispatcher.fleet.watches_pace = True
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
+        hedges = dispatcher.hedges_of(routed.route)
         self._machine = AttemptMachine(
-            routed.decision,
-            routed.limits,
-            dispatcher.retries,
-            dispatcher.hedges_of(routed.route),
-            self._facts,
-            now=monotonic(),
+            routed.decision, routed.limits, dispatcher.retries, hedges, self._facts, now=monotonic()
         )
-        self._answer: StreamedAnswer | AssembledAnswer | None = None
+        self.delivery = Delivery(routed, relay, self.attempts)
         self._first = b""  # bytes of the answer to be written at the commit
         self._first_in = 0.0  # time of the answer's first token
         self._failure: Failure | None = None  # the last one
@@ -92,7 +85,7 @@ class Race:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
         try:
             self.advance(Begin())
-            await self.done
+            await self.delivery.done
         except asyncio.CancelledError:
             if self.relay.stalled:
                 self.routed.timeline.note_error(self.relay.stalled)
@@ -131,7 +124,9 @@ class Race:
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
                 case Suspend(number):
-                    self._suspend(self.attempts[number])
+                    assert self.rescue is not None
+                    self.attempts[number].stop_reading()
+                    self.rescue.hold()
                 case Resume(number):
                     self._resume(self.attempts[number])
                 case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
@@ -150,9 +145,9 @@ class Race:
         try:
             work(*given)
         except Exception as bug:
-            if self.done.done():
+            if self.delivery.done.done():
                 raise
-            self.done.set_exception(bug)
+            self.delivery.refuse(bug)
 
     # -- actions --------------------------------------------------------------------------------
 
@@ -201,11 +196,6 @@ class Race:
         if wire is not self.winner:
             record_lost(self.routed, wire)
 
-    def _suspend(self, wire: WireAttempt) -> None:
-        assert self.rescue is not None
-        wire.stop_reading()
-        self.rescue.hold()
-
     def _resume(self, wire: WireAttempt) -> None:
         """The stream goes on, once its caller reads."""
         assert self.rescue is not None
@@ -219,7 +209,7 @@ class Race:
         try:
             event = self._join(wire, was_kept)
         except Exception as bug:
-            self.done.set_exception(bug)
+            self.delivery.refuse(bug)
         else:
             if event is not None:
                 self.on_wire(wire, event)
@@ -236,8 +226,8 @@ class Race:
             return BrokenOff(failure)
         if wire.whole is not None:
             return Milestone.ENDED
-        assert self._answer is not None
-        event = wire.join(self._answer)
+        assert self.delivery.answer is not None
+        event = AnswerSink(wire, self.on_wire, self._lose, self.delivery.answer).join()
         if self.relay.is_paused:
             self.on_write_paused()
         return event
@@ -255,16 +245,16 @@ class Race:
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
         """A peer goes on with the answer of `before`, which broke or was held: what the caller has not read yet."""
         assert self.rescue is not None
-        assert isinstance(self._answer, StreamedAnswer)
+        assert isinstance(self.delivery.answer, StreamedAnswer)
         record_lost(self.routed, before)
         wire.times.follow(before.times, monotonic())
         continuation = self.rescue.take_over(moved=before.outcome is AttemptOutcome.OUTPACED)
-        if (failure := self._answer.continue_with(continuation, self._first)) is not None:
+        if (failure := self.delivery.answer.continue_with(continuation, self._first)) is not None:
             wire.stop(AttemptOutcome.BROKEN, failure)
         return failure
 
     def _begin(self, wire: WireAttempt, was_kept: bool) -> None:
-        """The attempt has won. Write the first bytes, if the answer is written as it comes."""
+        """The attempt has won."""
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
@@ -272,35 +262,14 @@ class Race:
         if was_kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
             self._first_in += wire.times.kept
-        if wire.whole is not None:
-            self._write_head(wire, wire.whole, len(wire.whole))
-        elif self._answer is not None and self._answer.written:
-            self._write_head(wire, self._first, wire.content_length)
-
-    def _write_head(self, wire: WireAttempt, first: bytes, length: int | None) -> None:
-        http, streams = self.relay.http, self.routed.request.stream
-        if not http.http11:
-            http.keep_alive = False
-        http.writer.flow_control = self
-        headers = wire.headers if not wire.assembled else JSON_HEADERS
-        cost = 0.0 if streams or wire.outcome is not AttemptOutcome.COMPLETED else self.cost_usd()
-        head = answer_head(http, wire.status, headers, self.routed.timeline, length, streams, cost)
-        self.relay.begin(head, first, length)
-        self.routed.timeline.first_token_out(monotonic(), wire.status)
-
-    def cost_usd(self) -> float:
-        """USD of all attempts up to now. 0: their pools have no price, or the cost would tell what is in a cache that
-        several tenants share."""
-        attempts = self.attempts.values()
-        if any(each.rewriting.masks_counts for each in attempts):
-            return 0.0
-        return sum(each.cost_usd() for each in attempts)
+        self.relay.http.writer.flow_control = self
+        self.delivery.begin(wire, self._first)
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
         if why is Leaving.LATE:
             wire.stop(AttemptOutcome.CANCELLED)
-            self._end_broken(BrokenOff(LATE))
+            self.delivery.break_off(BrokenOff(LATE))
         elif why is Leaving.READ:
             wire.leave_read()
             self.routed.timeline.finished(RequestOutcome.COMPLETED, monotonic())
@@ -309,20 +278,20 @@ class Race:
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
-            self._refuse(refusal_of(self._failure, action))
+            self.delivery.refuse(refusal_of(self._failure, action))
             return
         assert self._broken is not None
         if action.ending is Ending.NOT_CONTINUED:
             if self.rescue is not None:
                 self.rescue.note_refused()
-            self._end_broken(self._broken)
+            self.delivery.break_off(self._broken)
         else:
-            self._end_broken(BrokenOff(DIVERGED if self._failure is DIVERGED else UNRESCUED))
+            self.delivery.break_off(BrokenOff(DIVERGED if self._failure is DIVERGED else UNRESCUED))
 
     # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
-        if self.done.done() or wire.attempt is self._machine.kept:
+        if self.delivery.done.done() or wire.attempt is self._machine.kept:
             return
         match event:
             case Milestone.BEGUN:
@@ -333,7 +302,8 @@ class Race:
             case Milestone.WHOLE:
                 self._on_whole(wire)
             case Milestone.ENDED:
-                self._on_ended(wire)
+                if (failure := self.delivery.complete(wire)) is not None:
+                    self._on_broken(wire, BrokenOff(failure))
             case BrokenOff():
                 self._on_broken(wire, event)
             case Failure():
@@ -346,8 +316,8 @@ class Race:
         """Report a lost connection. After the end of the attempt only a bug of the gateway ends the request."""
         if wire.state is not WireState.OVER:
             self.on_wire(wire, wire.on_failure(failure))
-        elif failure is NOT_READ and not self.done.done():
-            self._end_broken(BrokenOff(NOT_READ))
+        elif failure is NOT_READ and not self.delivery.done.done():
+            self.delivery.break_off(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
         attempt, moving = wire.attempt, self._machine.state is AttemptState.MOVING
@@ -371,16 +341,10 @@ class Race:
 
     def _start(self, wire: WireAttempt) -> bytes | Failure:
         """Build the answer, or read what continues it; the first bytes for the caller."""
-        rescue, first = self.rescue, wire.held.take()
+        rescue = self.rescue
         if rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
-            return rescue.hear(first)
-        if wire.assembled:
-            self._answer = AssembledAnswer(wire.upstream.backend.assembler(wire.request), wire.rewriting)
-        else:
-            remembered = () if rescue is None else (rescue.begin(),)
-            cost = self.cost_usd if self.routed.request.wants_cost else None
-            self._answer = streamed_answer(self.relay, self.routed, wire.rewriting, wire.tap, remembered, cost)
-        return self._answer.start(first)
+            return rescue.hear(wire.held.take())
+        return self.delivery.start(wire, () if rescue is None else (rescue.begin(),))
 
     def _on_whole(self, wire: WireAttempt) -> None:
         """Rewrite a whole answer. An answer that cannot be rewritten is a failure."""
@@ -392,32 +356,12 @@ class Race:
         wire.whole = reply
         self.advance(Answered(wire.attempt.number, self.routed.shortcoming(reply)))
 
-    def _on_ended(self, wire: WireAttempt) -> None:
-        """The committed answer is over."""
-        if wire.whole is not None:
-            self._finish(b"", RequestOutcome.COMPLETED)
-            return
-        assert self._answer is not None
-        if wire.tap.spoiled:  # the last event is incomplete
-            self._answer.replace_held(b"")
-        tail = self._answer.finish(wire.tap.missing)
-        if isinstance(tail, Failure):
-            self._on_broken(wire, BrokenOff(tail))
-            return
-        if not self.relay.begun:
-            self._write_head(wire, tail, len(tail))
-            tail = b""
-        if wire.answered:
-            self._finish(tail, RequestOutcome.COMPLETED)
-        else:  # status 200 with an error in a body too long to be held: complete, and the caller's to read
-            self._finish(tail, RequestOutcome.UPSTREAM_BROKE, (wire.failure or TRUNCATED).said)
-
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
         self._failure = failure
         record_lost(self.routed, wire)
         if wire is self.winner:
-            self.winner = self._answer = None
+            self.winner = self.delivery.answer = None
         if failure is NOT_ASSEMBLED:
             self.routed.assembled = False
             self._machine.limit_by(self.routed.limits)  # of an answer without tokens to be seen
@@ -433,34 +377,6 @@ class Race:
         if self._machine.state is not AttemptState.MOVING:  # else a peer is asked already
             self.rescue.note_restart(wire)
         return self.advance(self.rescue.broken(wire.attempt, blame))
-
-    # -- the end ----------------------------------------------------------------------------------
-
-    def _end_broken(self, broken: BrokenOff, outcome: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
-        """An explicit error ends the answer."""
-        if not self.relay.begun:
-            self._refuse(refusal_of(broken.failure))
-            return
-        self.relay.http.keep_alive = False
-        if self.routed.request.stream and isinstance(self._answer, StreamedAnswer):
-            last = self._answer.error(broken.failure, broken.error_event)
-            self._finish(last, outcome, broken.failure.said)
-        else:
-            self._finish(None, outcome, broken.failure.said)
-            self.relay.abort()
-
-    def _refuse(self, error: ApiError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-    def _finish(self, last: bytes | None, outcome: RequestOutcome, error: str = "") -> None:
-        """`last`: the last bytes of the answer; None: the answer stays incomplete."""
-        if self.done.done():
-            return
-        if last is not None:
-            self.relay.end(last)
-        self.routed.timeline.finished(outcome, monotonic(), error)
-        self.done.set_result(None)
 
     # -- WriteFlowControl -------------------------------------------------------------------------
 
@@ -483,4 +399,4 @@ class Race:
         """End the answer explicitly, like any broken stream."""
         if self.winner is not None:
             self.winner.stop(AttemptOutcome.CANCELLED)
-        self._end_broken(BrokenOff(STOPPED), RequestOutcome.CUT)
+        self.delivery.break_off(BrokenOff(STOPPED), RequestOutcome.CUT)

@@ -51,17 +51,16 @@ class RaceFacts:
 
     def progress(self, number: int) -> Progress:
         attempt, rescue = self._attempts[number], self._rescue
-        complete = attempt.stream and attempt.answered
+        complete, tokens = attempt.stream and attempt.answered, attempt.output_tokens
         return Progress(
             heard_at=attempt.times.last_byte,
-            tpot=attempt.tpot(),
+            tpot=attempt.times.tpot(tokens) if attempt.stream else None,
             complete=complete,
             relayed=complete and attempt.tap.terminated and self._relay.begun,
             paused=self._relay.is_paused,
             obstacle="" if rescue is None else rescue.obstacle,
             token_at=attempt.times.quiet_since,
-            tokens=attempt.output_tokens
-            * self._dispatcher.fleet.view.tokens_per_event(attempt.attempt.candidate.endpoint.id),
+            tokens=tokens * self._dispatcher.fleet.view.tokens_per_event(attempt.attempt.candidate.endpoint.id),
             reading_since=attempt.times.reading_since,
         )
 

@@ -24,6 +24,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._writer = http.writer
         self._transport = http.writer.transport
+        self._pending = http.writer.pending
         self._stall_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -44,10 +45,12 @@ class Relay:
         """Write at once, unless the caller is gone. `framed`: the same data with its framing, if it has one."""
         if self._transport.is_closing():
             return
+        if self._pending:  # of whatever socket: this one's go first
+            self._writer.flush()
         if framed and self.chunked:
-            self._writer.write_through(framed)
+            self._transport.write(framed)
         elif data:
-            self._writer.write_through(self._frame(data))
+            self._transport.write(self._frame(data))
 
     def end(self, last: bytes = b"") -> None:
         data = self._frame(last) + (b"0\r\n\r\n" if self.chunked else b"")

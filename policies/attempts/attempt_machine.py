@@ -314,13 +314,12 @@ class AttemptMachine:
         walk.deaths += is_lost(broken.blame)
         own, peers = self._committed.candidate, walk.peers(self._committed.candidate)
         obstacle = obstacle_of(broken, self._limits, peers)
-        known = NOTHING_KNOWN if obstacle else self._facts.peer_forecasts(self._committed.number, now)
+        asked = bool(self.pending)  # a peer, already
+        known = NOTHING_KNOWN if obstacle or asked else self._facts.peer_forecasts(self._committed.number, now)
         self._race_for_rest(walk.peers(own, broken.unable, known))
-        if self.pending:  # the peer that was asked already
-            return
-        if obstacle:
+        if obstacle and not asked:
             self._give_up(Ending.NOT_CONTINUED, obstacle)
-        else:
+        elif not asked:
             self._go_on(now, *self._walk.exhausted(self._share.denied))
 
     def _race_for_rest(self, peers: Sequence[Candidate]) -> None:

@@ -17,7 +17,8 @@ from gateway.api import inference_request as ingress
 from gateway.api.inference_request import InferenceRequest
 from gateway.app import Gateway
 from gateway.observe.record import Record, RequestOutcome
-from gateway.upstream.attempt import AttemptSink, BrokenOff, Milestone, WireAttempt, WireEvent
+from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent
+from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
 from gateway.upstream.upstream import Upstream as Target
 from policies import types as facts
 from policies.fleet.fleet import AttemptReport, Fleet
@@ -145,6 +146,14 @@ class RecordingSink(AttemptSink):
         super().__init__(wire, self._follow, lambda wire, failure: self._follow(wire, wire.on_failure(failure)))
         self.answer = RecordingAnswer()
         self.events: list[WireEvent] = []
+        self.joined: AnswerSink | None = None
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        """As by the exchange, whose sink is another from the commit on."""
+        if self.joined is None:
+            super().on_body(data, framed)
+        else:
+            self.joined.on_body(data, framed)
 
     def _follow(self, wire: WireAttempt, event: WireEvent) -> None:
         if event is None:
@@ -154,9 +163,13 @@ class RecordingSink(AttemptSink):
             wire.stop(AttemptOutcome.COMPLETED)
         if event is Milestone.FIRST_TOKEN:
             self.answer.start(wire.held.take())
-            self._follow(wire, wire.join(self.answer))
+            self._follow(wire, self.join())
             if wire.stream and wire.times.first_in is not None:
                 wire.fleet.on_first_token(wire, wire.times.first_in)
+
+    def join(self) -> WireEvent:
+        self.joined = AnswerSink(self.wire, self.tell, self.lose, self.answer)
+        return self.joined.join()
 
     @property
     def failures(self) -> list[Failure]:

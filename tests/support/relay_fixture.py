@@ -50,11 +50,14 @@ class ScriptedConnections:
     """Connections to a server played by the test: the sink of the latest exchange, and its flow control."""
 
     def __init__(self) -> None:
-        self.sink: Sink
         self.exchange = RecordingExchange()
 
+    @property
+    def sink(self) -> Sink:
+        return self.exchange.sink
+
     def start(self, call: HttpCall, sink: Sink) -> Exchange:
-        self.sink = sink
+        self.exchange.sink = sink
         return self.exchange
 
 
@@ -101,11 +104,15 @@ class Relaying:
         self.race = Race(Dispatcher(self.fleet, RetryBudget()), routed, self.relay)
         self.running = asyncio.create_task(self.race.run())
         await asyncio.sleep(0)
-        self.run = self.connections.sink
         self.run.on_head(200, self.headers)
         for data in self.reads:
             self.run.on_body(data)
         await asyncio.sleep(0)
+
+    @property
+    def run(self) -> Sink:
+        """The server's side of the latest exchange."""
+        return self.connections.sink
 
     @property
     def attempt(self) -> WireAttempt:

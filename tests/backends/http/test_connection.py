@@ -123,6 +123,15 @@ async def test_header_names_are_lower_case_and_the_last_repetition_counts() -> N
         assert (await ask(origin)).headers == {"x-a": "2", "transfer-encoding": "chunked"}
 
 
+async def test_a_trailer_leaves_nothing_to_the_next_reply() -> None:
+    """On the same connection: a limit in a trailer would be read as one of the next request."""
+    trailing = chunked(b"one")[: -len(LAST_CHUNK)] + b"0\r\nRetry-After: 60\r\n\r\n"
+    async with played([trailing], [chunked(b"two")]) as (origin, upstream):
+        first, second = await ask(origin), await ask(origin)
+        assert (first.body, second.body, upstream.connections) == (b"one", b"two", 1)
+        assert "retry-after" not in {**first.headers, **second.headers}
+
+
 async def test_a_reply_split_at_any_byte_is_the_same() -> None:
     """A real stream of vLLM, with head and chunk framing, in two segments each."""
     raw = (TRANSCRIPTS / "vllm_chat_stream.http").read_bytes().replace(b"connection: close\r\n", b"")

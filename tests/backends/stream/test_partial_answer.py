@@ -70,7 +70,7 @@ def test_a_read_of_several_events_teaches_their_form(monkeypatch: pytest.MonkeyP
 
 def test_half_an_event_is_no_text_yet() -> None:
     answer = partial(ROLE, token("one"), token(" two"), b'data: {"choices": [{"delta": {"content": " thr')
-    assert (answer.text, answer.tokens, answer.finished, answer.obstacle) == ("one two", 2, False, "")
+    assert (answer.text, answer.tokens, answer.obstacle) == ("one two", 2, "")
     assert answer.identity == {"id": "first", "model": "m"}
 
 
@@ -79,11 +79,11 @@ def test_a_completion_is_text_too() -> None:
     assert partial(*events).text == "one two three"
 
 
-def test_a_finished_answer_is_known_as_such() -> None:
-    """The events before the end are of a known form, and the last one is not taken for one of them."""
-    assert partial(ROLE, token("one"), token("two"), token("three", finish_reason="length")).finished
-    assert partial(ROLE, token("one"), STOP).finished
-    assert not partial(ROLE, token("one"), token("two")).finished
+def test_the_last_word_of_an_answer_is_text_too() -> None:
+    """The events before it are of a known form, and it is none of them; an end without a word adds nothing."""
+    words = ROLE, token("one"), token("two")
+    assert partial(*words, token("three", finish_reason="length")).text == "onetwothree"
+    assert partial(*words, STOP).text == "onetwo"
 
 
 @pytest.mark.parametrize(

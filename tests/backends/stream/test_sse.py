@@ -251,7 +251,7 @@ def test_an_event_beyond_the_buffer_passes() -> None:
     """Too large for usage; memory stays bounded, and every byte passes."""
     stripper = UsageStripper()
     out = b"".join(stripper.feed(b"x" * 65536) for _ in range(40))
-    assert len(stripper._held) <= HELD_LIMIT
+    assert len(stripper.held) <= HELD_LIMIT
     assert out + stripper.close() == b"x" * 65536 * 40
 
 

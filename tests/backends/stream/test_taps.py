@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from backends.interface import EngineTimes, FailureKind, Usage
 from backends.stream import taps
 from backends.stream.sse import EXCERPT_LIMIT
-from backends.stream.taps import BodyTap, StreamTap, decode_as
+from backends.stream.taps import BodyTap, StreamTap
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
@@ -184,7 +184,8 @@ def test_tokens_in_reads_torn_anywhere_are_read_like_one_after_the_other(content
 def test_known_events_between_torn_ones_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where every read has held several events, as from a server that writes many at a time."""
     decoded: list[bytes] = []
-    monkeypatch.setattr(taps, "decode_as", lambda data, decoder: decoded.append(data) or decode_as(data, decoder))
+    decode = taps._decode_chunk
+    monkeypatch.setattr(taps, "_decode_chunk", lambda data: decoded.append(data) or decode(data))
     stream = 100 * delta(content="word").replace(b": ", b":").replace(b"data:", b"data: ")
     tap = StreamTap()
     for start in range(0, len(stream), 1000):

@@ -100,6 +100,14 @@ def test_a_stream_that_breaks_while_it_is_held_is_continued_by_the_peer_that_was
     assert told(race.on(FirstToken(2), 1.9)) == ["commit 2"]
 
 
+def test_a_break_of_a_held_stream_asks_for_no_forecasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer was chosen before; forecasts of a thousand held streams would be work for nothing."""
+    race, facts = moving(A, B, C)
+    monkeypatch.setattr(facts, "peer_forecasts", lambda number, now: pytest.fail("forecasts were asked for"))
+    race.on(Broken(BLAME["reset"]), 1.8)
+    assert told(race.on(FirstToken(2), 1.9)) == ["commit 2"]
+
+
 def test_after_a_break_a_peer_that_fails_is_followed_by_the_next() -> None:
     race, _ = moving(A, B, C)
     race.on(Broken(BLAME["reset"]), 1.8)

@@ -1,0 +1,90 @@
+"""The sinks of an attempt's exchange: the events of a read are handed to the race in the call of the read.
+
+The first sink has the reply held; from the commit on the second gives every read to the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from backends.failures import TOO_LARGE
+from backends.interface import Failure
+from backends.stream.redaction import mask_secret
+from gateway.upstream.answer import Answer
+from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
+from policies.types import AttemptOutcome
+
+
+@dataclass(slots=True, eq=False)
+class AttemptSink:
+    """The `Sink` of an exchange until the commit. `tell` gets the events of the attempt; `lose` the loss of the
+    connection, which the attempt has not heard of."""
+
+    wire: WireAttempt
+    tell: Callable[[WireAttempt, WireEvent], None]
+    lose: Callable[[WireAttempt, Failure], None]
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        if (event := self.wire.on_head(status, headers)) is not None:
+            self.tell(self.wire, event)
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        if (event := self.wire.on_body(data)) is not None:
+            self.tell(self.wire, event)
+
+    def on_end(self) -> None:
+        if (event := self.wire.on_end()) is not None:
+            self.tell(self.wire, event)
+
+    def on_failure(self, failure: Failure) -> None:
+        self.lose(self.wire, failure)
+
+
+@dataclass(slots=True, eq=False)
+class AnswerSink(AttemptSink):
+    """The same from the commit on. `answer` has got the bytes that were held."""
+
+    answer: Answer
+
+    def join(self) -> WireEvent:
+        """Take the place of the first sink. Returns the end of the answer, if already known."""
+        wire = self.wire
+        if wire.state is WireState.OVER:
+            return Milestone.ENDED if wire.failure is None else BrokenOff(wire.failure)
+        wire.commit(self)
+        return self._end_spoiled() if wire.tap.spoiled else None
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        """Pass a read on, and note its time and its tokens."""
+        wire = self.wire
+        times, tap = wire.times, wire.tap
+        times.last_byte = now = monotonic()
+        if wire.decompressor is not None:
+            try:
+                data, framed = wire.decompressor.feed(data), b""
+            except ValueError:
+                self.tell(wire, wire.break_off(TOO_LARGE))
+                return
+        if tap.feed(data):
+            if (gap := now - times.quiet_since) > times.gap_floor:
+                times.note_gap(gap)
+            times.last_token = times.quiet_since = now
+            if times.answer_in is None:
+                wire.note_kind(now)
+        if tap.spoiled:
+            self.tell(wire, self._end_spoiled())
+        elif (failure := self.answer.body(data, framed)) is not None:
+            self.tell(wire, wire.break_off(failure))
+
+    def _end_spoiled(self) -> WireEvent:
+        """An error event or junk ends the stream, although vLLM sends [DONE] after an error."""
+        wire, tap, answer = self.wire, self.wire.tap, self.answer
+        failure = wire.told_failure()
+        wire.stop(AttemptOutcome.COMPLETED if wire.answered else AttemptOutcome.BROKEN, failure)
+        written = answer.body(tap.rest) if tap.rest else None
+        written = answer.replace_held(tap.sound) or written
+        if failure is None:
+            return Milestone.ENDED if written is None else BrokenOff(written)
+        return BrokenOff(failure, mask_secret(tap.error_event, wire.upstream.backend.secret))
