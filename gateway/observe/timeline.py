@@ -19,7 +19,9 @@ from gateway.observe.record import (
     CONNECT,
     ESTIMATE,
     FAILOVER,
+    HIT,
     JUDGE,
+    MISS,
     NO_GAPS,
     QUEUE,
     RATE_LIMIT,
@@ -211,7 +213,7 @@ class RequestTimeline:
 
     def looked_up(self, found: bool) -> None:
         """Note the result of a look into the cache of answers."""
-        self.record.cache = "hit" if found else "miss"
+        self.record.cache = HIT if found else MISS
 
     def left_out(self, members: Mapping[str, str]) -> None:
         """Note the members of the request that its translation for the pool has lost."""

@@ -344,7 +344,7 @@ async def test_attainment_is_exact_over_sockets_too() -> None:
 def test_other_budgets_are_buckets_from_then_on() -> None:
     """Earlier counts stay, and are not taken to be within a new bound; no bound goes away."""
     exported = Exported({"ttft": 0.6}, {"ttft": 0.1}, {"ttft": 0.6, "trace_id": "a" * 32})
-    exported.metrics.promise([route(ttft={"budget": "650ms"})])
+    exported.metrics.reload([route(ttft={"budget": "650ms"})])
     exported.metrics(record(**FULL | {"ttft": 0.6}))
     for name in ("ttft_seconds", "ttft_by_prompt_seconds"):
         found = {s.labels["le"]: s.value for s in exported.samples(f"{name}_bucket")}
