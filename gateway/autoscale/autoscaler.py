@@ -69,8 +69,8 @@ class PoolScale:
 
 
 class Autoscaler(Collector):
-    """Gets the Records of `recorder` while a pool is scaled. `processes`: gateways and workers that share the traffic, this one
-    included."""
+    """Gets the Records of `recorder` while a pool is scaled. `processes`: gateways and workers that share the traffic,
+    this one included."""
 
     def __init__(self, recorder: Recorder, fleet: Fleet, runtime: RuntimeHolder, processes: Callable[[], int]) -> None:
         self._fleet = fleet

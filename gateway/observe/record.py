@@ -188,7 +188,7 @@ class Record:
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     sight: AnswerSight | None = None  # of an answer that another proxy carries
-    cache: str = ""  # of a route with a cache of answers: HIT, if the answer to an earlier request was the answer, or MISS
+    cache: str = ""  # of a route with a cache of answers: HIT, of an answer to an earlier request, or MISS
     tags: Sequence[str] = ()  # the listed tags that the caller named
     left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives

@@ -49,9 +49,7 @@ class RequestMetrics:
     """Sink of Records. `loop_lag` is exported too; the owner of the event loop starts it. `flush`: hands over the
     Records that wait."""
 
-    def __init__(
-        self, registry: CollectorRegistry, routes: Iterable[Route], labels: ServedLabels = NO_LABELS
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, routes: Iterable[Route], labels: ServedLabels = NO_LABELS) -> None:
         within = budgets(routes)
         self.requests = counter("firsttoken_requests_total")
         self.ttft = histogram("firsttoken_ttft_seconds", within)
