@@ -119,7 +119,8 @@ class RequestTimeline:
             record.session = hash((record.tenant, request.session))
             if route.session is not None and request.is_conversation:
                 record.session_budget = route.session.total
-        record.sent_before = sent_before(request.sent_at, record.wall)
+        if request.sent_at is not None:
+            record.sent_before = sent_before(request.sent_at, record.wall)
         if route.promises_answer:
             record.ttft_of = "answer"
         ttft_budget = route.ttft_budget(request.ttft_budget)
@@ -332,7 +333,7 @@ class RequestTimeline:
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""
         record = self.record
-        record.prefix = self.landmarks()
+        record.prefix = landmarks(self._blocks)
         if self.request is not None:
             record.reasoning_effort = self.request.reasoning_effort
         if record.ttft is not None:
