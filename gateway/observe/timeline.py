@@ -150,9 +150,11 @@ class RequestTimeline:
         self.record.quota = reservation
 
     def decided(self, decision: Decision) -> Decision:
-        """Note the decision, its deadline and the prediction for the first candidate; the queue stage ends."""
-        self.close((QUEUE, decision.at))
+        """Note the decision, its deadline and the prediction for the first candidate. The queue stage ends, unless
+        `held` has ended it."""
         record = self.record
+        if record.spent[QUEUE] is None:
+            self.close((QUEUE, decision.at))
         record.decision = decision
         record.scorer = decision.scorer
         record.external_refused = bool(decision.rejected) and any(
@@ -263,10 +265,11 @@ class RequestTimeline:
             self.close((JUDGE, judged))
 
     def first_token_out(self, at: float, status: int) -> None:
+        record = self.record
         self.close((RELAY, at))
-        self.stalled(at)
-        self.record.status = status
-        self.record.ttft = at - self.record.arrival
+        record.loop_lag = self._lag.since(record.arrival, at)
+        record.status = status
+        record.ttft = at - record.arrival
 
     def answered(
         self,
