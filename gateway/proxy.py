@@ -62,6 +62,7 @@ log = logging.getLogger("firsttoken")
 Answer = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
 ALIASES = {"/rerank": Operation.RERANK, "/v2/rerank": Operation.RERANK, "/score": Operation.SCORE}
 OPERATIONS = {operation.value: operation for operation in Operation} | ALIASES
+LABELS = {operation: operation.name.lower() for operation in Operation}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,7 +102,7 @@ class Proxy:
         elif http.method == "OPTIONS":
             self.preflight(http)
         elif http.path in STORED:
-            await self.aside(http, Operation.RESPONSES.name.lower(), self.answer_stored)
+            await self.aside(http, LABELS[Operation.RESPONSES], self.answer_stored)
         elif http.websocket is not None and http.path == Operation.RESPONSES.value:
             await self.websocket(http)
         else:
@@ -199,7 +200,7 @@ class Proxy:
         """Write an answer and emit a Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
             trace = None if self.tracer is None else self.tracer.trace(http.headers)
-            timeline.identified(request_id_of(http.headers), operation.name.lower(), trace)
+            timeline.identified(request_id_of(http.headers), LABELS[operation], trace)
             try:
                 if (placed := await self.serve(http, operation, timeline)) is not None:
                     await self.race(*placed)

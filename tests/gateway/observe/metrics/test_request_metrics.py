@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.metrics.request_families import TTFT_BOUNDS
-from gateway.observe.metrics.request_metrics import PROMPTS, RequestMetrics
+from gateway.observe.metrics.request_metrics import PROMPTS, RequestMetrics, ServedLabels
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector
 from gateway.observe.metrics.series import Counter, Histogram
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGaps
@@ -339,6 +339,18 @@ async def test_attainment_is_exact_over_sockets_too() -> None:
     within = re.search(r'firsttoken_ttft_seconds_bucket\{le="0.137",pool="only",route="chat"\} ([\d.]+)', page)
     assert within is not None
     assert float(within[1]) == (float(met[1]) if met else 0.0)
+
+
+def test_requests_that_wait_at_a_reload_are_counted_under_the_labels_before() -> None:
+    """They were served by the model before; those that end later are counted under the new one."""
+    exported = Exported()
+    exported.metrics.reload((), ServedLabels({"small": "qwen"}, ()))
+    exported.metrics.flush = lambda: exported.metrics(record(**FULL | {"tenant": "web"}))
+    exported.metrics.reload((), ServedLabels({"small": "llama"}, {"web"}))
+    exported.metrics.flush = lambda: None
+    exported.metrics(record(**FULL | {"tenant": "web"}))
+    counts = {(s.labels["model"], s.labels["key"]): s.value for s in exported.samples("served_ttft_seconds_count")}
+    assert counts == {("qwen", ""): 1, ("llama", "web"): 1}
 
 
 def test_other_budgets_are_buckets_from_then_on() -> None:
