@@ -1,4 +1,5 @@
-"""The life of a request as a straight line, `Proxy.serve`; docs/life-of-a-request.md walks along the same steps.
+"""The life of a request as a straight line, `Proxy.serve` and then `Proxy.race`; docs/life-of-a-request.md walks along
+the same steps.
 
 Attempts may fail and be retried until the first token; from then on, bytes are relayed on arrival. In all cases the
 caller gets an answer and the operator a Record.

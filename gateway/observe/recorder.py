@@ -115,10 +115,13 @@ class Recorder:
         ended, self._ended = self._ended, []
         self._messages = self._bytes = 0
         self._note_met()
+        records = list[Record]()
         for timeline in ended:
-            self.doctor.on_ended(timeline.record, timeline.request, timeline.prompt)
-            timeline.record.decision = None  # kept with the recent Records, it would be memory outside every cache
-        _give([timeline.record for timeline in ended], self.batch_sinks)
+            record = timeline.record
+            self.doctor.on_ended(record, timeline.request, timeline.prompt)
+            record.decision = None  # kept with the recent Records, it would be memory outside every cache
+            records.append(record)
+        _give(records, self.batch_sinks)
 
     def _note_met(self) -> None:
         met, self._met = self._met, []
