@@ -19,6 +19,8 @@ import msgspec
 class Operation(Enum):
     """Operation of a request; the value is the path."""
 
+    __hash__ = object.__hash__  # each is one object, and is looked up in sets by every request; Enum's own is Python
+
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
     RESPONSES = "/v1/responses"

@@ -102,9 +102,7 @@ class Gateway:
         self.registry = Registry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.metrics = RequestMetrics(
-            self.registry, self._routes(), lambda pool, key: self.runtime.current.labels_of(pool, key)
-        )
+        self.metrics = RequestMetrics(self.registry, self._routes(), self.runtime.current.served_labels())
         doctor = PrefixDoctor(lambda pool: self.runtime.current.price_of(pool), self.fleet.view.prefill_seconds)
         learners, lag = (self.decider.learn, self.queue.learn), self.metrics.loop_lag
         self.recorder = Recorder(learners, [self.metrics], lag, doctor)
@@ -333,7 +331,7 @@ class Gateway:
         self.cache_warming.reload()
         if self.autoscaler is not None:
             self.autoscaler.reload()
-        self.metrics.promise(routes)
+        self.metrics.reload(routes, new.served_labels())
         self.on_screen.refine(budgets(routes))
         self._watch_endpoints()
         self._watch_kv_events()

@@ -137,6 +137,7 @@ class CacheWarming:
         self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._warmed_at: dict[str, float] = {}
+        self._keeps_warm = False  # idle engines of some pool
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -147,6 +148,7 @@ class CacheWarming:
         for endpoint, task in self._busy.items():
             if endpoint not in self.runtime.current.upstreams:
                 task.cancel()
+        self._keeps_warm = any(pool.keep_warm is not None for pool in self.runtime.current.config.pools.values())
         shared = [pool.name for pool in self.runtime.current.pools.values() if pool.local and len(pool.endpoints) > 1]
         if shared != [*self.hot]:  # the shares of memory change
             self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}
@@ -194,6 +196,8 @@ class CacheWarming:
         async with asyncio.TaskGroup() as children:
             while True:
                 await asyncio.sleep(TICK)
+                if not self._keeps_warm and not self.fleet.cache_lost:
+                    continue
                 now = monotonic()
                 loads = self.fleet.snapshot(now).loads
                 for pool in self.runtime.current.pools.values():

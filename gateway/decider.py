@@ -172,7 +172,7 @@ def queued_request(
     now: float,
 ) -> QueuedRequest:
     lengths, tokens = fleet.answer_lengths, UNKNOWN
-    effort = class_of(request.reasoning_effort)
+    effort = request.reasoning_effort and class_of(request.reasoning_effort)
     if route.weighs_completion:
         cap = route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
@@ -184,7 +184,7 @@ def queued_request(
         reasoning=reasoning,
         answer_tokens=tokens,
         decode_s=fleet.view.decode_seconds(route, tokens),
-        judging=_judging(fleet, request, route, estimate, reasoning, now),
+        judging=_judging(fleet, request, route, estimate, reasoning, now) if route.escalate.hold else None,
     )
 
 
@@ -210,8 +210,8 @@ def _judging(
 
 
 def _text(request: InferenceRequest, route: Route, tenant: Tenant) -> PromptText:
-    about, effort = (tenant.cache_group, tenant.name, route.adapters), class_of(request.reasoning_effort)
-    return PromptText(request.prompt, route.pools, *about, effort=effort)
+    effort = request.reasoning_effort and class_of(request.reasoning_effort)
+    return PromptText(request.prompt, route.pools, tenant.cache_group, tenant.name, route.adapters, effort)
 
 
 def _beginning(estimate: PromptEstimate) -> int:

@@ -1,4 +1,5 @@
-"""The life of a request as a straight line, `Proxy.serve`; docs/life-of-a-request.md walks along the same steps.
+"""The life of a request as a straight line, `Proxy.serve` and then `Proxy.race`; docs/life-of-a-request.md walks along
+the same steps.
 
 Attempts may fail and be retried until the first token; from then on, bytes are relayed on arrival. In all cases the
 caller gets an answer and the operator a Record.
@@ -19,7 +20,8 @@ from gateway.admission.auth import Tenant
 from gateway.admission.caller_keys import caller_key
 from gateway.admission.quotas import Admission
 from gateway.admission.route_table import RoutedName
-from gateway.answers.answer_cache import AnswerCache, CacheUse
+from gateway.answers.answer_cache import AnswerCache
+from gateway.answers.answer_copy import CopyingRelay
 from gateway.api import threads
 from gateway.api.api_error import ApiError, internal, stopped
 from gateway.api.cors import ASKED_METHOD
@@ -41,7 +43,7 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
 from gateway.quotes.quote_reply import QUOTED, quote_reply
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
-from gateway.request_reader import RequestReader
+from gateway.request_reader import STATEFUL, RequestReader
 from gateway.responses.responses_sockets import ResponsesSockets, offers_websocket, websocket_refused
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
@@ -49,6 +51,7 @@ from gateway.scheduler import QueueTimeout, RequestQueue
 from gateway.strict_json import encode
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race import Race
+from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import RoutedRequest
 from gateway.upstream.upstream import KeyedUpstreams, Upstream
 from policies.queue.queued_request import QueuedRequest
@@ -60,6 +63,7 @@ log = logging.getLogger("firsttoken")
 Answer = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]
 ALIASES = {"/rerank": Operation.RERANK, "/v2/rerank": Operation.RERANK, "/score": Operation.SCORE}
 OPERATIONS = {operation.value: operation for operation in Operation} | ALIASES
+LABELS = {operation: operation.name.lower() for operation in Operation}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -99,7 +103,7 @@ class Proxy:
         elif http.method == "OPTIONS":
             self.preflight(http)
         elif http.path in STORED:
-            await self.aside(http, Operation.RESPONSES.name.lower(), self.answer_stored)
+            await self.aside(http, LABELS[Operation.RESPONSES], self.answer_stored)
         elif http.websocket is not None and http.path == Operation.RESPONSES.value:
             await self.websocket(http)
         else:
@@ -197,9 +201,10 @@ class Proxy:
         """Write an answer and emit a Record in all cases."""
         with self.recorder.timeline(http.arrival) as timeline:
             trace = None if self.tracer is None else self.tracer.trace(http.headers)
-            timeline.identified(request_id_of(http.headers), operation.name.lower(), trace)
+            timeline.identified(request_id_of(http.headers), LABELS[operation], trace)
             try:
-                await self.serve(http, operation, timeline)
+                if (placed := await self.serve(http, operation, timeline)) is not None:
+                    await self.race(*placed)
             except QueueTimeout as timeout:
                 self.refuse(http, timeout, timeline, RequestOutcome.SHED)
             except ApiError as refusal:
@@ -215,13 +220,17 @@ class Proxy:
                     http.comments.stop()
                     http.comments = None
 
-    async def serve(self, http: HttpRequest, operation: Operation, timeline: RequestTimeline) -> None:
-        """HttpRequest -> InferenceRequest -> RoutedRequest -> answer. Raises ApiError before the first token."""
+    async def serve(
+        self, http: HttpRequest, operation: Operation, timeline: RequestTimeline
+    ) -> tuple[RoutedRequest, Relay] | None:
+        """HttpRequest -> InferenceRequest -> RoutedRequest, with the relay of its answer; None: it is answered already.
+        Raises ApiError."""
         runtime = self.runtime.current  # kept to the end of the request, unless a reload finds it without a place
         defaults = runtime.config.defaults
         tenant = self.reader.authorize(http)
         timeline.authorized(tenant.name)
-        self.admission.enter(tenant, http.fault, timeline)
+        if http.fault is not None or tenant.limits is not None:
+            self.admission.enter(tenant, http.fault, timeline)
         timeline.end_stage(Stage.READ)
         request = await self.reader.parse(http, operation, timeline.record.request_id, runtime)
         timeline.end_stage(Stage.PARSE)
@@ -231,7 +240,8 @@ class Proxy:
         request = await self.decider.repaired(http, request, route) if route.repair else request
         timeline.routed(request, route)
         request.caller = self.reader.caller(http, tenant)
-        await self.reader.open_state(request, runtime, route, tenant)
+        if operation in STATEFUL:
+            await self.reader.open_state(request, runtime, route, tenant)
         keepalive = defaults.keepalive if route.keepalive is None else route.keepalive
         if request.stream and keepalive != "off":
             http.comments = StreamComments(http, keepalive, partial(waiting_headers, timeline))
@@ -244,12 +254,12 @@ class Proxy:
             )
         if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, request, timeline, estimate)
-            return
-        use = self.answers.use(http, request, route, runtime, tenant)
+            return None
+        use = None if route.cache is None else self.answers.use(http, request, route, runtime, tenant)
         if use is not None and (answer := await self.answers.find(use, timeline)) is not None:
             timeline.end_stage(Stage.ADMIT)
             await self.answers.replay(answer, http, request.stream, timeline)
-            return
+            return None
         timeline.end_stage(Stage.ADMIT)
         entered_at = timeline.mark
         decision = await self.place(self.queue.queued(request, route, estimate, tenant), entered_at, timeline)
@@ -262,37 +272,40 @@ class Proxy:
         timeline.end_stage(Stage.DECIDE)
         if operation in COUNTS and decision.cause is RejectionKind.CONTEXT_WINDOW:
             self.count_tokens(http, request, timeline, estimate)
-            return
-        if request.pinned and threads.has_thread(request) and decision.outcome is not Placement.PLACE:
-            raise threads.not_found()  # the client begins the thread anew, at another endpoint
-        reject_unplaced(decision)
+            return None
+        if decision.outcome is not Placement.PLACE:
+            if request.pinned and threads.has_thread(request):
+                raise threads.not_found()  # the client begins the thread anew, at another endpoint
+            reject_unplaced(decision)
+        current = self.runtime.current  # of the fleet that the decision, just made, has chosen from
         routed = RoutedRequest(
             request=request,
             route=named.route,
             estimate=estimate,
             decision=decision,
             timeline=timeline,
-            upstreams=self.upstreams(http),  # of the fleet that the decision, just made, has chosen from
+            upstreams=self.upstreams(http) if current.caller_keys else current.upstreams,
             first_token_limit=defaults.first_token,
             model=named.model,
             native=runtime.operations,
             cache_group=tenant.cache_group,
             path=http.path,
-            masked_pools=self.runtime.current.masked_pools,
+            masked_pools=current.masked_pools,
             idle=defaults.stream_idle,
         )
-        await self.race(routed, http, use)
+        return routed, Relay(http) if use is None else self.answers.copying_relay(http, use)
 
-    async def race(self, routed: RoutedRequest, http: HttpRequest, use: CacheUse | None) -> None:
-        """Relay an answer, and keep what others may use of request and answer. Raises ApiError."""
-        relay = self.answers.relay(use, http)
+    async def race(self, routed: RoutedRequest, relay: Relay) -> None:
+        """Relay an answer, and keep what others may use of request and answer. Raises ApiError before the first
+        token."""
         race = Race(self.dispatcher, routed, relay)
         try:
             await race.run()
         finally:
-            if race.winner is not None:
-                self.cache_warming.answered(race.winner, routed, http.body)
-            self.answers.keep(use, relay, routed.route, routed.timeline)
+            if race.winner is not None and self.cache_warming.hot:
+                self.cache_warming.answered(race.winner, routed, relay.http.body)
+            if isinstance(relay, CopyingRelay):
+                self.answers.keep(relay, routed.route, routed.timeline)
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""

@@ -18,6 +18,8 @@ from gateway.runtime import Runtime, RuntimeHolder
 from policies.routes.route import Route
 from policies.types import PromptEstimate
 
+STATEFUL = frozenset({*responses_dialect.OPERATIONS, Operation.MESSAGES})  # may refer to state of an endpoint
+
 
 @dataclass(slots=True, eq=False)
 class RequestReader:
@@ -32,7 +34,7 @@ class RequestReader:
         runtime = self.runtime.current
         if runtime.same_origin is not None:
             runtime.same_origin.check(http.headers, http.writer.transport)
-        return runtime.keys.tenant(http.headers)
+        return runtime.keys.tenant(http.headers) if runtime.keys.required else ANYONE
 
     def caller(self, http: HttpRequest, tenant: Tenant) -> str:
         return caller_address(http.writer.transport) if tenant is ANYONE else tenant.name
@@ -50,12 +52,13 @@ class RequestReader:
         """The route of the caller's name. Raises ApiError (404) where there is none that the key may use: before the
         timeline knows the route, whose name would be in the headers of the refusal."""
         named = runtime.routes.match(request.model, tenant, http.headers)
-        runtime.routes.admit(tenant, named.route, request.model, http.headers)
+        if tenant.routes is not None:
+            runtime.routes.admit(tenant, named.route, request.model, http.headers)
         return named
 
     async def open_state(self, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant) -> None:
-        """Find the endpoint with the state that the request refers to. Raises ApiError for state that is unknown, and
-        for a thread that the route cannot keep."""
+        """Find the endpoint with the state that a request of a STATEFUL operation refers to. Raises ApiError for state
+        that is unknown, and for a thread that the route cannot keep."""
         has_thread = threads.has_thread(request)
         if request.operation not in responses_dialect.OPERATIONS and not has_thread:
             return

@@ -29,6 +29,7 @@ from gateway.api.state_ids import StateIds, seal_key
 from gateway.config.field_types import authority
 from gateway.config.models import Config, Key
 from gateway.config.pool_section import PoolSection
+from gateway.observe.metrics.request_metrics import ServedLabels
 from gateway.tokenize.media import family_of
 from gateway.tokenize.prompt_reader import TokenizerConfig
 from gateway.tokenize.tokenizers import encoder
@@ -84,10 +85,10 @@ class Runtime:
         """None: there is no such pool."""
         return self.pools[pool].price if pool in self.pools else None
 
-    def labels_of(self, pool: str, key: str) -> tuple[str, str]:
-        """Metric labels: the model of a pool, and the name of a key, if the configuration lists it; else empty."""
-        section = self.config.pools.get(pool)
-        return "" if section is None else section.model, key if key in self.config.telemetry.label_keys else ""
+    def served_labels(self) -> ServedLabels:
+        """Metric labels: the model of each pool, and the keys that the configuration lists."""
+        models = {name: section.model for name, section in self.config.pools.items()}
+        return ServedLabels(models, frozenset(self.config.telemetry.label_keys))
 
     def endpoints(self, *routes: Route) -> list[str]:
         """Ids of all endpoints that some routes may use."""

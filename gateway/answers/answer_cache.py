@@ -17,7 +17,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from time import monotonic, time
 
@@ -26,7 +25,7 @@ from pydantic import SecretStr
 from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.admission.route_table import Routes
-from gateway.answers.answer_copy import CopyBudget, CopyingRelay
+from gateway.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
 from gateway.answers.answer_stores import AnswerKey, AnswerStore, KeptAnswer
 from gateway.api.inference_request import InferenceRequest
 from gateway.downstream.answer_headers import answer_head, changes_told
@@ -44,16 +43,6 @@ UNSAMPLED = frozenset({Operation.EMBEDDINGS, Operation.RERANK, Operation.SCORE})
 # Settings of a pool that change the request which a backend gets.
 SENT = {"backend", "base_url", "model", "models", "rename", "drop", "headers", "query"}
 HEADER = "x-firsttoken-cache"
-
-
-@dataclass(frozen=True, slots=True)
-class CacheUse:
-    """A request's use of the cache. `fresh`: the caller wants a new answer."""
-
-    key: AnswerKey
-    route: Route
-    ttl: float
-    fresh: bool
 
 
 class AnswerCache:
@@ -102,18 +91,14 @@ class AnswerCache:
         finally:
             self.copies.left += len(answer.body)
 
-    def relay(self, use: CacheUse | None, http: HttpRequest) -> Relay:
+    def copying_relay(self, http: HttpRequest, use: CacheUse) -> CopyingRelay:
         """The relay of an answer that an engine is asked for."""
-        if use is None:
-            return Relay(http)
         http.lines = (*http.lines, f"{HEADER}: miss")
-        return CopyingRelay(http, self.copies)
+        return CopyingRelay(http, self.copies, use)
 
-    def keep(self, use: CacheUse | None, relay: Relay, route: Route, timeline: RequestTimeline) -> None:
+    def keep(self, relay: CopyingRelay, route: Route, timeline: RequestTimeline) -> None:
         """Keep the answer that went to the caller, if it is complete. `route`: of the decision."""
-        if use is None or not isinstance(relay, CopyingRelay):
-            return
-        record = timeline.record
+        record, use = timeline.record, relay.use
         if relay.copy and record.end is RequestOutcome.COMPLETED and record.status == 200 and route is use.route:
             kept = KeptAnswer(time(), relay.content_type, bytes(relay.copy), tuple(changes_told(record)))
             self.store.put(use.key, kept, use.ttl)

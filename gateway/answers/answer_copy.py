@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from gateway.answers.answer_stores import AnswerKey
 from gateway.downstream.http_request import HttpRequest
 from gateway.upstream.relay import Relay
+from policies.routes.route import Route
 
 MAX_ANSWER = 1 << 20  # bytes of a kept answer
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """A request's use of the cache. `fresh`: the caller wants a new answer."""
+
+    key: AnswerKey
+    route: Route
+    ttl: float
+    fresh: bool
 
 
 class CopyBudget:
@@ -18,8 +32,9 @@ class CopyBudget:
 class CopyingRelay(Relay):
     """`copy`: the body so far; None: it is larger than may be kept."""
 
-    def __init__(self, http: HttpRequest, budget: CopyBudget) -> None:
+    def __init__(self, http: HttpRequest, budget: CopyBudget, use: CacheUse) -> None:
         super().__init__(http)
+        self.use = use
         self.copy: bytearray | None = bytearray()
         self.content_type = ""
         self._budget = budget

@@ -13,7 +13,7 @@ digests: response times would tell one tenant what another has sent.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,12 +26,13 @@ from gateway.api.api_error import ApiError, bad_request
 from gateway.api.dialects import READERS
 from gateway.api.openai_shapes import ChatShape, CompletionShape, MessageShape
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit
-from gateway.api.reasoning_effort import reasoning_effort
+from gateway.api.reasoning_effort import EFFORT_MEMBERS, reasoning_effort
 from gateway.api.state_ids import StateIds
 from gateway.strict_json import (
     MAX_DEPTH,
     MAX_MEMBERS,
     MAX_VALUES,
+    SHORT,
     UNREADABLE,
     decode,
     element,
@@ -65,19 +66,17 @@ _SHAPES: Mapping[Operation, type[ChatShape | CompletionShape]] = {
 
 def read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
     """Raises ApiError (400) with the name of the field. Callers with different `key` share nothing known."""
-    if IN_BODY in raw and (stripped := without_breakers(operation, raw)) is not raw:
-        return replace(_read(operation, stripped, key), verbatim=decode(raw))
-    return _read(operation, raw, key)
-
-
-def _read(operation: Operation, raw: bytes, key: Hashable) -> ParsedBody:
-    if operation is not Operation.CHAT:
-        reader = READERS.get(operation, parse_full)
-        return reader(operation, raw)
-    try:
-        return _parse_chat(raw, hash(key))
-    except UNREADABLE:
-        return parse_full(operation, raw)
+    stripped = without_breakers(operation, raw) if IN_BODY in raw else raw
+    if operation is Operation.CHAT:
+        try:
+            parsed = _parse_chat(stripped, hash(key))
+        except UNREADABLE:
+            parsed = parse_full(operation, stripped)
+    else:
+        parsed = READERS.get(operation, parse_full)(operation, stripped)
+    if stripped is not raw:
+        parsed.verbatim = decode(raw)
+    return parsed
 
 
 # -- cached: anything unusual raises UNREADABLE --------------------------------------------------
@@ -100,7 +99,7 @@ def _parse_chat(raw: bytes, key: int) -> ParsedBody:
         digests[:0] = parameters.definitions
     most = max(filter(None, flags), default=0)
     return ParsedBody(
-        members=without_cost_option(body),
+        members=without_cost_option(body) if "usage" in body else body,
         prompt=Prompt(sources, digests, len(messages), len(raw), decoded, media=most >= _MEDIA),
         parameters=parameters,
         user_turns=sum(map(flags.count, _USERS)) or 1,
@@ -258,11 +257,13 @@ def parse(
     wanted: frozenset[str] = frozenset(),
 ) -> InferenceRequest:
     """Raises ApiError: 400 with the name of the field, 413. `wanted`: headers read by conditions of routes."""
-    if too_many_elements(raw):
+    if len(raw) > SHORT and too_many_elements(raw):
         raise _too_many_elements()
     parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
     parameters, hinted = parsed.parameters, not _HINTS.isdisjoint(headers)
-    session, is_conversation = _session(headers, parsed.members)
+    session, is_conversation = "", False
+    if not (headers.keys().isdisjoint(_SESSION_HEADERS) and _SESSION_MEMBERS.isdisjoint(parsed.members)):
+        session, is_conversation = _session(headers, parsed.members)
     return InferenceRequest(
         operation=operation,
         body=parsed.members,
@@ -279,7 +280,7 @@ def parse(
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,
         images=parsed.images,
-        reasoning_effort=reasoning_effort(parsed.members),
+        reasoning_effort="" if EFFORT_MEMBERS.isdisjoint(parsed.members) else reasoning_effort(parsed.members),
         priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=headers.get("traceparent", "")[:128],
         session=session,
@@ -329,8 +330,6 @@ def _session(headers: Mapping[str, str], body: Mapping[str, Any]) -> tuple[str, 
     for name in _SESSION_HEADERS:
         if name in headers:
             return headers[name][:_MAX_NAME], True
-    if _SESSION_MEMBERS.isdisjoint(body):
-        return "", False
     conversation = body.get("conversation")
     found = conversation if isinstance(conversation, str) else _member(conversation, "id")
     if found and isinstance(found, str):

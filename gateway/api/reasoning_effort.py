@@ -28,14 +28,12 @@ _BUDGETS = (
     ("thinking_budget",),
 )
 _NAMED = ("reasoning_effort",), ("reasoning", "effort"), ("output_config", "effort"), (*_GEMINI, "thinking_level")
-_MEMBERS = frozenset(path[0] for path in (*_SWITCHES, *_BUDGETS, *_NAMED))
+EFFORT_MEMBERS = frozenset(path[0] for path in (*_SWITCHES, *_BUDGETS, *_NAMED))  # a body without these names none
 _WORDS = frozenset(EFFORTS)
 
 
 def reasoning_effort(body: Mapping[str, Any]) -> str:
     """One of EFFORTS, or a budget as `8192 tokens`; empty: none is named that is known. No other text of a caller."""
-    if _MEMBERS.isdisjoint(body):
-        return ""
     switches = [_at(body, path) for path in _SWITCHES]
     if _at(body, ("thinking", "type")) == "disabled" or any(switch is False for switch in switches):
         return "none"

@@ -69,14 +69,14 @@ class PoolScale:
 
 
 class Autoscaler(Collector):
-    """Gets the Records of `recorder` from now on. `processes`: gateways and workers that share the traffic, this one
-    included."""
+    """Gets the Records of `recorder` while a pool is scaled. `processes`: gateways and workers that share the traffic,
+    this one included."""
 
     def __init__(self, recorder: Recorder, fleet: Fleet, runtime: RuntimeHolder, processes: Callable[[], int]) -> None:
         self._fleet = fleet
         self._runtime = runtime
+        self._recorder = recorder
         self._demand = DemandWindow(recorder.lives)
-        recorder.sinks.append(self._demand)
         self._processes = processes
         self._child = ReplayChild()
         self._cost = FIRST_COST
@@ -99,6 +99,11 @@ class Autoscaler(Collector):
         }
         scaled = self._pools.keys()
         self._demand.routes = frozenset(route.name for route in runtime.routes.all if scaled & {*route.pools})
+        sinks = self._recorder.sinks
+        if self._demand in sinks:
+            sinks.remove(self._demand)
+        if self._demand.routes:
+            sinks.append(self._demand)
 
     def _scale(self, name: str, section: AutoscaleSection, current: int) -> PoolScale:
         known = self._pools.get(name)

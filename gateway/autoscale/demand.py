@@ -16,7 +16,7 @@ from time import monotonic
 
 from gateway.autoscale.replay_messages import DemandRow
 from gateway.autoscale.session_chains import SessionChains
-from gateway.observe.record import Record, RequestOutcome
+from gateway.observe.record import HIT, Record, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from policies.autoscale.replica_law import KEPT
 
@@ -45,7 +45,7 @@ class DemandWindow:
         """A request has ended."""
         if record.route not in self.routes:
             return
-        if record.end is RequestOutcome.REFUSED or record.is_cached or not record.prompt_tokens_estimated:
+        if record.end is RequestOutcome.REFUSED or record.cache == HIT or not record.prompt_tokens_estimated:
             return
         self._forget(record.arrival - KEPT)
         row = _row(record, record.prefix, record.end is RequestOutcome.COMPLETED)

@@ -16,9 +16,6 @@ STAGE_TIMINGS = tuple(f"{name};dur=%.2f" for name in STAGE_NAMES)  # ms
 KNOWN_BEFORE = ("x-request-id", "request-id", "x-firsttoken-route", "x-firsttoken-ttft-budget-ms", "x-ratelimit-")
 ANTHROPIC = ("messages", "count_tokens")  # operations whose clients read the header `request-id`
 
-# A backend may tell a caller nothing else besides the body: no key, cookie, server name or rate limit.
-ALLOWED = ("content-type",)
-
 
 def answer_head(
     http: HttpRequest,
@@ -48,8 +45,10 @@ def answer_head(
 def response_headers(
     backend: Mapping[str, str], timeline: RequestTimeline, *, streams: bool, won: int = 1
 ) -> list[str]:
-    """Header lines of an answer about to be written. `backend`: the headers of the backend's reply."""
-    lines = [f"{name}: {backend[name]}" for name in ALLOWED if name in backend]
+    """Header lines of an answer about to be written. `backend`: the headers of the backend's reply, of which a caller
+    gets the content type alone: no key, cookie, server name or rate limit."""
+    content_type = backend.get("content-type")
+    lines = [] if content_type is None else [f"content-type: {content_type}"]
     if streams:
         lines += ["cache-control: no-cache", "x-accel-buffering: no"]
     return lines + gateway_headers(timeline, monotonic(), won)
@@ -70,7 +69,8 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
         lines.append(f"x-firsttoken-ttft-budget-ms: {record.ttft_budget * 1e3:.0f}")
     if record.ttft_predicted_p50 is not None:
         lines.append(f"x-firsttoken-ttft-predicted-ms: {record.ttft_predicted_p50 * 1e3:.1f}")
-    lines += changes_told(record)
+    if record.max_tokens_lowered is not None or record.left_out or record.repaired:
+        lines += changes_told(record)
     if record.operation in ANTHROPIC:
         lines.append(f"request-id: {record.request_id}")
     if record.quota is not None:

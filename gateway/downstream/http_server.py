@@ -189,7 +189,8 @@ class DownstreamConnection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.bounds.intake.connections -= 1
         self._messages.clear()
-        self._count_pipelined()
+        if self._bodies.pipelined:
+            self._bodies.hold_pipelined(0)
         if self._fin_check is not None:
             self._fin_check.cancel()
         self._fin_check = self._latest = None  # both refer to the connection

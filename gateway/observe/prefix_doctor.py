@@ -17,7 +17,7 @@ from gateway.observe.record import Record, RequestOutcome
 from policies.prefix_doctor.break_class import BreakMark
 from policies.prefix_doctor.lineage import NOTICEABLE, Lineages, PrefixBreak, SentNow
 from policies.prefix_doctor.prefix_ledger import NO_COST, BreakCost, LedgerEntry, PrefixLedger
-from policies.prefix_doctor.prompt_outline import EMPTY, PromptOutline, ReadBreakMark
+from policies.prefix_doctor.prompt_outline import PromptOutline, ReadBreakMark
 from policies.types import Candidate, PoolEstimate, Price
 
 log = logging.getLogger("firsttoken")
@@ -70,7 +70,16 @@ class PrefixDoctor:
             record.lineage = self._lineages.follow(sent, outline, self._bounded(outline))
             if (broken := record.lineage.broken) is not None:
                 record.break_cost = self._cost(record, broken)
-        self._ledger.note(_entry(record, request.caller), monotonic())
+        entry = LedgerEntry(
+            route=record.route,
+            caller=request.caller or record.tenant,
+            wall=record.wall,
+            composition=record.composition,
+            lineage=record.lineage,
+            cost=record.break_cost,
+            repaired=record.repaired,
+        )
+        self._ledger.note(entry, monotonic())
 
     def _cost(self, record: Record, broken: PrefixBreak) -> BreakCost:
         """Of computing the lost tokens again, at the learned speed of the endpoint: as far off as its first tokens are,
@@ -99,18 +108,6 @@ class PrefixDoctor:
             return False
         self._marks, self._marked = self._marks + 1, self._marked + size
         return True
-
-
-def _entry(record: Record, caller: str) -> LedgerEntry:
-    return LedgerEntry(
-        route=record.route,
-        caller=caller or record.tenant,
-        wall=record.wall,
-        composition=record.composition or EMPTY,
-        lineage=record.lineage,
-        cost=record.break_cost,
-        repaired=record.repaired,
-    )
 
 
 def _missed_by(record: Record, seconds: float) -> bool:

@@ -83,6 +83,7 @@ class AnswerSight(StrEnum):
 
 
 _UNANSWERED = (RequestOutcome.SHED, RequestOutcome.UNAVAILABLE, RequestOutcome.FAILED)
+_NOT_JUDGED = (RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)  # by the budget of the whole answer
 FAULTS = frozenset({*_UNANSWERED, RequestOutcome.UPSTREAM_BROKE, RequestOutcome.INTERNAL})  # not the caller's
 
 
@@ -96,6 +97,8 @@ class TokenGaps(NamedTuple):
 
 
 NO_GAPS = TokenGaps()
+HIT, MISS = "hit", "miss"
+Verdicts = tuple[bool | None, bool | None, bool | None, bool | None]  # on TTFT, TPOT, gap and total
 
 
 @dataclass(slots=True)
@@ -185,7 +188,7 @@ class Record:
     external_refused: bool = False  # an API was left out because of `limits.external`
     rescue: str = ""  # of a stream that broke on a route with rescue: rescued, failed or refused
     sight: AnswerSight | None = None  # of an answer that another proxy carries
-    cache: str = ""  # of a route with a cache of answers: hit or miss
+    cache: str = ""  # of a route with a cache of answers: HIT, of an answer to an earlier request, or MISS
     tags: Sequence[str] = ()  # the listed tags that the caller named
     left_out: Mapping[str, str] = field(default_factory=dict)  # members lost in translation; the metric's label of each
     decision: Decision | None = None  # while the request lives
@@ -207,21 +210,20 @@ class Record:
         return {stage: spent for stage, spent in zip(STAGES, self.spent, strict=True) if spent is not None}
 
     @property
-    def is_cached(self) -> bool:
-        """The answer to an earlier request was the answer."""
-        return self.cache == "hit"
+    def quoted_ttft(self) -> tuple[float | None, float | None]:
+        """p50 and p90 of the quote, in seconds from arrival, like `ttft`."""
+        if (quote := self.quoted) is None:
+            return None, None
+        waited, p50, p90 = quote.at - self.arrival, quote.p50, quote.p90
+        return None if p50 is None else waited + p50, None if p90 is None else waited + p90
 
     @property
     def ttft_quoted_p50(self) -> float | None:
-        """Seconds from arrival, like `ttft`."""
-        return self._from_arrival(None if self.quoted is None else self.quoted.p50)
+        return self.quoted_ttft[0]
 
     @property
     def ttft_quoted_p90(self) -> float | None:
-        return self._from_arrival(None if self.quoted is None else self.quoted.p90)
-
-    def _from_arrival(self, quoted: float | None) -> float | None:
-        return None if quoted is None or self.quoted is None else self.quoted.at - self.arrival + quoted
+        return self.quoted_ttft[1]
 
     @property
     def scored_ttft(self) -> float | None:
@@ -232,8 +234,8 @@ class Record:
         if self.ttft is not None:
             return self.ttft - (self.spent[JUDGE] or 0.0)  # the engine's word
         is_missed = self.end in _UNANSWERED
-        if self.end is RequestOutcome.CLIENT_GONE and self.ttft_quoted_p90 is not None:
-            is_missed = self.total > self.ttft_quoted_p90
+        if self.end is RequestOutcome.CLIENT_GONE and (p90 := self.quoted_ttft[1]) is not None:
+            is_missed = self.total > p90
         return FOREVER if is_missed else None
 
     @property
@@ -248,7 +250,7 @@ class Record:
 
         An answer without streaming arrives whole and is judged by the total budget alone.
         """
-        if self.ttft_budget is None or self.end is RequestOutcome.REFUSED or self.is_cached:
+        if self.ttft_budget is None or self.end is RequestOutcome.REFUSED or self.cache == HIT:
             return None
         if (promised := self.promised) is not None:
             return promised <= self.ttft_budget if self.stream else None
@@ -257,31 +259,35 @@ class Record:
         return False
 
     @property
+    def verdicts(self) -> Verdicts:
+        """The budgets of TTFT, TPOT, gap and total: met or missed. None: there is none, or the request is not judged by
+        it. Under two tokens there is no TPOT, which counts as met."""
+        ttft = None if self.ttft_budget is None else self.ttft_met
+        tpot = gap = total = None
+        if self.stream and self.ttft is not None:
+            if self.tpot_budget is not None:
+                tpot = self.tpot is None or self.tpot <= self.tpot_budget
+            if self.gap_budget is not None and self.cache != HIT:
+                gap = (self.gaps.longest or 0.0) <= self.gap_budget
+        if self.total_budget is not None and self.cache != HIT and self.end not in _NOT_JUDGED:
+            total = self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
+        return ttft, tpot, gap, total
+
+    @property
     def tpot_met(self) -> bool | None:
-        """Under two tokens there is no TPOT, which counts as met."""
-        if self.tpot_budget is None or self.ttft is None or not self.stream:
-            return None
-        return self.tpot is None or self.tpot <= self.tpot_budget
+        return self.verdicts[1]
 
     @property
     def gap_met(self) -> bool | None:
-        if self.gap_budget is None or self.ttft is None or not self.stream or self.is_cached:
-            return None
-        return (self.gaps.longest or 0.0) <= self.gap_budget
+        return self.verdicts[2]
 
     @property
     def total_met(self) -> bool | None:
-        if (
-            self.total_budget is None
-            or self.is_cached
-            or self.end in (RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)
-        ):
-            return None
-        return self.end is RequestOutcome.COMPLETED and self.total <= self.total_budget
+        return self.verdicts[3]
 
     @property
     def goodput_met(self) -> bool | None:
-        return goodput_met(self.end, self.ttft_met, self.tpot_met, self.gap_met, self.total_met)
+        return goodput_met(self.end, self.verdicts)
 
     @property
     def cause(self) -> str:
@@ -294,11 +300,11 @@ class Record:
 
     def parts(self) -> RecordParts:
         """Values of NAMES, times in seconds: for a store that keeps the names once."""
-        ttft, tpot, gap, total, gaps = self.ttft_met, self.tpot_met, self.gap_met, self.total_met, self.gaps
+        verdicts, gaps = self.verdicts, self.gaps
         further = (
             {rule: _ms(seconds) for rule, seconds in self.held.items()},
             [*self.left_out],
-            *(ttft, tpot, gap, total, goodput_met(self.end, ttft, tpot, gap, total)),
+            *(*verdicts, goodput_met(self.end, verdicts)),
             *(_ms(gaps.longest), _ms(gaps.p99), gaps.over_1s),
             [_attempt_values(attempt) for attempt in self.attempts],
             b64encode(array("Q", self.prefix)).decode() if self.prefix else None,
@@ -316,12 +322,12 @@ class Record:
         return found.values()
 
 
-def goodput_met(end: RequestOutcome, *judged: bool | None) -> bool | None:
+def goodput_met(end: RequestOutcome, verdicts: Verdicts) -> bool | None:
     """Completed within every budget that the request is judged by; None: by none, or a caller that left before one was
     missed."""
-    if False in judged:
+    if False in verdicts:
         return False
-    if True not in judged or end is RequestOutcome.CLIENT_GONE:
+    if True not in verdicts or end is RequestOutcome.CLIENT_GONE:
         return None
     return end is RequestOutcome.COMPLETED
 

@@ -87,7 +87,8 @@ class Recorder:
     def emit(self, timeline: RequestTimeline) -> None:
         """Emit the Record of a request that has ended."""
         record = timeline.record
-        record.session_left = self.sessions.left(record)
+        if record.session_budget is not None:
+            record.session_left = self.sessions.left(record)
         if (objective := missed_objective(record)) is None:
             self._met.append(record)
         else:
@@ -95,12 +96,8 @@ class Recorder:
             record.diagnosis = self.slow.diagnosed(record, objective)
         if record.diagnosis is not None:
             self.missed.append(record)
-        for sink in self.sinks:
-            _give(record, sink)
+        _give([record], self.sinks)
         record.quota = None
-        self._wait(timeline)
-
-    def _wait(self, timeline: RequestTimeline) -> None:
         self._ended.append(timeline)
         if (request := timeline.request) is not None:
             self._messages += len(request.prompt.digests)
@@ -118,22 +115,24 @@ class Recorder:
         ended, self._ended = self._ended, []
         self._messages = self._bytes = 0
         self._note_met()
+        records = list[Record]()
         for timeline in ended:
-            self.doctor.on_ended(timeline.record, timeline.request, timeline.prompt)
-            timeline.record.decision = None  # kept with the recent Records, it would be memory outside every cache
-        for sink in self.batch_sinks:
-            for timeline in ended:
-                _give(timeline.record, sink)
+            record = timeline.record
+            self.doctor.on_ended(record, timeline.request, timeline.prompt)
+            record.decision = None  # kept with the recent Records, it would be memory outside every cache
+            records.append(record)
+        _give(records, self.batch_sinks)
 
     def _note_met(self) -> None:
         met, self._met = self._met, []
-        for record in met:
-            self.slow.note(record)
+        self.slow.note(met)
 
 
-def _give(record: Record, sink: Sink) -> None:
+def _give(records: Iterable[Record], sinks: Iterable[Sink]) -> None:
     """A bug in a sink must not become the client's error."""
-    try:
-        sink(record)
-    except Exception:
-        log.exception("record sink failed")
+    for sink in sinks:
+        for record in records:
+            try:
+                sink(record)
+            except Exception:
+                log.exception("record sink failed")

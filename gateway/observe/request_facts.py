@@ -23,6 +23,7 @@ from policies.types import NEVER, AttemptOutcome, Candidate, Decision
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
 SIZEABLE = 512  # tokens of a prompt from which its cached share says something
 REGIONAL = 3  # requests of a region that say how slow it is
+OBJECTIVES = (Objective.TTFT, Objective.TPOT, Objective.GAP, Objective.TOTAL)  # in the order of `Record.verdicts`
 SHORTEST = 1e-3  # s upstream, against a division by zero
 
 
@@ -30,13 +31,8 @@ def missed_objective(record: Record) -> Objective | None:
     """The first promise that was missed; None: the request is not slow."""
     if record.end in FAULTS:
         return Objective.ANSWER
-    if record.ttft_met is False:
-        return Objective.TTFT
-    if record.tpot_met is False:
-        return Objective.TPOT
-    if record.gap_met is False:
-        return Objective.GAP
-    return Objective.TOTAL if record.total_met is False else None
+    verdicts = record.verdicts
+    return OBJECTIVES[verdicts.index(False)] if False in verdicts else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ All that is kept is bounded by constants.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 from gateway.observe.record import STAGE_NAMES, Record, RequestOutcome
 from gateway.observe.request_facts import (
     Surroundings,
-    computed_tokens,
     over_budget,
     prompt_tokens,
     request_facts,
@@ -25,7 +24,7 @@ from gateway.observe.request_facts import (
 from gateway.observe.slow_counts import SlowCounts
 from policies.diagnosis.diagnose import diagnose
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
-from policies.diagnosis.facts import Objective
+from policies.diagnosis.facts import Objective, hit_tokens
 from policies.diagnosis.prompt_trail import PromptTrail, SentPrompt
 from policies.diagnosis.usual import Sample, Usual
 
@@ -64,7 +63,7 @@ class SlowRequests:
     def __init__(self, recent: Sequence[Record], live: Callable[[], Sequence[Record]]) -> None:
         self._recent = recent
         self._live = live
-        self._samples: dict[tuple[str, bool], RouteSamples] = {}
+        self._samples: dict[tuple[str, bool], RouteSamples] = defaultdict(RouteSamples)  # streamed or not
         self._trail = PromptTrail()
         self._lost_at: dict[str, float] = {}
         self._counts = SlowCounts()
@@ -77,17 +76,18 @@ class SlowRequests:
         if len(self._lost_at) > ENDPOINTS:
             del self._lost_at[next(iter(self._lost_at))]
 
-    def note(self, record: Record) -> None:
-        """Note a request that is not slow. A bug here loses the sample only."""
-        if not _has_usual(record):
-            return
-        try:
-            if record.ttft is not None:
-                self._of(record).add(_sample(record))
-                self._trail.note(_prompt(record))
-            self._counts.count(record.route, None, monotonic())
-        except Exception:
-            log.exception("a request could not be noted")
+    def note(self, records: Iterable[Record]) -> None:
+        """Note requests that are not slow. A bug here loses the sample only."""
+        now = monotonic()
+        for record in filter(_has_usual, records):
+            try:
+                if record.ttft is not None:
+                    self._samples[record.route, record.stream].add(_sample(record))
+                    if record.prefix:  # else it is too short for the trail
+                        self._trail.note(_prompt(record))
+                self._counts.count(record.route, None, now)
+            except Exception:
+                log.exception("a request could not be noted")
 
     def diagnosed(self, record: Record, objective: Objective) -> Diagnosis | None:
         """The diagnosis of a slow request, which is noted too. A bug here loses the diagnosis only."""
@@ -122,15 +122,12 @@ class SlowRequests:
         return self._latest.get((route, objective)) if self._in_second > LOOKED_INTO else None
 
     def _look_into(self, record: Record, objective: Objective, prompt: SentPrompt) -> Diagnosis:
-        earlier, usual = self._trail.earlier(prompt, self._lost_at), self._of(record).usual()
+        earlier = self._trail.earlier(prompt, self._lost_at)
+        usual = self._samples[record.route, record.stream].usual()
         facts = request_facts(record, objective, self._surroundings(record), earlier)
         found = Diagnosis(diagnose(facts, usual), usual, Alternatives.of(record.decision))
         self._latest[record.route, objective] = found
         return found
-
-    def _of(self, record: Record) -> RouteSamples:
-        key = record.route, record.stream
-        return self._samples.get(key) or self._samples.setdefault(key, RouteSamples())
 
     def _surroundings(self, record: Record) -> Surroundings:
         recent = [*self._recent][-AROUND:]
@@ -159,7 +156,7 @@ def _sample(record: Record) -> Sample:
     return Sample(
         record.spent,
         prompt,
-        computed_tokens(record),
+        prompt - hit_tokens(prompt, record.cached_tokens_reported, record.cached_tokens_predicted),
         (record.cached_tokens_predicted or 0) / max(prompt, 1),
         record.output_tokens or 0,
         record.tpot,

@@ -19,7 +19,9 @@ from gateway.observe.record import (
     CONNECT,
     ESTIMATE,
     FAILOVER,
+    HIT,
     JUDGE,
+    MISS,
     NO_GAPS,
     QUEUE,
     RATE_LIMIT,
@@ -117,7 +119,8 @@ class RequestTimeline:
             record.session = hash((record.tenant, request.session))
             if route.session is not None and request.is_conversation:
                 record.session_budget = route.session.total
-        record.sent_before = sent_before(request.sent_at, record.wall)
+        if request.sent_at is not None:
+            record.sent_before = sent_before(request.sent_at, record.wall)
         if route.promises_answer:
             record.ttft_of = "answer"
         ttft_budget = route.ttft_budget(request.ttft_budget)
@@ -147,9 +150,11 @@ class RequestTimeline:
         self.record.quota = reservation
 
     def decided(self, decision: Decision) -> Decision:
-        """Note the decision, its deadline and the prediction for the first candidate; the queue stage ends."""
-        self.close((QUEUE, decision.at))
+        """Note the decision, its deadline and the prediction for the first candidate. The queue stage ends, unless
+        `held` has ended it."""
         record = self.record
+        if record.spent[QUEUE] is None:
+            self.close((QUEUE, decision.at))
         record.decision = decision
         record.scorer = decision.scorer
         record.external_refused = bool(decision.rejected) and any(
@@ -211,7 +216,7 @@ class RequestTimeline:
 
     def looked_up(self, found: bool) -> None:
         """Note the result of a look into the cache of answers."""
-        self.record.cache = "hit" if found else "miss"
+        self.record.cache = HIT if found else MISS
 
     def left_out(self, members: Mapping[str, str]) -> None:
         """Note the members of the request that its translation for the pool has lost."""
@@ -260,10 +265,11 @@ class RequestTimeline:
             self.close((JUDGE, judged))
 
     def first_token_out(self, at: float, status: int) -> None:
+        record = self.record
         self.close((RELAY, at))
-        self.stalled(at)
-        self.record.status = status
-        self.record.ttft = at - self.record.arrival
+        record.loop_lag = self._lag.since(record.arrival, at)
+        record.status = status
+        record.ttft = at - record.arrival
 
     def answered(
         self,
@@ -330,7 +336,7 @@ class RequestTimeline:
     def finished(self, end: RequestOutcome, at: float, error: str = "") -> None:
         """The last byte is out, or nothing more will be."""
         record = self.record
-        record.prefix = self.landmarks()
+        record.prefix = landmarks(self._blocks)
         if self.request is not None:
             record.reasoning_effort = self.request.reasoning_effort
         if record.ttft is not None:

@@ -16,7 +16,7 @@ from backends.interface import Operation
 from gateway.admission.auth import Tenant
 from gateway.api.paths import QUOTE
 from gateway.downstream.http_request import HttpRequest
-from gateway.request_reader import RequestReader
+from gateway.request_reader import STATEFUL, RequestReader
 from gateway.scheduler import RequestQueue
 from gateway.strict_json import encode
 from policies.queue.queued_request import QueuedRequest
@@ -37,7 +37,8 @@ async def quote_reply(
     route = reader.named_route(http, request, runtime, tenant).route
     request = await reader.decider.repaired(http, request, route) if route.repair else request
     request.caller = reader.caller(http, tenant)
-    await reader.open_state(request, runtime, route, tenant)
+    if request.operation in STATEFUL:
+        await reader.open_state(request, runtime, route, tenant)
     estimate = await reader.estimate(http, request, runtime, route, tenant, is_sent=False)
     queued = queue.queued(request, route, estimate, tenant)
     quote = queue.quote(queued)

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from gateway.tokenize.break_marks import read_mark
 from gateway.tokenize.generational_cache import GenerationalCache
@@ -45,8 +46,7 @@ END_BYTES = 140  # of the end of a piece (tracemalloc)
 COUNT_BYTES = 170  # of a cache entry (tracemalloc)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerConfig:
+class TokenizerConfig(NamedTuple):
     """Settings of a pool. Pools with equal settings see a prompt alike."""
 
     tokenizer: str = "o200k_base"
@@ -98,12 +98,15 @@ class Position:
 
     def blocks(self, tokens: int) -> PrefixBlocks:
         """`tokens`: of the prompt, by the engine's count."""
-        hashes = array("Q", b"".join([part.chain.blocks for part in self.parts]))
+        hashes, depths, found = array("Q"), list[float](), list[float]()
+        for part in self.parts:
+            hashes.frombytes(part.chain.blocks)
+            for size, so_far in part.ends:
+                depths.append(size / BLOCK_BYTES)
+                found.append(so_far)
         if not self.end.chain.size:
             return PrefixBlocks(hashes, BLOCK_TOKENS)
-        sizes, found = zip(*[end for part in self.parts for end in part.ends], strict=True)
-        ends = PartEnds([size / BLOCK_BYTES for size in sizes], found)
-        return PrefixBlocks(hashes, BLOCK_TOKENS, tokens / (ends.depths[-1] * BLOCK_TOKENS), ends)
+        return PrefixBlocks(hashes, BLOCK_TOKENS, tokens / (depths[-1] * BLOCK_TOKENS), PartEnds(depths, found))
 
 
 class PromptReader:
@@ -121,20 +124,21 @@ class PromptReader:
 
     def recognise(self, config: TokenizerConfig, text: PromptText, *, counted: bool = False) -> Position:
         """The end of the longest run of known parts. `counted`: of parts that were counted."""
-        group = text.cache_group
-        found = Position(config, hash((config, group)), Prefix(start(group, config.adapter)), [])
+        found, end, parts = hash((config, text.cache_group)), None, list[Prefix]()
         for part in text.prompt.digests:
-            digest = hash((found.digest, part))
+            digest = hash((found, part))
             known = self._prefixes.get(digest)
             if known is None or (counted and known.margin):
                 break
-            found.add(digest, known)
-        return found
+            found, end = digest, known
+            parts.append(known)
+        return Position(config, found, end or Prefix(start(text.cache_group, config.adapter)), parts)
 
     def read(self, position: Position, text: PromptText) -> None:
         """Go on to the end of the prompt, and remember it."""
-        for part, pieces in self._rest(position, text):
-            self._append(position, part, pieces, text)
+        if len(position.parts) < len(text.prompt.digests):
+            for part, pieces in self._rest(position, text):
+                self._append(position, part, pieces, text)
 
     def count(self, position: Position, text: PromptText) -> Iterator[None]:
         """The same, after an exact count: yields after each segment and each part."""
@@ -160,8 +164,10 @@ class PromptReader:
             tokens = round(tokens * counted / position.end.text)
             position = self.recognise(position.config, text)
             blocks = position.blocks(tokens)
-        parts = [PartOutline(each.part, each.role, each.tokens, each.chain.size) for each in position.parts]
-        digests, end = array("q", [each.part for each in position.parts]), position.end
+        parts, digests, end = list[PartOutline](), array("q"), position.end
+        for each in position.parts:
+            parts.append(PartOutline(each.part, each.role, each.tokens, each.chain.size))
+            digests.append(each.part)
         known = end.composition, end.opening, end.template
         read = partial(read_mark, text.prompt)
         return PromptOutline(parts, digests, *known, blocks.hashes, blocks.tokens, tokens, read)

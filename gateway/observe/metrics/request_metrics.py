@@ -7,14 +7,15 @@ read exactly from the histogram.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.observe.metrics.loop_lag import LoopLag
-from gateway.observe.metrics.series import counter, histogram
+from gateway.observe.metrics.series import Observed, counter, histogram, observe_all
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
 from policies.prefix_doctor.lineage import Lineage
 from policies.prefix_doctor.prompt_outline import PARTS
@@ -23,7 +24,8 @@ from policies.types import AttemptKind, AttemptOutcome
 
 STAGES_AND_PARTS = (*STAGE_NAMES, "engine_queue", "engine_prefill")  # the last two are parts of `upstream`
 _JUDGED = {True: "met", False: "missed", None: "unjudged"}
-OBJECTIVES = ("ttft", "tpot", "gap", "total", "goodput")
+OBJECTIVES = ("ttft", "tpot", "gap", "total", "goodput")  # as in `Record.verdicts`, and all of them
+PERCENTILES = ("p50", "p90")
 SIZES = (1_000, 4_000, 16_000, 64_000)  # tokens of prompt from which the next class begins
 PROMPTS = ("<1k", "1k-4k", "4k-16k", "16k-64k", ">64k")
 
@@ -33,16 +35,21 @@ def budgets(routes: Iterable[Route]) -> tuple[float, ...]:
     return tuple(sorted({route.ttft.budget for route in routes if route.ttft is not None}))
 
 
+class ServedLabels(NamedTuple):
+    """Labels from the configuration. `models`: by pool; `keys`: those that are named."""
+
+    models: Mapping[str, str]
+    keys: Container[str]
+
+
+NO_LABELS = ServedLabels({}, ())
+
+
 class RequestMetrics:
     """Sink of Records. `loop_lag` is exported too; the owner of the event loop starts it. `flush`: hands over the
-    Records that wait. `labels_of`: labels for the model of a pool, and for the name of a key."""
+    Records that wait."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        routes: Iterable[Route],
-        labels_of: Callable[[str, str], tuple[str, str]] = lambda pool, key: ("", ""),
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, routes: Iterable[Route], labels: ServedLabels = NO_LABELS) -> None:
         within = budgets(routes)
         self.requests = counter("firsttoken_requests_total")
         self.ttft = histogram("firsttoken_ttft_seconds", within)
@@ -87,13 +94,14 @@ class RequestMetrics:
         self.tagged_cost = counter("firsttoken_tagged_cost_usd_total")
         self.loop_lag = LoopLag()
         self._all: list[Collector] = list(vars(self).values())
-        self._labels_of = labels_of
+        self._labels = labels
         self.flush: Callable[[], None] = lambda: None
         registry.register(self)
 
-    def promise(self, routes: Iterable[Route]) -> None:
+    def reload(self, routes: Iterable[Route], labels: ServedLabels = NO_LABELS) -> None:
         """Add the budgets of other routes as buckets; existing buckets stay."""
         self.flush()
+        self._labels = labels
         within = budgets(routes)
         self.ttft.refine(within)
         self.served_ttft.refine(within)
@@ -108,24 +116,24 @@ class RequestMetrics:
             yield from series.collect()
 
     def __call__(self, record: Record) -> None:
-        route, pool, ttft_met = record.route, record.pool, record.ttft_met
+        route, pool, verdicts = record.route, record.pool, record.verdicts
+        observed: Observed = []
         self.requests.of[route, pool, record.end._value_].value += 1  # an enumeration's own hash is Python
         times = (*record.spent, record.engine_queue, record.engine_prefill)
         stages = self.stage.of
         for stage, spent in zip(STAGES_AND_PARTS, times, strict=True):
             if spent is not None:
-                stages[route, stage].observe(spent)
-        tpot_met, gap_met, total_met = record.tpot_met, record.gap_met, record.total_met
-        good = goodput_met(record.end, ttft_met, tpot_met, gap_met, total_met)
-        for objective, met in zip(OBJECTIVES, (ttft_met, tpot_met, gap_met, total_met, good), strict=True):
+                observed.append((stages[route, stage], spent))
+        good = goodput_met(record.end, verdicts)
+        for objective, met in zip(OBJECTIVES, (*verdicts, good), strict=True):
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
         if (left := record.session_left) is not None:
             self.slo.of[route, "session", "true" if left >= 0 else "false"].value += 1
-        model, key = self._labels_of(pool, record.tenant)
+        model, key = self._labels.models.get(pool, ""), record.tenant if record.tenant in self._labels.keys else ""
         self.served.of[route, model, record.region, key, _JUDGED[good]].value += 1
         if record.ttft is not None and record.stream:
-            self.served_ttft.of[model, record.region, key].observe(record.ttft)
+            observed.append((self.served_ttft.of[model, record.region, key], record.ttft))
         if record.diagnosis is not None:
             self.slow.of[route, record.cause].value += 1
         for attempt in record.attempts:
@@ -162,22 +170,24 @@ class RequestMetrics:
         if record.rescue:
             self.rescues.of[route, record.rescue].value += 1
         if (took := record.scored_ttft) is not None:
-            for percentile, quoted in (("p50", record.ttft_quoted_p50), ("p90", record.ttft_quoted_p90)):
+            for percentile, quoted in zip(PERCENTILES, record.quoted_ttft, strict=True):
                 if quoted is not None:
                     self.quoted.of[route, percentile, "true" if took <= quoted else "false"].value += 1
         if record.total_predicted_p90 is not None and record.end is RequestOutcome.COMPLETED:
-            for percentile, total in (("p50", record.total_predicted_p50), ("p90", record.total_predicted_p90)):
+            predicted = record.total_predicted_p50, record.total_predicted_p90
+            for percentile, total in zip(PERCENTILES, predicted, strict=True):
                 self.whole.of[route, percentile, "true" if record.total <= (total or 0.0) else "false"].value += 1
         if (ttft := record.ttft) is not None:
             tally = self.ttft.of[route, pool]
-            tally.observe(ttft)
-            if record.trace_id and ((trace := record.trace) is None or trace.sampled or ttft_met is False):
+            observed.append((tally, ttft))
+            if record.trace_id and ((trace := record.trace) is None or trace.sampled or verdicts[0] is False):
                 tally.examples[bisect_left(tally.bounds, ttft)] = record.trace_id, ttft, record.wall + ttft
             if record.first_reasoning is not None:
-                self.reasoning.of[route, pool].observe(record.first_reasoning)
+                observed.append((self.reasoning.of[route, pool], record.first_reasoning))
             if record.first_answer is not None:
-                self.answer.of[route, pool].observe(record.first_answer)
-            self._count_answer(record, ttft, route, pool)
+                observed.append((self.answer.of[route, pool], record.first_answer))
+            observed += self._count_answer(record, ttft, route, pool)
+        observe_all(observed)
 
     def _count_session(self, lineage: Lineage, route: str) -> None:
         self.steps.of[(route,)].observe(lineage.step)
@@ -186,10 +196,12 @@ class RequestMetrics:
             if lineage.kept_share is not None:
                 self.kept.of[(route,)].observe(lineage.kept_share)
 
-    def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> None:
+    def _count_answer(self, record: Record, ttft: float, route: str, pool: str) -> Observed:
+        """Count the tokens of an answer; returns what the histograms are to observe."""
+        observed: Observed = []
         if record.tpot is not None:
-            self.tpot.of[route, pool].observe(record.tpot)
-            self.longest_gap.of[route, pool].observe(record.gaps.longest or 0.0)
+            observed.append((self.tpot.of[route, pool], record.tpot))
+            observed.append((self.longest_gap.of[route, pool], record.gaps.longest or 0.0))
             if record.gaps.over_1s:
                 self.long_gaps.of[route, pool].value += record.gaps.over_1s
         estimated, reported = record.prompt_tokens_estimated or 0, record.prompt_tokens_reported
@@ -201,21 +213,22 @@ class RequestMetrics:
         if cached is not None:
             self.cached_tokens.of[route, pool].value += cached
         if estimated and reported:
-            self.size_error.of[(pool,)].observe(abs(estimated / reported - 1.0))
-        if estimated and record.cached_tokens_predicted is not None:
-            self.hit.of[pool, "predicted"].observe(record.cached_tokens_predicted / estimated)
-        if reported and record.cached_tokens_reported is not None:
-            self.hit.of[pool, "reported"].observe(record.cached_tokens_reported / reported)
+            observed.append((self.size_error.of[(pool,)], abs(estimated / reported - 1.0)))
+        if estimated and predicted_hit is not None:
+            observed.append((self.hit.of[pool, "predicted"], predicted_hit / estimated))
+        if reported and reported_hit is not None:
+            observed.append((self.hit.of[pool, "reported"], reported_hit / reported))
         if not record.stream:  # the first byte comes with the last: nothing to compare with a prediction
-            return
-        self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]].observe(ttft)
+            return observed
+        observed.append((self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]], ttft))
         p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
         if p50 is not None:
-            self.predicted.of[(pool,)].observe(p50)
-            self.error.of[(pool,)].observe(ttft - p50)
+            observed.append((self.predicted.of[(pool,)], p50))
+            observed.append((self.error.of[(pool,)], ttft - p50))
             self.covered.of[pool, "p50", "true" if ttft <= p50 else "false"].value += 1
         if p90 is not None:
             self.covered.of[pool, "p90", "true" if ttft <= p90 else "false"].value += 1
+        return observed
 
 
 def _result(record: Record, hedge: AttemptRecord) -> str:

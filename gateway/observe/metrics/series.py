@@ -79,6 +79,16 @@ class HistogramCounts:
                 yield bound, count
 
 
+Observed = list[tuple[HistogramCounts, float]]
+
+
+def observe_all(observed: Observed) -> None:
+    """Observe the values of one request, which go into twenty histograms, in one pass."""
+    for child, value in observed:
+        child.counts[bisect_left(child.bounds, value)] += 1
+        child.sum += value
+
+
 class CollectedFamily(Metric):
     """Copy of a family at collection time. Any thread may read the samples."""
 

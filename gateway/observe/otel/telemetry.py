@@ -46,14 +46,7 @@ CLOSE_TIMEOUT = 2.0  # s for the last exports at shutdown
 
 def notable(record: Record) -> bool:
     """True for requests that missed a budget, failed, were shed or were sent more than once: always exported."""
-    return (
-        record.end in FAULTS
-        or len(record.attempts) > 1
-        or record.ttft_met is False
-        or record.tpot_met is False
-        or record.gap_met is False
-        or record.total_met is False
-    )
+    return record.end in FAULTS or len(record.attempts) > 1 or False in record.verdicts
 
 
 class CountingExporter(SpanExporter):

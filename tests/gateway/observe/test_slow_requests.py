@@ -25,7 +25,7 @@ def diagnosis(slow: SlowRequests, made: Record) -> Diagnosis | None:
     """As the Recorder does at the end of a request."""
     if (objective := missed_objective(made)) is not None:
         return slow.diagnosed(made, objective)
-    slow.note(made)
+    slow.note([made])
     return None
 
 

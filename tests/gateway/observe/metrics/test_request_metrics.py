@@ -21,7 +21,7 @@ from prometheus_client.samples import Sample
 from gateway.app import Gateway
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.metrics.request_families import TTFT_BOUNDS
-from gateway.observe.metrics.request_metrics import PROMPTS, RequestMetrics
+from gateway.observe.metrics.request_metrics import PROMPTS, RequestMetrics, ServedLabels
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector
 from gateway.observe.metrics.series import Counter, Histogram
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGaps
@@ -341,10 +341,22 @@ async def test_attainment_is_exact_over_sockets_too() -> None:
     assert float(within[1]) == (float(met[1]) if met else 0.0)
 
 
+def test_requests_that_wait_at_a_reload_are_counted_under_the_labels_before() -> None:
+    """They were served by the model before; those that end later are counted under the new one."""
+    exported = Exported()
+    exported.metrics.reload((), ServedLabels({"small": "qwen"}, ()))
+    exported.metrics.flush = lambda: exported.metrics(record(**FULL | {"tenant": "web"}))
+    exported.metrics.reload((), ServedLabels({"small": "llama"}, {"web"}))
+    exported.metrics.flush = lambda: None
+    exported.metrics(record(**FULL | {"tenant": "web"}))
+    counts = {(s.labels["model"], s.labels["key"]): s.value for s in exported.samples("served_ttft_seconds_count")}
+    assert counts == {("qwen", ""): 1, ("llama", "web"): 1}
+
+
 def test_other_budgets_are_buckets_from_then_on() -> None:
     """Earlier counts stay, and are not taken to be within a new bound; no bound goes away."""
     exported = Exported({"ttft": 0.6}, {"ttft": 0.1}, {"ttft": 0.6, "trace_id": "a" * 32})
-    exported.metrics.promise([route(ttft={"budget": "650ms"})])
+    exported.metrics.reload([route(ttft={"budget": "650ms"})])
     exported.metrics(record(**FULL | {"ttft": 0.6}))
     for name in ("ttft_seconds", "ttft_by_prompt_seconds"):
         found = {s.labels["le"]: s.value for s in exported.samples(f"{name}_bucket")}
