@@ -30,13 +30,13 @@ class FleetViews:
     def reload(self, states: Mapping[str, EndpointState], pools: Mapping[str, Pool]) -> None:
         self._states = states
         self._changed = dict.fromkeys(states.values())
-        self._disputed = dict.fromkeys(state for state in states.values() if len(state.callers))
+        self._disputed = dict.fromkeys(state for state in states.values() if state.callers.states)
         self._shared = FleetSnapshot(NEVER, pools, {})
 
     def mark(self, state: EndpointState) -> None:
         """The load of the endpoint has changed."""
         self._changed[state] = None
-        if len(state.callers) and self._states.get(state.endpoint.id) is state:  # not removed by a reload
+        if state.callers.states and self._states.get(state.endpoint.id) is state:  # not removed by a reload
             self._disputed[state] = None
 
     def at(self, now: float) -> FleetSnapshot:
@@ -61,7 +61,7 @@ class FleetViews:
                 self._changed[self._states[name]] = None
         for state in [*self._disputed]:
             state.callers.expire(now)
-            if not len(state.callers) or self._states.get(state.endpoint.id) is not state:
+            if not state.callers.states or self._states.get(state.endpoint.id) is not state:
                 del self._disputed[state]
 
     def for_caller(self, caller: str, now: float) -> FleetSnapshot:
