@@ -138,12 +138,14 @@ class CacheWarming:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._warmed_at: dict[str, float] = {}
         self._began = 0.0
+        self._keeps_warm = False  # a pool has `keep_warm`
         self._task: asyncio.Task[None] | None = None
 
     def reload(self) -> None:
         """Apply a new Runtime: cancel work for removed endpoints."""
         if self._task is None:
             return
+        self._keeps_warm = bool(self.runtime.current.config.keep_warm())
         for endpoint, task in self._busy.items():
             if endpoint not in self.runtime.current.upstreams:
                 task.cancel()
@@ -194,6 +196,8 @@ class CacheWarming:
         async with asyncio.TaskGroup() as children:
             while True:
                 await asyncio.sleep(TICK)
+                if not self.fleet.cache_lost and not self._keeps_warm:
+                    continue  # mostly: the loads are not computed for nothing
                 now = monotonic()
                 loads = self.fleet.snapshot(now).loads
                 for pool in self.runtime.current.pools.values():

@@ -57,11 +57,11 @@ class Witnesses:
     """The latest two callers with the same kind of evidence, by kind."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, dict[str, float]] = {}  # time by caller, by kind
+        self.seen: dict[Hashable, dict[str, float]] = {}  # time by caller, by kind
 
     def add(self, kind: Hashable, caller: str, now: float) -> bool:
         """Adds what a request of the caller has shown. Returns whether it counts for all callers."""
-        seen = self._seen.setdefault("failure" if kind in _FAILURES else kind, {})
+        seen = self.seen.setdefault("failure" if kind in _FAILURES else kind, {})
         seen.pop(caller, None)
         seen[caller] = now
         if len(seen) > 2:
@@ -69,9 +69,8 @@ class Witnesses:
         return any(not one or one != caller for one, at in seen.items() if now - at <= RECENT)
 
     def on_answer(self) -> None:
-        if self._seen:
-            for kind in _LIFTED:
-                self._seen.pop(kind, None)
+        for kind in _LIFTED:
+            self.seen.pop(kind, None)
 
 
 @dataclass(slots=True)
@@ -103,7 +102,7 @@ class CallerEvidence:
     Without any failure there are none. `states`: by caller, the latest evidence last."""
 
     def __init__(self, shared: CircuitBreaker, refusal: ProviderRefusal) -> None:
-        self._shared = shared
+        self._shared, self._alone = shared, (shared,)
         self._refusal = refusal
         self._witnesses = Witnesses()
         self.states: OrderedDict[str, CallerState] = OrderedDict()
@@ -115,15 +114,16 @@ class CallerEvidence:
 
     def on_answer(self, key: Hashable, caller: str, now: float) -> None:
         """First token of `key`."""
-        self._witnesses.on_answer()
-        for breaker in self._breakers(caller):
+        if self._witnesses.seen:
+            self._witnesses.on_answer()
+        for breaker in self._breakers(caller) if self.states else self._alone:
             breaker.on_answer(key, now)
 
     def on_replied(self, key: Hashable, caller: str, outcome: AttemptOutcome, now: float) -> None:
         """An end that is no failure of the endpoint: answered, refused for the request's own fault, or cancelled."""
-        if outcome is not AttemptOutcome.CANCELLED:
+        if self._witnesses.seen and outcome is not AttemptOutcome.CANCELLED:
             self._witnesses.on_answer()
-        for breaker in self._breakers(caller):
+        for breaker in self._breakers(caller) if self.states else self._alone:
             breaker.on_ended(key, outcome, now)
 
     def on_failed(
@@ -176,7 +176,7 @@ class CallerEvidence:
 
     def _breakers(self, caller: str) -> tuple[CircuitBreaker, ...]:
         own = self.states.get(caller)
-        return (self._shared,) if own is None else (self._shared, own.breaker)
+        return self._alone if own is None else (self._shared, own.breaker)
 
     def _count(self, evidence: Evidence, caller: str, now: float) -> bool:
         confirmed = self._witnesses.add(evidence, caller if evidence.needs_witness else "", now)

@@ -143,12 +143,10 @@ class CircuitBreaker:
         if self.state is BreakerState.HALF_OPEN and self._trial is None:
             self._trial = key
 
-    def on_answer(self, key: Hashable, now: float) -> None:
-        """First token of `key`, or a complete answer."""
-        self._served_at = now
-        self._on_reply(key, now)
-
-    def _on_reply(self, key: Hashable, now: float) -> None:
+    def on_answer(self, key: Hashable, now: float, served: bool = True) -> None:
+        """First token of `key`, or a complete answer; `served` False: a reply that is neither."""
+        if served:
+            self._served_at = now
         self._answered_at = self._alive_at = now
         self._refusals, self._gone = 0, False
         if self.peer_reported_down:
@@ -173,9 +171,7 @@ class CircuitBreaker:
         it. `why`: of a failure, for the operator."""
         if outcome in _REPLIED:
             self._failures, self.unconfirmed = 0, False
-            if outcome is AttemptOutcome.COMPLETED:
-                self._served_at = now
-            self._on_reply(key, now)
+            self.on_answer(key, now, served=outcome is AttemptOutcome.COMPLETED)
         elif outcome in _REJECTED:
             self._on_rejected(key, _REJECTED[outcome], why, now, confirmed)
         elif outcome is not AttemptOutcome.CANCELLED:

@@ -356,12 +356,9 @@ class EndpointState:
         limited = self.limits.reasons(load.limits, self.breaker.unpaid_until, now)
         return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now))
 
-    def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
-        """Assumes that the endpoint will have cached this prompt; None: nothing is known of its cache."""
-        blocks = prompt.blocks
-        if not self.pool.local or not blocks.hashes:
-            return None
-        self.observe_block_size(blocks.size * blocks.scale)
+    def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:
+        """Assumes that the engine will have cached this prompt."""
+        self.observe_block_size(prompt.blocks.size * prompt.blocks.scale)
         return self.cache.on_sent(key, prompt, session)
 
     def observe_block_size(self, tokens: float) -> None:

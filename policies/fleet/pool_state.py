@@ -29,8 +29,10 @@ class PoolState:
 
     def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
         """`teacher` has a new sample. Returns the siblings which learned from the sample."""
-        self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
-        taught = [one for one in self.learners if self._learns(one, teacher, now)]
+        taught: list[EndpointState] = []
+        if self.learners:
+            self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
+            taught = [one for one in self.learners if self._learns(one, teacher, now)]
         return taught if now < self.fades_at else [*taught, *self._fade(now)]
 
     def _fade(self, now: float) -> list[EndpointState]:

@@ -333,14 +333,12 @@ class Ranking(Sequence[Candidate]):
     def _describe(self, at: int) -> Candidate:
         if at < len(self._tier):
             i = self._index(at)
-            return ranked(self._tier[i], self._scores[i], self._reason_of(at))
+            return ranked(self._tier[i], self._scores[i], self._reason_behind(at) if at else self._reason)
         self._described.update(enumerate(self._fallbacks(), len(self._tier)))
         return self._described[at]
 
-    def _reason_of(self, at: int) -> str:
-        """Reason of a rank; behind the first of the tier, the difference between the two."""
-        if at == 0:
-            return self._reason
+    def _reason_behind(self, at: int) -> str:
+        """Reason of a rank behind the first of the tier: the difference between the two."""
         own, first = self._index(at), self._index(0)
         if self._scores[own] == self._scores[first]:
             return f"{self._reason}; as good as the first of its tier, which luck drew"
