@@ -89,7 +89,7 @@ class Fleet:
             share_predictors(members)
             scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
             learners = members if len(members) > 1 else []
-            self._pools[pool.name] = PoolState(pool, scale, members, learners)
+            self._pools[pool.name] = PoolState(pool, scale, members, learners, members)
             self._states.update((state.endpoint.id, state) for state in members)
         for removed in known_states.keys() - self._states.keys():
             if self.peers is not None:

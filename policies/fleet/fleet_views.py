@@ -68,9 +68,9 @@ class FleetViews:
         """As `at`, while nothing is `disputed`."""
         shared = self.at(now)
         own = {
-            name: load
+            state.endpoint.id: state.load_for(caller, shared.loads[state.endpoint.id], now)
             for state in self.disputed
-            if (load := self.load_for(caller, name := state.endpoint.id, now)) is not shared.loads.get(name)
+            if caller in state.callers.states
         }
         return FleetSnapshot(shared.at, shared.pools, {**shared.loads, **own}) if own else shared
 

@@ -298,7 +298,7 @@ class Ranking(Sequence[Candidate]):
     ) -> None:
         """`reason` has places for p50 (ms) and probability; `fallbacks` is called at most once."""
         self._order = sorted(range(len(tier)), key=scores.__getitem__)  # ties are in order once asked for
-        self._sorted = sorted(scores)
+        self._sorted = [*map(scores.__getitem__, self._order)]
         self._sequence = sequence
         self._tier = tier
         self._scores = scores
