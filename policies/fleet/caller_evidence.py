@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -23,6 +23,8 @@ from policies.blame.blame import Evidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.types import NEVER, AttemptOutcome
+
+_CLOSED = BreakerState.CLOSED  # a member is slow to look up in an enumeration
 
 SLOW_FOR = 10.0  # s after a stream was left as too slow, in which no other moves there
 RECENT = 60.0  # s between the same evidence of two callers
@@ -55,11 +57,11 @@ class Witnesses:
     """The latest two callers with the same kind of evidence, by kind."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, dict[str, float]] = {}  # time by caller, by kind
+        self.seen: dict[Hashable, dict[str, float]] = {}  # time by caller, by kind
 
     def add(self, kind: Hashable, caller: str, now: float) -> bool:
         """Adds what a request of the caller has shown. Returns whether it counts for all callers."""
-        seen = self._seen.setdefault("failure" if kind in _FAILURES else kind, {})
+        seen = self.seen.setdefault("failure" if kind in _FAILURES else kind, {})
         seen.pop(caller, None)
         seen[caller] = now
         if len(seen) > 2:
@@ -68,7 +70,7 @@ class Witnesses:
 
     def on_answer(self) -> None:
         for kind in _LIFTED:
-            self._seen.pop(kind, None)
+            self.seen.pop(kind, None)
 
 
 @dataclass(slots=True)
@@ -97,38 +99,31 @@ class CallerState:
 
 class CallerEvidence:
     """Feeds the breaker of an endpoint and its provider's refusal, and those of its callers with evidence of their own.
-    Without any failure there are none."""
+    Without any failure there are none. `states`: by caller, the latest evidence last."""
 
     def __init__(self, shared: CircuitBreaker, refusal: ProviderRefusal) -> None:
-        self._shared = shared
+        self._shared, self._alone = shared, (shared,)
         self._refusal = refusal
         self._witnesses = Witnesses()
-        self._callers: OrderedDict[str, CallerState] = OrderedDict()  # latest evidence last
-
-    def __len__(self) -> int:
-        return len(self._callers)
-
-    def __iter__(self) -> Iterator[CallerState]:
-        return iter(self._callers.values())
-
-    def get(self, caller: str) -> CallerState | None:
-        return self._callers.get(caller)
+        self.states: OrderedDict[str, CallerState] = OrderedDict()
 
     def on_sent(self, key: Hashable, caller: str, now: float) -> None:
-        for breaker in self._breakers(caller):
-            breaker.on_sent(key, now)
+        if self.states or self._shared.state is not _CLOSED:  # else there is no trial to begin
+            for breaker in self._breakers(caller):
+                breaker.on_sent(key, now)
 
     def on_answer(self, key: Hashable, caller: str, now: float) -> None:
         """First token of `key`."""
-        self._witnesses.on_answer()
-        for breaker in self._breakers(caller):
+        if self._witnesses.seen:
+            self._witnesses.on_answer()
+        for breaker in self._breakers(caller) if self.states else self._alone:
             breaker.on_answer(key, now)
 
     def on_replied(self, key: Hashable, caller: str, outcome: AttemptOutcome, now: float) -> None:
         """An end that is no failure of the endpoint: answered, refused for the request's own fault, or cancelled."""
-        if outcome is not AttemptOutcome.CANCELLED:
+        if self._witnesses.seen and outcome is not AttemptOutcome.CANCELLED:
             self._witnesses.on_answer()
-        for breaker in self._breakers(caller):
+        for breaker in self._breakers(caller) if self.states else self._alone:
             breaker.on_ended(key, outcome, now)
 
     def on_failed(
@@ -169,19 +164,19 @@ class CallerEvidence:
         return False
 
     def expire(self, now: float) -> None:
-        for caller in [caller for caller, state in self._callers.items() if state.is_over(now)]:
-            del self._callers[caller]
+        for caller in [caller for caller, state in self.states.items() if state.is_over(now)]:
+            del self.states[caller]
 
     def on_reload(self) -> None:
         """The configuration may have been mended: what it may have caused gets another try at once."""
-        for state in self:
+        for state in self.states.values():
             state.breaker.on_reload()
             state.refusal = ProviderRefusal()
             state.unknown_adapters.clear()
 
     def _breakers(self, caller: str) -> tuple[CircuitBreaker, ...]:
-        own = self._callers.get(caller)
-        return (self._shared,) if own is None else (self._shared, own.breaker)
+        own = self.states.get(caller)
+        return self._alone if own is None else (self._shared, own.breaker)
 
     def _count(self, evidence: Evidence, caller: str, now: float) -> bool:
         confirmed = self._witnesses.add(evidence, caller if evidence.needs_witness else "", now)
@@ -191,11 +186,11 @@ class CallerEvidence:
 
     def _begin(self, caller: str, now: float) -> CallerState:
         """The state of a caller with new evidence; the first begins like the shared one."""
-        state = self._callers.get(caller)
+        state = self.states.get(caller)
         if state is None:
-            state = self._callers[caller] = CallerState(copy(self._shared), copy(self._refusal), now)
-            if len(self._callers) > MAX_CALLERS:
-                self._callers.popitem(last=False)
+            state = self.states[caller] = CallerState(copy(self._shared), copy(self._refusal), now)
+            if len(self.states) > MAX_CALLERS:
+                self.states.popitem(last=False)
         state.since = now
-        self._callers.move_to_end(caller)
+        self.states.move_to_end(caller)
         return state

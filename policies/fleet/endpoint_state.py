@@ -10,7 +10,7 @@ from operator import attrgetter
 from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.beliefs import Belief, beliefs
 from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
-from policies.fleet.circuit_breaker import MAX_EJECTION, CircuitBreaker
+from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, has_restarted
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.fleet.kv_room import KvRoom
@@ -48,7 +48,7 @@ JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
 
 _WORST = (Health.UP, Health.PROBING, Health.DOWN)
-_DOWN = Health.DOWN  # a member is slow to look up in an enumeration
+_UP, _DOWN, _CLOSED = Health.UP, Health.DOWN, BreakerState.CLOSED  # a member is slow to look up in an enumeration
 _prefix_totals = attrgetter("prefix_queries", "prefix_hits")
 
 LearnedTimes = tuple[TtftPredictor, TpotPredictor, Calibration]
@@ -147,14 +147,11 @@ class EndpointState:
         return peers.joined_with(own, self.last_token_at) if peers.prefilling else own
 
     @property
-    def decoding(self) -> int:
-        """Decoding answers of all processes."""
-        return len(self.inflight.decoding) + self.peer_load.in_flight - self.peer_load.prefilling
-
-    @property
-    def decoding_context(self) -> int:
-        """Prompt tokens of these answers."""
-        return self.interference.context + self.peer_load.decoding_context
+    def decoding(self) -> tuple[int, int]:
+        """Decoding answers of all processes, and the tokens of their prompts."""
+        peers = self.peer_load
+        answers = len(self.inflight.decoding) + peers.in_flight - peers.prefilling
+        return answers, self.interference.context + peers.decoding_context
 
     @property
     def own_load(self) -> PeerLoad:
@@ -177,7 +174,7 @@ class EndpointState:
             prefill_s=interference.prefill_s - self._peer_prefill_s,
             decode_s=interference.decode_s if decoding else 0.0,
             decode_tokens=interference.decode_tokens if decoding else 0.0,
-            tpot_limit=interference.tpot_limit(self.tpot_predictor.at_rest(self.decoding, self.decoding_context)),
+            tpot_limit=interference.tpot_limit(self.tpot_predictor.at_rest(*self.decoding)),
             expected_tpot_misses=interference.expected_tpot_misses,
         )
 
@@ -195,20 +192,23 @@ class EndpointState:
         """The load, for all callers, with the drain rate as of the latest `advance`."""
         queued_tokens, waiting, running = self._queue_at(now)
         inflight, interference, peers = self.inflight, self.interference, self.peer_load
-        context = interference.context + peers.decoding_context
+        breaker, is_closed = self.breaker, self.breaker.state is _CLOSED
+        context, pressure = interference.context + peers.decoding_context, 0.0
         rest = self.tpot_predictor.at_rest(running, context)
-        pressure = interference.tpot_pressure(rest, peers.decode_s, peers.decode_tokens, peers.tpot_limit)
+        if interference.answers or peers.tpot_limit < FOREVER:
+            pressure = interference.tpot_pressure(rest, peers.decode_s, peers.decode_tokens, peers.tpot_limit)
         backlog_s = queued_tokens / self.predictor.drain_rate
         utilization = interference.prefill_utilization(now)
         misses = interference.expected_tpot_misses
         if peers.expected_tpot_misses:
             misses = add_misses(misses, peers.expected_tpot_misses)
-        in_flight, cap = inflight.in_flight + peers.in_flight, self.pool.concurrent_requests
+        in_flight = len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight
+        cap = self.pool.concurrent_requests
         return Load(
             at=now,
-            health=self.breaker.health(now),
-            failing=self.breaker.failing,
-            on_trial=self.breaker.on_trial,
+            health=_UP if is_closed else breaker.health(now),
+            failing=not is_closed and breaker.failing,
+            on_trial=not is_closed and breaker.on_trial,
             in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
             queued_tokens=queued_tokens,
@@ -226,7 +226,7 @@ class EndpointState:
             tpot_pressure=pressure,
             reopens_in=reopens_in(pressure, backlog_s) if pressure else 0.0,
             prefill_utilization=utilization,
-            tpot=self.tpot_predictor.predict(running, context) / max(1 - utilization, MIN_DECODE_SHARE),
+            tpot=rest.undisturbed / max(1 - utilization, MIN_DECODE_SHARE),
             context=context,
             last_token_at=self.last_token_at,
             warming=self.warming or peers.warming > 0,
@@ -239,16 +239,19 @@ class EndpointState:
         return alone / max(1 - load.prefill_utilization, MIN_DECODE_SHARE)
 
     def _send_limits(self) -> SendLimits:
-        return self.limits.send_limits(max(self.breaker.unpaid_until, self.peer_load.blocked_until))
+        refused_until = self.peer_load.blocked_until
+        if self.breaker.state is not _CLOSED:
+            refused_until = max(self.breaker.unpaid_until, refused_until)
+        return self.limits.send_limits(refused_until)
 
     def may_be_closed(self, now: float) -> bool:
         """A cap, a rate limit or the evidence of a caller is known; without one, no load has to be computed."""
         capped = self.pool.concurrent_requests is not None
-        return capped or bool(len(self.callers)) or self._send_limits().may_hold(now)
+        return capped or bool(self.callers.states) or self._send_limits().may_hold(now)
 
     def load_for(self, caller: str, load: Load, now: float) -> Load:
         """The load as this caller has met with the endpoint. `load`: for all callers."""
-        own = self.callers.get(caller)
+        own = self.callers.states.get(caller)
         if own is None or own.is_over(now):
             return load
         health = own.breaker.health(now)
@@ -273,10 +276,9 @@ class EndpointState:
     def on_progress(self, now: float) -> None:
         """The tokens of the answers in progress have been counted."""
         interference, predictor, since = self.interference, self.tpot_predictor, self.interference.updated_at
-        running, context = self.decoding, self.decoding_context
+        running, context = self.decoding
         prefilling = self.inflight.prefilling or self.peer_load.prefilling or interference.unaccounted_s
-        undisturbed_tpot, rest = predictor.predict(running, context), predictor.at_rest(running, context)
-        decode_s, tokens = interference.update(undisturbed_tpot, rest, now)
+        decode_s, tokens = interference.update(predictor.at_rest(running, context), now)
         if not prefilling and self.last_token_at < since:
             predictor.observe_at_rest(running, context, decode_s, tokens, now - since)
 
@@ -308,13 +310,13 @@ class EndpointState:
     def work(self, tokens: int, hit: int, now: float) -> PrefillWork:
         """Work of a prompt of `tokens` tokens, `hit` of these cached, sent now."""
         queued, _, running = self._queue_at(now)
-        uncached = tokens - hit
+        context, uncached = self.interference.context + self.peer_load.decoding_context, tokens - hit
         return PrefillWork(
             prompt_tokens=tokens,
             uncached=uncached,
             queued_tokens=queued,
             pairs=uncached * (hit + 0.5 * uncached) + queued * self.predictor.context_per_token,
-            running=running + self.decoding_context * CONTEXT_WEIGHT,
+            running=running + context * CONTEXT_WEIGHT,
         )
 
     def loadable(self, prompt: PoolEstimate, hit: int, load: Load) -> tuple[int, tuple[int, ...]]:
@@ -352,14 +354,11 @@ class EndpointState:
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
         limited = self.limits.reasons(load.limits, self.breaker.unpaid_until, now)
-        return tuple(beliefs(load, self.breaker, self.callers, limited, now))
+        return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now))
 
-    def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt | None:
-        """Assumes that the endpoint will have cached this prompt; None: nothing is known of its cache."""
-        blocks = prompt.blocks
-        if not self.pool.local or not blocks.hashes:
-            return None
-        self.observe_block_size(blocks.size * blocks.scale)
+    def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:
+        """Assumes that the engine will have cached this prompt."""
+        self.observe_block_size(prompt.blocks.size * prompt.blocks.scale)
         return self.cache.on_sent(key, prompt, session)
 
     def observe_block_size(self, tokens: float) -> None:
@@ -402,7 +401,7 @@ class EndpointState:
         # Only requests beyond ours in two scrapes in a row count: one scrape may be older than our last attempt.
         running, waiting = engine.running or 0, engine.waiting or 0
         prefilling = len(self.inflight.prefilling) + self.peer_load.prefilling
-        excess = 0 if restarted else max(0, running + waiting - self.decoding - prefilling)
+        excess = 0 if restarted else max(0, running + waiting - self.decoding[0] - prefilling)
         others = min(excess, self._excess)
         self._excess = excess
         self._other_waiting = min(max(0, waiting - prefilling), others)

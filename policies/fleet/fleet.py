@@ -89,7 +89,7 @@ class Fleet:
             share_predictors(members)
             scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
             learners = members if len(members) > 1 else []
-            self._pools[pool.name] = PoolState(pool, scale, members, learners)
+            self._pools[pool.name] = PoolState(pool, scale, members, learners, members)
             self._states.update((state.endpoint.id, state) for state in members)
         for removed in known_states.keys() - self._states.keys():
             if self.peers is not None:
@@ -118,7 +118,7 @@ class Fleet:
         """The same, as this caller has met with it."""
         if self.peers is not None:
             self.peers.merge(self, now)
-        return self._views.for_caller(caller, now)
+        return self._views.for_caller(caller, now) if self._views.disputed else self._views.at(now)
 
     def load_for(self, caller: str, endpoint_id: str, now: float) -> Load:
         """The load in `snapshot_for`. Raises KeyError where the endpoint is not in the fleet."""
@@ -146,7 +146,8 @@ class Fleet:
 
     def on_arrived(self, route: Route, now: float) -> None:
         """A request of the route, of which the share for APIs is taken."""
-        self._external_use.on_arrived(route, now)
+        if (use := self._external_use.of(route)) is not None:
+            use.on_arrived(now)
 
     def on_sent(
         self,
@@ -167,8 +168,11 @@ class Fleet:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
-        if self.peers is not None and state.pool.local and prompt.blocks.hashes:
-            self.peers.publish_prompt(state.endpoint.id, prompt.blocks.hashes)
+        pending_prompt = None  # nothing is known of the endpoint's cache
+        if state.pool.local and prompt.blocks.hashes:
+            if self.peers is not None:
+                self.peers.publish_prompt(state.endpoint.id, prompt.blocks.hashes)
+            pending_prompt = state.record_prompt(key, prompt, session)
         answer = DecodingAnswer(tpot_budget, output, candidate.prompt_tokens)
         attempt = self._attempts[key] = InFlightAttempt.sent(
             state,
@@ -177,8 +181,8 @@ class Fleet:
             now,
             stream=stream,
             answer=answer,
-            pending_prompt=state.record_prompt(key, prompt, session),
-            external_use=self._external_use.of(route, state.pool.local),
+            pending_prompt=pending_prompt,
+            external_use=None if state.pool.local or route is None else self._external_use.of(route),
             caller=caller,
         )
         attempt.on_sent(key)

@@ -47,6 +47,7 @@ class FleetReader:
         candidates, adapter, load_s = [], prompt.adapter, 0.0
         for name, load in loads.items():
             state, wait, rtt = self._states[name], 0.0, 0.0
+            predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
             if state.network is not None:
                 rtt, wait = state.network.network_s()
                 wait += rtt
@@ -57,7 +58,7 @@ class FleetReader:
             hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
             if to_load:
                 wait += state.kv_loads.seconds(to_load)
-            forecast = state.predictor.of(prompt.effort).predict(load, prompt.tokens, hit, now, wait, load_s)
+            forecast = predictor.predict(load, prompt.tokens, hit, now, wait, load_s)
             candidates.append(
                 Candidate(
                     endpoint=state.endpoint,

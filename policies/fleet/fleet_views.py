@@ -23,21 +23,21 @@ class FleetViews:
     def __init__(self) -> None:
         self._states: Mapping[str, EndpointState] = {}
         self._changed: dict[EndpointState, None] = {}  # since the snapshot, in order
-        self._disputed: dict[EndpointState, None] = {}  # with evidence of single callers
+        self.disputed: dict[EndpointState, None] = {}  # with evidence of single callers
         self._recheck_at = NEVER
         self._shared = FleetSnapshot(NEVER, {}, {})
 
     def reload(self, states: Mapping[str, EndpointState], pools: Mapping[str, Pool]) -> None:
         self._states = states
         self._changed = dict.fromkeys(states.values())
-        self._disputed = dict.fromkeys(state for state in states.values() if len(state.callers))
+        self.disputed = dict.fromkeys(state for state in states.values() if state.callers.states)
         self._shared = FleetSnapshot(NEVER, pools, {})
 
     def mark(self, state: EndpointState) -> None:
         """The load of the endpoint has changed."""
         self._changed[state] = None
-        if len(state.callers) and self._states.get(state.endpoint.id) is state:  # not removed by a reload
-            self._disputed[state] = None
+        if state.callers.states and self._states.get(state.endpoint.id) is state:  # not removed by a reload
+            self.disputed[state] = None
 
     def at(self, now: float) -> FleetSnapshot:
         """For all callers."""
@@ -59,23 +59,22 @@ class FleetViews:
         for name, load in self._shared.loads.items():
             if load.prefilling or load.health is not Health.UP or load.running + load.waiting > load.in_flight:
                 self._changed[self._states[name]] = None
-        for state in [*self._disputed]:
+        for state in [*self.disputed]:
             state.callers.expire(now)
-            if not len(state.callers) or self._states.get(state.endpoint.id) is not state:
-                del self._disputed[state]
+            if not state.callers.states or self._states.get(state.endpoint.id) is not state:
+                del self.disputed[state]
 
     def for_caller(self, caller: str, now: float) -> FleetSnapshot:
+        """As `at`, while nothing is `disputed`."""
         shared = self.at(now)
-        if not self._disputed:
-            return shared
         own = {
-            name: load
-            for state in self._disputed
-            if (load := self.load_for(caller, name := state.endpoint.id, now)) is not shared.loads.get(name)
+            state.endpoint.id: state.load_for(caller, shared.loads[state.endpoint.id], now)
+            for state in self.disputed
+            if caller in state.callers.states
         }
         return FleetSnapshot(shared.at, shared.pools, {**shared.loads, **own}) if own else shared
 
     def load_for(self, caller: str, endpoint_id: str, now: float) -> Load:
         """Raises KeyError where the endpoint is not in the fleet."""
         load, state = self.at(now).loads[endpoint_id], self._states[endpoint_id]
-        return state.load_for(caller, load, now) if state in self._disputed else load
+        return state.load_for(caller, load, now) if state in self.disputed else load

@@ -16,7 +16,7 @@ from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.kv_loads import LEAST
-from policies.latency.token_counts import PrefillQueue, TokenScale
+from policies.latency.token_counts import NO_QUEUE, PrefillQueue, TokenScale
 from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
@@ -93,7 +93,8 @@ class InFlightAttempt:
         """An attempt sent now, with the work ahead of its prompt."""
         state.advance(now)
         work = state.work(candidate.prompt_tokens, candidate.hit, now)
-        adapters = state.adapters if prompt.adapter else None
+        adapters, queue = state.adapters if prompt.adapter else None, state.queue
+        queued, rate = work.queued_tokens, state.predictor.drain_rate
         return cls(
             state=state,
             candidate=candidate,
@@ -104,13 +105,13 @@ class InFlightAttempt:
             sent_at=now,
             stream=stream,
             pending_prompt=pending_prompt,
-            queue=state.queue.as_of_now(),
-            prefill_rate=(rate := state.predictor.drain_rate),
-            reported_queue=max(work.queued_tokens - state.inflight.queue.tokens_left(now, rate), 0.0),
+            queue=queue.as_of_now() if queue.tokens else NO_QUEUE,
+            prefill_rate=rate,
+            reported_queue=max(queued - state.inflight.queue.tokens_left(now, rate), 0.0) if queued else 0.0,
             answer=answer,
             found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
             kv_tokens=kv_tokens,
-            kv_load_s=state.kv_loads.seconds(candidate.to_load),
+            kv_load_s=state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0,
             network_s=state.rtt,
             adapter_wait=LOADED if adapters is None else adapters.on_sent(prompt.adapter, now),
             external_use=external_use,
@@ -125,7 +126,8 @@ class InFlightAttempt:
         state.inflight.on_sent(key, work.uncached, now, hit, self.stream)
         state.predictor.on_sent()
         state.last_used_at = now
-        state.limits.on_sent(self.candidate.prompt_tokens, now)
+        if not state.pool.local:  # an engine has no limits
+            state.limits.on_sent(self.candidate.prompt_tokens, now)
         if self.external_use is not None:
             self.external_use.on_sent(self.candidate.price, now)
         state.callers.on_sent(key, self.caller, now)
@@ -135,7 +137,7 @@ class InFlightAttempt:
         """The answer decodes from now on."""
         state = self.state
         self.first_at, state.last_token_at = now, max(now, state.last_token_at)  # a token may be known late
-        self.running, self.context = state.decoding, state.decoding_context
+        self.running, self.context = state.decoding
         self.prefill_s = state.interference.prefill_s
         if not self.unread:
             state.interference.on_first_token(key, self.answer, now)
@@ -162,7 +164,8 @@ class InFlightAttempt:
         elif self.first_at is None:
             state.kv_room.on_left(self.kv_tokens, self.sent_at)
         state.inflight.on_ended(key, now)
-        state.limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
+        if not state.pool.local:
+            state.limits.on_output(report.output_tokens or report.completion_tokens or 0, now)
         if self.prompt.adapter and state.adapters is not None:
             state.adapters.on_ended(self.prompt.adapter, now - self.sent_at)
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
@@ -172,7 +175,8 @@ class InFlightAttempt:
     @property
     def prompt_tokens(self) -> int:
         """By the count, if it came since."""
-        return self.candidate.prompt_tokens + self.prompt.counted_tokens() - self.prompt.tokens
+        counted = self.prompt.counted_tokens() - self.prompt.tokens if self.prompt.margin else 0
+        return self.candidate.prompt_tokens + counted
 
     def cost(self, report: AttemptReport) -> float:
         """USD."""
@@ -203,7 +207,7 @@ class InFlightAttempt:
         if self.adapter_wait.seconds and state.predictor.samples >= TRAINED_SAMPLES:
             self.learn_adapter_load(ttft)
             return False
-        if self._shows_kv_load:
+        if self.candidate.to_load and self._shows_kv_load:
             state.kv_loads.learn(self.candidate.to_load, ttft - self.predicted_ttft - self.network_s)
             return False
         learner = state.predictor.learner_of(self.prompt.effort, now)
@@ -233,7 +237,7 @@ class InFlightAttempt:
     @property
     def _may_have_waited_for_blocks(self) -> bool:
         """Such a time teaches nothing about prefills, and is better than none only before the predictor is trained."""
-        had_room = self.found_room and not self.state.kv_room.has_overflowed_since(self.sent_at)
+        had_room = self.found_room and self.state.kv_room.overflowed_at < self.sent_at
         return not had_room and self.state.predictor.samples >= TRAINED_SAMPLES
 
     def learn_adapter_load(self, ttft: float) -> None:
@@ -248,8 +252,9 @@ class InFlightAttempt:
         state.tpot_predictor.spread.observe(self.candidate.load, itl, now)
         self.learn_pace(itl, tokens, now)
         stalled = (state.interference.prefill_s - self.prefill_s) / (tokens - 1) if tokens > 1 else 0.0
-        running, context = (self.running + state.decoding) / 2, (self.context + state.decoding_context) / 2
-        state.tpot_predictor.observe(running, context, max(itl - stalled, itl * 0.1))
+        running, context = state.decoding
+        mean = (self.running + running) / 2, (self.context + context) / 2
+        state.tpot_predictor.observe(*mean, max(itl - stalled, itl * 0.1))
 
     def learn_pace(self, tpot: float, tokens: int, now: float) -> None:
         """Teaches how far off the predicted TPOT was, with everything that stalled the answer."""

@@ -23,7 +23,7 @@ class KvRoom:
     def __init__(self) -> None:
         self._tokens = FOREVER  # as of the report, less what was sent since; negative: the reserve is in use
         self._reported_at = NEVER
-        self._overflowed_at = NEVER  # latest report with requests that waited for blocks
+        self.overflowed_at = NEVER  # latest report with requests that waited for blocks
 
     def tokens(self, now: float) -> float:
         """FOREVER: unknown."""
@@ -39,17 +39,14 @@ class KvRoom:
         if engine.waiting:
             self._tokens -= queued_tokens
             if self._tokens < 0:
-                self._overflowed_at = now
+                self.overflowed_at = now
 
     def on_sent(self, tokens: int, now: float) -> bool:
         """A prompt with so many uncached tokens is sent. Returns whether it finds room."""
         self._tokens -= tokens
-        return self.tokens(now) >= 0
+        return self._tokens >= 0 or now - self._reported_at > STALE
 
     def on_left(self, tokens: int, sent_at: float) -> None:
         """A prompt ended before its first token; what a report has counted meanwhile, the next one tells."""
         if sent_at > self._reported_at:
             self._tokens += tokens
-
-    def has_overflowed_since(self, at: float) -> bool:
-        return self._overflowed_at >= at

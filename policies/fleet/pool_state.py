@@ -19,18 +19,22 @@ OUTLIER_REFUSALS, SIBLING_SHARE = 10, 0.2  # 4xx of these; share among the sibli
 
 @dataclass(slots=True)
 class PoolState:
-    """The endpoints of a pool. `learners`: members with few samples."""
+    """The endpoints of a pool. `learners`: members with few samples; `uncounted`: without an answer that has told how
+    many tokens an event carries."""
 
     pool: Pool
     scale: TokenScale
     members: list[EndpointState]
     learners: list[EndpointState]
+    uncounted: list[EndpointState]
     fades_at: float = NEVER
 
     def teach(self, teacher: EndpointState, now: float) -> list[EndpointState]:
         """`teacher` has a new sample. Returns the siblings which learned from the sample."""
-        self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
-        taught = [one for one in self.learners if self._learns(one, teacher, now)]
+        taught: list[EndpointState] = []
+        if self.learners:
+            self.learners = [one for one in self.learners if one.predictor.samples < MATURE_SAMPLES]
+            taught = [one for one in self.learners if self._learns(one, teacher, now)]
         return taught if now < self.fades_at else [*taught, *self._fade(now)]
 
     def _fade(self, now: float) -> list[EndpointState]:
@@ -64,11 +68,11 @@ class PoolState:
 
     def share_tokens_per_event(self, teacher: EndpointState) -> None:
         """Give the tokens per event that `teacher` has seen to endpoints without an answer of their own."""
-        if not teacher.interference.counted_answers:
+        if not teacher.interference.counted_answers or not self.uncounted:
             return
-        for one in self.members:
-            if not one.interference.counted_answers:
-                one.interference.tokens_per_event = teacher.interference.tokens_per_event
+        self.uncounted = [one for one in self.uncounted if not one.interference.counted_answers]
+        for one in self.uncounted:
+            one.interference.tokens_per_event = teacher.interference.tokens_per_event
 
     def is_outlier(self, state: EndpointState) -> bool:
         """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""

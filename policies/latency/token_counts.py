@@ -61,6 +61,9 @@ class PrefillQueue:
         return PrefillQueue(self.tokens, self.pairs, self.remainder, self.started_at)
 
 
+NO_QUEUE = PrefillQueue(0, 0, 0, NEVER)
+
+
 @dataclass(slots=True)
 class PrefillCharge:
     """The prefill of an attempt without a first token."""

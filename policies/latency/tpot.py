@@ -58,12 +58,14 @@ MissCurve = tuple[float, ...]  # expected misses at STALL_GRID; empty: none anyw
 NO_MISSES: MissCurve = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RestTpot:
-    """Seconds per token of an engine that prefills nothing: an answer `alone`, and `now`, beside those in progress."""
+    """Seconds per token of an engine that prefills nothing: an answer `alone`, and `now`, beside those in progress;
+    `undisturbed`: as `now`, by whole answers less their prefills."""
 
     alone: float
     now: float
+    undisturbed: float = 0.0
 
     def keepable(self, budget: float) -> float:
         """1: the budget can be kept; 0: lost, however little is prefilled; between: too little slack to count on."""
@@ -167,7 +169,7 @@ class TpotPredictor:
     def at_rest(self, running: float, context: float) -> RestTpot:
         now = self.predict(running, context)
         alone = now if running < 2 else self.predict(1, context / running)
-        return RestTpot(alone * self._slowness, now * self._slowness)
+        return RestTpot(alone * self._slowness, now * self._slowness, now)
 
     @property
     def tpot_alone(self) -> float | None:
@@ -249,7 +251,6 @@ class DecodeInterference:
         self._recent_prefill_s = 0.0  # exponential average, as of `_prefill_at`
         self._prefill_at = 0.0
         self.updated_at = 0.0  # time of the last `update`
-        self._undisturbed_tpot = 0.0  # s per token, as of the last `update`
         self.tokens_per_event = 1.0  # servers may send several tokens at once
         self.counted_answers = 0  # that have told how many
         self._decode_events = 0.0  # exponential average
@@ -263,7 +264,10 @@ class DecodeInterference:
 
     def tpot_limit(self, rest: RestTpot) -> float:
         """Seconds per token that the answers bear; FOREVER: any number. A lost promise hides no other."""
-        return min((rest.limit(budget, self.tpot_share) for budget in self._budgets), default=FOREVER)
+        limit = FOREVER
+        for budget in self._budgets:
+            limit = min(limit, rest.limit(budget, self.tpot_share))
+        return limit
 
     def on_prefill(self, seconds: float, now: float) -> None:
         self._recent_prefill_s = self._recent_prefill_s * exp((self._prefill_at - now) / TIME_CONSTANT) + seconds
@@ -308,13 +312,12 @@ class DecodeInterference:
                 share = self.tpot_share + step * (TARGET_MISS_RATE - (tpot > budget))
                 self.tpot_share = min(max(share, MIN_SHARE), MAX_SHARE)
 
-    def update(self, undisturbed_tpot: float, rest: RestTpot, now: float) -> tuple[float, float]:
+    def update(self, rest: RestTpot, now: float) -> tuple[float, float]:
         """Computes the recent throughput, and the expected misses of stalls which begin now.
 
         Returns the seconds that the answers together took since the last update, and the tokens written in these.
         """
-        self.unaccounted_s, self._undisturbed_tpot = 0.0, undisturbed_tpot
-        self._rest = rest
+        self.unaccounted_s, self._rest = 0.0, rest
         recent = self._count_tokens(now)
         total = [0.0] * len(STALL_GRID)
         for answer in self.answers.values():
@@ -339,7 +342,7 @@ class DecodeInterference:
         credit = budget * answer.tokens * self.tokens_per_event - (now - answer.first_at)
         if not (keepable := self._rest.keepable(budget)) or credit >= STALL_GRID[-1]:
             return
-        slack = max(budget - self._undisturbed_tpot, MIN_SLACK * budget, MIN_TPOT)
+        slack = max(budget - self._rest.undisturbed, MIN_SLACK * budget, MIN_TPOT)
         scale = 1 / (slack * answer.expected_tokens)
         probability = 1.0 if credit >= 0 else exp(credit * scale)
         for i in range(bisect_right(STALL_GRID, credit), len(STALL_GRID)):

@@ -169,10 +169,11 @@ class TtftPredictor(ABC):
             return
         # A prompt sent before the present regime is compared with what is predicted now.
         reference = predicted if now - sample.ttft < self._regime_since else sample.predicted
-        queued = sample.work.queued_tokens or sample.reported_queue
-        self._errors_of(queued).observe((sample.ttft + sample.network) / (reference + sample.network), now)
-        if not queued and self._queued_errors is not self._idle_errors:
-            self._queued_errors.widen_from(self._idle_errors, now, QUEUED_SPREAD)
+        idle, queued = self._idle_errors, self._queued_errors
+        was_idle = not (sample.work.queued_tokens or sample.reported_queue)
+        (idle if was_idle else queued).observe((sample.ttft + sample.network) / (reference + sample.network), now)
+        if was_idle and queued is not idle:
+            queued.widen_from(idle, now, QUEUED_SPREAD)
         self._learn(sample, ttft, now)
 
     def observe_at_least(self, sample: TtftSample, now: float) -> None:
@@ -394,4 +395,4 @@ class EnginePredictor(TtftPredictor):
         self._token_s = token * TOKEN
         self._pair_s = pair * PAIR
         self._running_s = running * RUNNING
-        self.max_prefill_rate = self.prefill_rate(0.0)
+        self.max_prefill_rate = 1 / max(self._token_s, MIN_TOKEN)

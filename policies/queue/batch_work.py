@@ -127,10 +127,10 @@ class BatchWork:
         """Note a request in time that is sent to an engine."""
         if queued.deadline == FOREVER:
             return
-        pool, budget = chosen.endpoint.pool, queued.route.tpot_budget(None)
+        pool, tpot = chosen.endpoint.pool, queued.route.tpot
         self._arrivals[pool] = self._rate_at(pool, now) + 1 / ARRIVALS_S, now
-        if budget is not None and budget <= self._pace_at(pool, now):
-            self._paces[pool] = budget, now
+        if tpot is not None and tpot.budget <= self._pace_at(pool, now):
+            self._paces[pool] = tpot.budget, now
 
     def _rate_at(self, pool: str, now: float) -> float:
         rate, at = self._arrivals.get(pool, (0.0, now))

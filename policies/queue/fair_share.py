@@ -45,7 +45,8 @@ class FairShare:
 
     def charge(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
         """The request is dispatched."""
-        self._decay(now)
+        if now - self._decayed_at >= DECAY_INTERVAL:
+            self._decay(now)
         tenant, weight, seconds = queued.tenant, queued.weight, engine_seconds(queued, chosen)
         if tenant in self._used:
             used, before, _ = self._used[tenant]
@@ -76,8 +77,6 @@ class FairShare:
         return sum(used for used, _ in within) / sum(weight for _, weight in within) if within else 0.0
 
     def _decay(self, now: float) -> None:
-        if now - self._decayed_at < DECAY_INTERVAL:
-            return
         factor = exp((self._decayed_at - now) / TIME_CONSTANT)
         self._decayed_at = now
         self._used = {

@@ -66,7 +66,8 @@ class HoldRules:
             return rule
         if (rule := self.closed(queued, endpoint)) is not None:
             return rule
-        return HoldRule.SLACK if is_queue_ours and self._has_slack(queued, endpoint, load) else None
+        harms = is_queue_ours and load.expected_tpot_misses  # mostly none: no answer there would notice a prefill
+        return HoldRule.SLACK if harms and self._has_slack(queued, endpoint, load) else None
 
     def _no_room(self, load: Load) -> HoldRule | None:
         if load.backlog_s > ROOM:

@@ -52,9 +52,9 @@ class PlacementRound:
 
     def place(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """The decision of a request that is sent or refused now, new or the first of a queue; None: held."""
-        if decision.chosen is None:
+        if (best := decision.chosen) is None:
             return decision
-        late = self._is_late(queued, decision)
+        late = self._is_late(queued, best)
         candidate, rule = self._find(queued, decision, late)
         if rule is None:
             placed: Decision | None = with_first(decision, candidate)
@@ -72,7 +72,7 @@ class PlacementRound:
         decision = self.view.decide(queued)
         ranked, late, best = decision.ranked, False, None
         if decision.chosen is not None:
-            late = self._is_late(queued, decision)
+            late = self._is_late(queued, decision.chosen)
             candidate, rule = self._find(queued, decision, late)
             best = self._tier_quote(queued, candidate, rule, late)
             refusal = self.refusal(queued, decision) if late and rule is not None else None
@@ -103,13 +103,13 @@ class PlacementRound:
 
     def _quoted(self, queued: QueuedRequest, candidate: Candidate, rule: HoldRule | None, late: bool) -> Quote:
         """The quote of a request that goes to this endpoint, or is held there."""
-        is_behind = late and rule is not None
-        wait = self.queues.best_effort.rate(queued).late_forecast(queued, self.now)[1] if is_behind else 0.0
+        if rule is None:
+            return Quote(self.now, candidate.forecast)
+        wait = self.queues.best_effort.rate(queued).late_forecast(queued, self.now)[1] if late else 0.0
         return self.quotes.quote(candidate.forecast, wait, rule, late, self.now)
 
-    def _is_late(self, queued: QueuedRequest, decision: Decision) -> bool:
+    def _is_late(self, queued: QueuedRequest, best: Candidate) -> bool:
         """Not where the queue of the endpoint is its own: of an API, and of all on a route with another scorer."""
-        best = decision.ranked[0]
         if queued.is_late:
             return True
         if queued.route.scorer != "predicted" or not self.fleet.view.is_local(best.endpoint.id):
@@ -123,7 +123,8 @@ class PlacementRound:
 
         Of a late one the fastest that is idle, or will be once it has prefilled for `within` seconds; else the fastest.
         """
-        best = decision.ranked[0]
+        best = decision.chosen
+        assert best is not None
         order = self._fastest(queued, decision) if late else [best]
         if not late:
             queued.plan(best)

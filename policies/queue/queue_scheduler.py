@@ -74,7 +74,8 @@ class QueueScheduler:
         return decision
 
     def _place(self, queued: QueuedRequest, turn: PlacementRound) -> Decision | None:
-        turn.fleet.on_arrived(queued.route, turn.now)
+        if queued.route.limits.external is not None:
+            turn.fleet.on_arrived(queued.route, turn.now)
         queued.returned |= self._refused.take(queued, turn.now)
         return turn.place(queued, turn.view.decide(queued))
 

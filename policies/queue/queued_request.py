@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Self
 
 from policies.routing.placement_request import PlacementRequest
-from policies.types import FOREVER, NEVER, Candidate, Endpoint, Forecast
+from policies.types import FOREVER, MEDIAN, NEVER, NINETIETH, Candidate, Endpoint, Forecast
 
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
 UNANSWERED = 50.0  # times the quoted TTFT: beyond are only requests that were not answered
@@ -60,14 +60,14 @@ class Quote:
 
     @property
     def p50(self) -> float | None:
-        return self._percentile(0.5)
+        return self._percentile(MEDIAN)
 
     @property
     def p90(self) -> float | None:
-        return self._percentile(0.9)
+        return self._percentile(NINETIETH)
 
-    def _percentile(self, level: float) -> float | None:
-        ratio = self.forecast.ratio(level)
+    def _percentile(self, i: int) -> float | None:
+        ratio = self.forecast.ratios[i]
         return self.forecast.point_estimate * ratio if ratio < UNANSWERED else None
 
 

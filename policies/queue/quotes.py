@@ -33,10 +33,9 @@ class QuoteErrors:
     def __init__(self) -> None:
         self._of: dict[str, ErrorQuantiles] = {}
 
-    def quote(self, forecast: Forecast, wait: float, rule: HoldRule | None, late: bool, now: float) -> Quote:
-        """`forecast`: of the endpoint; `wait`: s in the queue before, beyond the waits of the forecast."""
-        if rule is None:
-            return Quote(now, forecast)
+    def quote(self, forecast: Forecast, wait: float, rule: HoldRule, late: bool, now: float) -> Quote:
+        """Of a request that the rule holds. `forecast`: of the endpoint; `wait`: s in the queue before, beyond the
+        waits of the forecast."""
         held_as = LATE if late else rule.value
         ratios = self._of.get(held_as, _NEW).quantiles(now)
         return Quote(now, Forecast(wait + forecast.point_estimate, ratios, samples=forecast.samples), held_as)

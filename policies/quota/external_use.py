@@ -72,10 +72,6 @@ class ExternalUseByRoute:
         limit = route.limits.external
         return limit is None or self._uses[route.name].allows(limit, usd, now)
 
-    def on_arrived(self, route: Route, now: float) -> None:
-        if route.limits.external is not None:
-            self._uses[route.name].on_arrived(now)
-
-    def of(self, route: Route | None, local: bool) -> ExternalUse | None:
-        """None: the attempt costs the route's limit nothing."""
-        return None if route is None or local or route.limits.external is None else self._uses[route.name]
+    def of(self, route: Route) -> ExternalUse | None:
+        """None: the route has no limit."""
+        return None if route.limits.external is None else self._uses[route.name]

@@ -416,7 +416,7 @@ class Route(Strict):
     def pools(self) -> tuple[str, ...]:
         return tuple(tier.pool for tier in self.tiers)
 
-    @property
+    @cached_property
     def budget_grows(self) -> bool:
         """The TTFT budget grows with the prompt."""
         return self.ttft is not None and self.ttft.per_1k_tokens is not None

@@ -28,33 +28,28 @@ class PlacementRequest:
     due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
     unseen: Mapping[str, float] | None = field(init=False)  # s from a first token to that of the budget, by pool
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
+    promises_total_alone: bool = field(init=False)  # the chance of the whole answer decides: there is no TTFT budget
 
     def __post_init__(self) -> None:
-        self.deadline = self.request.arrival + self.route.ttft_budget(
-            self.request.ttft_budget, self.estimate.uncached_tokens
-        )
+        route, request = self.route, self.request
+        self.deadline = request.arrival + route.ttft_budget(request.ttft_budget, self.estimate.uncached_tokens)
+        self.promises_total_alone = route.total is not None and route.ttft is None and request.ttft_budget is None
         self.unseen = self.judging
         if self.reasoning:
-            self.unseen = _unseen(self.reasoning, self.judging or {}, self.route.target)
+            self.unseen = _unseen(self.reasoning, self.judging or {}, route.target)
         if self.unseen:
             self.deadline -= self.least_unseen
-        if self.deadline == FOREVER and self.route.total is not None:
+        if self.deadline == FOREVER and route.total is not None:
             self.deadline = self.total_deadline - self.decode_s
         self.due = FOREVER
         if self.deadline == FOREVER:
-            self.due = self.request.arrival + self.route.done_within(self.request.by)
-        self.output_cap = self.route.output_cap(self.request.max_tokens)
+            self.due = request.arrival + route.done_within(request.by)
+        self.output_cap = route.output_cap(request.max_tokens)
 
     @property
     def total_deadline(self) -> float:
         """Of the last token; FOREVER without a total budget."""
         return FOREVER if self.route.total is None else self.request.arrival + self.route.total.budget
-
-    @property
-    def promises_total_alone(self) -> bool:
-        """The chance of the whole answer decides, as there is no TTFT budget."""
-        route = self.route
-        return route.total is not None and route.ttft is None and self.request.ttft_budget is None
 
     @property
     def least_unseen(self) -> float:

@@ -298,7 +298,7 @@ class Ranking(Sequence[Candidate]):
     ) -> None:
         """`reason` has places for p50 (ms) and probability; `fallbacks` is called at most once."""
         self._order = sorted(range(len(tier)), key=scores.__getitem__)  # ties are in order once asked for
-        self._sorted = sorted(scores)
+        self._sorted = [*map(scores.__getitem__, self._order)]
         self._sequence = sequence
         self._tier = tier
         self._scores = scores
@@ -333,14 +333,12 @@ class Ranking(Sequence[Candidate]):
     def _describe(self, at: int) -> Candidate:
         if at < len(self._tier):
             i = self._index(at)
-            return ranked(self._tier[i], self._scores[i], self._reason_of(at))
+            return ranked(self._tier[i], self._scores[i], self._reason_behind(at) if at else self._reason)
         self._described.update(enumerate(self._fallbacks(), len(self._tier)))
         return self._described[at]
 
-    def _reason_of(self, at: int) -> str:
-        """Reason of a rank; behind the first of the tier, the difference between the two."""
-        if at == 0:
-            return self._reason
+    def _reason_behind(self, at: int) -> str:
+        """Reason of a rank behind the first of the tier: the difference between the two."""
         own, first = self._index(at), self._index(0)
         if self._scores[own] == self._scores[first]:
             return f"{self._reason}; as good as the first of its tier, which luck drew"

@@ -107,7 +107,7 @@ def is_untouched(gateway: Gateway) -> bool:
     """Nothing is held against any endpoint, for nobody."""
     states = gateway.fleet._states.values()
     return all(
-        not len(state.callers) and state.breaker.health(NEVER) is Health.UP and not any(state.refusals)
+        not state.callers.states and state.breaker.health(NEVER) is Health.UP and not any(state.refusals)
         for state in states
     )
 

@@ -28,7 +28,7 @@ from policies.latency.tpot import (
 from policies.types import FOREVER, Load
 
 PACE = 0.02  # s per token without any prefill
-REST = RestTpot(PACE, PACE)
+REST = RestTpot(PACE, PACE, PACE)
 
 
 def decoding(
@@ -40,7 +40,7 @@ def decoding(
         answer = DecodingAnswer(budgeted, expected, context=1000)
         stall.on_first_token(key, answer, 100.0 - age)
         answer.tokens = tokens
-    stall.update(pace, RestTpot(pace, pace), 100.0)
+    stall.update(RestTpot(pace, pace, pace), 100.0)
     return stall
 
 
@@ -106,7 +106,7 @@ def test_a_prefill_since_the_last_update_is_subtracted() -> None:
     stall.on_prefill(0.4, 100.0)
     assert stall.unaccounted_s == pytest.approx(0.4)
     assert misses_after(stall, 0.4) == pytest.approx(both - first)
-    stall.update(PACE, REST, 100.0)
+    stall.update(REST, 100.0)
     assert stall.unaccounted_s == 0.0
 
 
@@ -155,7 +155,7 @@ def stretch(
     begun = answer.tokens
     for step in range(1, steps + 1):
         answer.tokens = begun + round(step * 0.2 / token)
-        stall.update(PACE, REST, since + step * 0.2)
+        stall.update(REST, since + step * 0.2)
 
 
 def began(pace: float | None = 0.05) -> tuple[DecodeInterference, DecodingAnswer]:

@@ -14,8 +14,10 @@ FORECAST = Forecast(1.0, ErrorQuantiles().quantiles(0.0))
 
 
 def test_a_request_that_nothing_holds_is_quoted_its_forecast() -> None:
-    quote = QuoteErrors().quote(FORECAST, 0.0, None, False, 5.0)
-    assert (quote.p50, quote.p90, quote.held_as) == (FORECAST.p50, FORECAST.p90, "")
+    found = QueueFixture().quote(tokens=4000, budget=1.0).chosen
+    assert found is not None
+    quote, forecast = found.quote, found.candidate.forecast
+    assert (quote.p50, quote.p90, quote.held_as) == (forecast.p50, forecast.p90, "")
 
 
 def test_a_held_request_is_quoted_by_the_ttfts_of_those_held_by_the_same_rule() -> None:
