@@ -31,6 +31,7 @@ from tests.programs.chaos.lab import Lab, within
 from tests.programs.chaos.provider import ANSWER, TOKENS, Provider, ProviderFault
 from tests.programs.chaos.rows import Result, row
 from tests.support.gateways import running
+from tests.support.simulated import eventually
 
 REPEATS = 20
 AT_ONCE = 10  # concurrent repeats
@@ -205,8 +206,9 @@ async def fresh(fault: BenchFault, rescue: str, callers: int = 1, *, one_pool: b
         pools, routes = configuration(*providers, rescue)
         gateway = await stack.enter_async_context(running(pools, routes, defaults={"stream_idle": IDLE}))
         got = await asyncio.gather(*(call(gateway.url) for _ in range(callers)))
-        ends = [record.end.value for record in gateway.recorder.recent]
-        assert len(ends) == callers, f"{len(ends)} Records for {callers} requests"
+        recent = gateway.recorder.recent
+        await eventually(lambda: len(recent) >= callers)  # the SDK returns at [DONE], before the body has ended
+        assert len(recent) == callers, f"{len(recent)} Records for {callers} requests"
         return [(fault.judge(seen, providers), seen) for seen in got]
 
 

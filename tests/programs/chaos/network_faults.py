@@ -21,6 +21,7 @@ from tests.support.builders import DONE, FINISH, TOKEN
 from tests.support.fault_proxy import BlackHole, Fault, FaultProxy, Kind
 from tests.support.gateways import pool, running
 from tests.support.resolver import Resolver
+from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Script, Upstream, chunk
 
 
@@ -174,6 +175,7 @@ async def no_done(lab: Lab) -> Result:
         running({"only": pool(provider.url)}) as gateway,
     ):
         replies = [await ask(int(gateway.url.rpartition(":")[2]), chat(stream=True)) for _ in range(lab.size(20, 3))]
+        await eventually(lambda: len(gateway.recorder.recent) == len(replies))
         ends = {record.end.value for record in gateway.recorder.recent}
     good = ends == {"completed"} and not any(r.error_event for r in replies)
     return Result(f"{len(replies)} of {len(replies)} {', '.join(ends)}" if good else str(ends), good)

@@ -32,7 +32,7 @@ PACKAGES = ("backends", "firsttoken", "gateway", "lab", "policies")
 FORK = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "us/gateway"}
 KEYS = ("_API_KEY", "_BASE_URL")
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
-TIMEOUT = 120.0  # s, of one command
+TIMEOUT = 600.0  # s, of one command: an installation downloads, and a busy machine takes minutes to unpack
 
 
 def finish(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
