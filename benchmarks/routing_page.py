@@ -34,6 +34,7 @@ the rows from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on. A das
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
 carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
 spends in our queue while the engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.
+[CLOSED_LOOP.md](CLOSED_LOOP.md) has whole sessions of (e-closed), and refused callers who come back.
 """
 COLUMNS = (
     "load",
