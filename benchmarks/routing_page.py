@@ -56,8 +56,9 @@ DIFFERENCES = """\
 ## Ours less the best peer, at every load
 
 In points of good requests; the peer is the best one of those that were played at that load. Bold: ours is below. One
-seed, or their number in brackets, with the standard error of the differences of equal seeds. The peer of (c) pools all
-tiers, and serves far fewer requests in the first one (*tier 1*, below). The command of a row is
+seed, or their number in brackets, with the standard error of the differences of equal seeds: where more seeds were
+played earlier, these, by the rules of that time. The peer of (c) pools all tiers, and serves far fewer requests in the
+first one (*tier 1*, below). The command of a row is
 `python -m benchmarks.routing --traces DIR SCENARIO --loads .2,.4,.7,1,1.5,2.2 --scorers ours,PEER,...`.
 """
 LEAST_SHOWN = 0.02  # share of good requests below which a ratio to it says nothing
@@ -243,10 +244,12 @@ def differences(results: Sequence[Result], before: str) -> str:
 
 
 def _difference(cells: Mapping[str, Cell], before: str) -> str:
-    """In points, of equal seeds. Bold: below the peer. `before`: as it was, kept where not both were played."""
+    """In points, of equal seeds. Bold: below the peer. `before`: as it was, kept where it is of more seeds."""
     if not compares(cells):
         return before
     ours, peer = cells[OURS].by_seed, best(cells)
     points = [(ours[seed] - good) * 100 for seed, good in peer.by_seed.items() if seed in ours]
+    if (earlier := re.search(r"\((\d+)\)", before)) and int(earlier[1]) > len(points):
+        return before
     text = f"{mean_points(points)} {peer.scorer}" + (f" ({len(points)})" if len(points) > 1 else "")
     return f"**{text}**" if text.startswith("-") else text

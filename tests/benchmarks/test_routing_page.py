@@ -40,6 +40,14 @@ def test_seeds_are_compared_one_by_one() -> None:
     assert cells(differences([*found, *lucky], ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
 
 
+def test_a_difference_of_more_seeds_is_kept() -> None:
+    """One further seed of later rules says less than three of earlier ones."""
+    before = differences([*shares(0.2, OURS, 0.5, 0.9), *shares(0.2, "lpwl", 0.4, 0.7)], "")
+    once = [*shares(0.2, OURS, 0.5), *shares(0.2, "lpwl", 0.7)]
+    assert differences(once, before) == before
+    assert differences([*shares(0.2, OURS, 0.5, 0.5), *shares(0.2, "lpwl", 0.7, 0.7)], before) != before
+
+
 def test_a_table_is_of_the_seeds_that_all_have_played() -> None:
     """A further seed of some would be compared with the first seed of others."""
     first = [*shares(0.2, OURS, 0.5), *shares(0.2, REFERENCE, 0.6)]
