@@ -9,6 +9,7 @@ calls any more would show that the idea is worth nothing. So a patch of a missin
 are counted, and the page says where a patched function was not called, or not a single placement has changed.
 
 Results are appended to RESULTS. Remove it after a change of the policies: a row is compared with the first row.
+The page keeps columns without a result: each says the newest decision record when it was played.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from zlib import crc32
 from benchmarks.ablation_page import Ablated, page
 from benchmarks.capacity import PAGE as CAPACITIES
 from benchmarks.capacity import loads_of
-from benchmarks.replays import Replay, command, floats, names, parsed, stored, sweep
+from benchmarks.replays import Replay, command, floats, names, parsed, rules, stored, sweep
 from benchmarks.scenarios import arrivals, setting
 from lab.replay.player import play
 from lab.replay.results import Results
@@ -225,7 +226,7 @@ def replay_one(task: Replay) -> Ablated:
     with without(idea) as calls:
         results = play(played, offered, seed)
     uncalled = tuple(function for function, count in calls.items() if not count)
-    return Ablated(name, load, off, seed, results.overall().good, placements(results), uncalled)
+    return Ablated(name, load, off, seed, results.overall().good, placements(results), uncalled, rules())
 
 
 def tasks(
@@ -242,7 +243,7 @@ def tasks(
 
 def read(results: Path) -> list[Ablated]:
     """Of repeated replays, the last; of ideas that there still are."""
-    rows = stored(results, "scenario", "load", "idea", "seed")
+    rows = stored(results, "scenario", "load", "idea", "seed", "rules")
     return [Ablated(**{**row, "uncalled": tuple(row["uncalled"])}) for row in rows if row["idea"] in BY_NAME]
 
 
@@ -263,7 +264,7 @@ def main() -> None:
         todo = tasks(scenarios, args.loads, args.ideas, args.seeds, args.traces)
         for one in sweep(replay_one, todo, args.jobs, args.results):
             print("\t".join(map(str, asdict(one).values())), flush=True)
-    PAGE.write_text(page({idea.name: idea.off for idea in IDEAS}, ON, read(args.results)))
+    PAGE.write_text(page({idea.name: idea.off for idea in IDEAS}, ON, read(args.results), PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -9,6 +10,7 @@ from statistics import fmean
 from benchmarks.replays import mean_points
 from benchmarks.scenarios import SCENARIOS
 
+POINTS = re.compile(r"[+-]\d+\.\d|no change")
 LITTLE = 0.5  # points: an idea that gives less in every scenario is named
 HEADING = """\
 # Ablation
@@ -17,8 +19,10 @@ What `python -m benchmarks.ablation --traces DIR` found: replays of the scenario
 idea of the routing off at a time, at the load up to which 90% of the requests are good with every idea on
 ([CAPACITY.md](CAPACITY.md)). The first row is the share of good requests (TTFT and TPOT within budget, of all offered)
 with every idea on, and the others the difference from it in points, with its standard error where several seeds were
-played. *no change*: not one request was placed or answered otherwise. *not called*: the replay never asked the function
-that is switched off, so the row says nothing. A dash: not tried, or the scenario has no use for the idea.
+played. After the scenario and its load stands the newest decision record when the column was played: "longest first"
+is a rule from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on, and older columns predate it. *no change*:
+not one request was placed or answered otherwise. *not called*: the replay never asked the function that is switched
+off, so the row says nothing. A dash: not tried, or the scenario has no use for the idea.
 """
 
 
@@ -34,40 +38,56 @@ class Ablated:
     good: float
     placements: int
     uncalled: tuple[str, ...] = ()
+    rules: str = "-"
 
 
-Column = tuple[str, float]  # scenario, load
+Column = tuple[str, float, str]  # scenario, load, newest decision record when played
+Columns = Mapping[str, Mapping[str, str]]  # cells by idea, by heading
 Seeds = Mapping[int, Ablated]  # by seed
 
 
-def page(ideas: Mapping[str, str], on: str, found: Sequence[Ablated]) -> str:
-    """`ideas`: the replacement of each idea, by name. `on`: the name of the row with every idea on."""
-    cells = by_cell(found)
-    scenarios = "\n".join(f"- ({name}) {SCENARIOS[name].title}" for name in sorted({one.scenario for one in found}))
-    little = ", ".join(idea for idea in ideas if idea != on and gives_little(idea, on, cells)) or "none"
+def page(ideas: Mapping[str, str], on: str, found: Sequence[Ablated], before: str = "") -> str:
+    """`ideas`: the replacement of each idea, by name. `on`: the name of the row with every idea on. `before`: the page
+    so far, of which the columns without a replay are kept."""
+    columns = {**kept(before), **dict(table(ideas, on, by_cell(found)))}
+    played = sorted({heading[1 : heading.index(")")] for heading in columns})
+    scenarios = "\n".join(f"- ({name}) {SCENARIOS[name].title}" for name in played)
+    little = ", ".join(idea for idea in ideas if idea != on and gives_little(idea, columns)) or "none"
     verdict = f"Less than {LITTLE} points in every scenario that was tried: {little}."
     off = "\n".join(f"- *{name}* off: {meaning}." for name, meaning in ideas.items() if name != on)
-    return "\n\n".join([HEADING.rstrip(), scenarios, "\n".join(table(ideas, on, cells)), verdict, off]) + "\n"
+    return "\n\n".join([HEADING.rstrip(), scenarios, "\n".join(_lines(ideas, columns)), verdict, off]) + "\n"
+
+
+def kept(page: str) -> Columns:
+    """Columns of the table of a page."""
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {heading: {row[0]: row[i] for row in rows[1:]} for i, heading in enumerate(rows[0] if rows else ()) if i}
+
+
+def _lines(ideas: Mapping[str, str], columns: Columns) -> Iterator[str]:
+    headings = sorted(columns)
+    yield f"| off | {' | '.join(headings)} |"
+    yield "|---" * (len(headings) + 1) + "|"
+    for idea in ideas:
+        yield f"| {idea} | {' | '.join(columns[heading].get(idea, '-') for heading in headings)} |"
 
 
 def by_cell(found: Sequence[Ablated]) -> Mapping[tuple[Column, str], Seeds]:
     cells: dict[tuple[Column, str], dict[int, Ablated]] = {}
     for one in found:
-        cells.setdefault(((one.scenario, one.load), one.idea), {})[one.seed] = one
+        cells.setdefault(((one.scenario, one.load, one.rules), one.idea), {})[one.seed] = one
     return cells
 
 
-def table(ideas: Mapping[str, str], on: str, cells: Mapping[tuple[Column, str], Seeds]) -> Iterator[str]:
-    columns = sorted({column for column, _ in cells})
-    yield "| off | " + " | ".join(f"({name}) at {load:.3g}" for name, load in columns) + " |"
-    yield "|---" * (len(columns) + 1) + "|"
-    for idea in ideas:
-        row = (
-            whole(seeds) if idea == on else cell(seeds, cells.get((column, on), {}))
-            for column in columns
-            for seeds in [cells.get((column, idea), {})]
-        )
-        yield f"| {idea} | " + " | ".join(row) + " |"
+def table(
+    ideas: Mapping[str, str], on: str, cells: Mapping[tuple[Column, str], Seeds]
+) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Columns, each with its cells by idea."""
+    for column in sorted({column for column, _ in cells}):
+        name, load, rules = column
+        every = cells.get((column, on), {})
+        shown = {idea: cell(cells.get((column, idea), {}), every) for idea in ideas if idea != on}
+        yield f"({name}) at {load:.3g}, {rules}", {on: whole(every), **shown}
 
 
 def whole(seeds: Seeds) -> str:
@@ -91,8 +111,8 @@ def differences(off: Seeds, on: Seeds) -> list[float]:
     return [(off[seed].good - on[seed].good) * 100 for seed in off if seed in on]
 
 
-def gives_little(idea: str, on: str, cells: Mapping[tuple[Column, str], Seeds]) -> bool:
+def gives_little(idea: str, columns: Columns) -> bool:
     """False for an idea without a replay."""
-    tried = [differences(off, cells.get((column, on), {})) for (column, name), off in cells.items() if name == idea]
-    means = [fmean(points) for points in tried if points]
-    return bool(means) and min(means) > -LITTLE
+    shown = (POINTS.match(cells.get(idea, "-")) for cells in columns.values())
+    points = [0.0 if found[0] == "no change" else float(found[0]) for found in shown if found]
+    return bool(points) and min(points) > -LITTLE

@@ -11,12 +11,12 @@ steps of STEP from 1 find a bracket, and bisection narrows it to NEAR. At each l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.replays import command, names, parsed, stored, sweep
+from benchmarks.replays import command, names, parsed, rules, stored, sweep
 from benchmarks.routing import replay_one
 from benchmarks.scenarios import SCENARIOS
 from lab.replay.sim_fleet import OURS, REFERENCE, REFERENCES
@@ -31,7 +31,9 @@ HEADING = """\
 
 What `python -m benchmarks.capacity` found: the load, and the requests per second, up to which {goal:.0%} of all offered
 requests are good (TTFT and TPOT within budget). Beside it the shares at a load of 1, as in [ROUTING.md](ROUTING.md).
-Of recorded sessions the load is new sessions per second.
+Of recorded sessions the load is new sessions per second. *rules*: the newest decision record when the row was
+measured; "longest first" is a rule from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on: older rows of ours
+predate it.
 """
 MANNER = {"good": "", "attainment": ", by TTFT alone"}
 
@@ -40,7 +42,8 @@ Task = tuple[str, str, str, int, Path]  # scenario, scorer, measure, seeds, trac
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`load` 0: below LEAST; `rate`: offered requests/s at `load`; `good`, `met`: shares at a load of 1."""
+    """`load` 0: below LEAST; `rate`: offered requests/s at `load`; `good`, `met`: shares at a load of 1; `rules`: the
+    newest decision record when measured."""
 
     scenario: str
     scorer: str
@@ -50,6 +53,7 @@ class Capacity:
     rate: float
     good: float
     met: float
+    rules: str = "-"
 
 
 def highest(share: Callable[[float], float]) -> float:
@@ -92,7 +96,7 @@ def measured(task: Task) -> Capacity:
     load = highest(lambda load: replays.at(load)[measure])
     there, usual = replays.at(load) if load else {}, replays.at(1.0)
     rate = there["goodput"] / there["good"] if there else 0.0
-    return Capacity(scenario, scorer, measure, seeds, load, rate, usual["good"], usual["attainment"])
+    return Capacity(scenario, scorer, measure, seeds, load, rate, usual["good"], usual["attainment"], rules())
 
 
 def read(results: Path) -> list[Capacity]:
@@ -101,12 +105,14 @@ def read(results: Path) -> list[Capacity]:
 
 
 def page(found: Iterable[Capacity], before: str = "") -> str:
-    """`before`: the page so far, of which the sections without a result are kept."""
-    groups: dict[str, list[Capacity]] = {}
+    """`before`: the page so far, of which the rows without a result are kept."""
+    parts, groups = sections(before), dict[str, dict[str, Capacity]]()
     for one in found:
-        groups.setdefault(title(one.scenario, one.measure), []).append(one)
-    made = {name: f"{name}\n\n{verdict(group)}" + "\n".join(table(group)) for name, group in groups.items()}
-    parts = sections(before) | made
+        name = title(one.scenario, one.measure)
+        earlier = {row.scorer: row for row in shown(parts.get(name, ""), one.scenario, one.measure)}
+        groups.setdefault(name, earlier)[one.scorer] = one
+    for name, group in groups.items():
+        parts[name] = f"{name}\n\n{verdict(group.values())}" + "\n".join(table(group.values()))
     return "\n\n## ".join([HEADING.format(goal=GOAL).rstrip(), *(parts[name] for name in sorted(parts))]) + "\n"
 
 
@@ -119,7 +125,16 @@ def title(scenario: str, measure: str = "good") -> str:
     return f"({scenario}) {SCENARIOS[scenario].title}{MANNER[measure]}"
 
 
-def verdict(found: Sequence[Capacity]) -> str:
+def shown(section: str, scenario: str, measure: str) -> Iterator[Capacity]:
+    """Rows of a section, as rounded as they are there."""
+    for line in section.splitlines():
+        if line.startswith("| ") and not line.startswith("| scorer"):
+            scorer, load, rate, good, met, seeds, *more = (cell.strip() for cell in line.strip()[1:-1].split("|"))
+            known = (float(load), float(rate)) if rate else (0.0, 0.0)
+            yield Capacity(scenario, scorer, measure, int(seeds), *known, float(good), float(met), *more)
+
+
+def verdict(found: Iterable[Capacity]) -> str:
     """The load that ours carries, over the best peer's and the reference's; empty without ours or a peer."""
     loads = {one.scorer: one.load for one in found}
     peers = {scorer: load for scorer, load in loads.items() if scorer not in (OURS, *REFERENCES)}
@@ -147,11 +162,11 @@ def _ratio(load: float, other: float) -> str:
 
 def table(found: Iterable[Capacity]) -> Iterator[str]:
     """Markdown, the highest capacity first."""
-    yield "| scorer | capacity (load) | requests/s | good at load 1 | TTFT met at load 1 | seeds |"
-    yield "|---" * 6 + "|"
+    yield "| scorer | capacity (load) | requests/s | good at load 1 | TTFT met at load 1 | seeds | rules |"
+    yield "|---" * 7 + "|"
     for one in sorted(found, key=lambda one: (-one.load, -one.good)):
         load = f"{one.load:.2f} | {one.rate:.1f}" if one.load else f"< {LEAST:g} |"
-        yield f"| {one.scorer} | {load} | {one.good:.3f} | {one.met:.3f} | {one.seeds} |"
+        yield f"| {one.scorer} | {load} | {one.good:.3f} | {one.met:.3f} | {one.seeds} | {one.rules} |"
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from benchmarks.scenarios import SCENARIOS
 Replay = tuple[str, float, str, int, Path]  # scenario, load, scorer or idea that is off, seed, traces
 Task = TypeVar("Task")
 Found = TypeVar("Found")
+DECISIONS = Path(__file__).parents[1] / "docs" / "decisions"
 
 
 def floats(text: str) -> list[float]:
@@ -81,6 +82,11 @@ def stored(results: Path, *key: str) -> list[dict[str, Any]]:
     """Rows of the file `results`; of several with the same values under `key`, the last."""
     lines = results.read_text().splitlines() if results.exists() else []
     return list({tuple(row[part] for part in key): row for row in map(json.loads, lines)}.values())
+
+
+def rules() -> str:
+    """Number of the newest decision record: which rules a replay was played with."""
+    return max(path.name[:4] for path in DECISIONS.glob("[0-9]*.md"))
 
 
 def mean_points(points: Sequence[float]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replays import Replay, add_replays, command, parsed, replays, stored, sweep
+from benchmarks.replays import Replay, add_replays, command, parsed, replays, rules, stored, sweep
 from benchmarks.routing_page import page, table
 from benchmarks.scenarios import SCENARIOS, TROUBLE, arrivals, setting
 from lab.replay.player import play
@@ -37,6 +37,7 @@ def replay_one(task: Replay) -> dict[str, Any]:
         "load": load,
         "scorer": scorer,
         "seed": seed,
+        "rules": rules(),
         "rows": rows,
         "sessions": sessions and asdict(sessions),
         "queue": asdict(queue_row(tally, offered, played)),

@@ -1,7 +1,7 @@
 """benchmarks/ROUTING.md: results of `benchmarks.routing`, in a table per scenario.
 
-Per load: the best baseline, ours and the reference, by the share of good requests (TTFT and TPOT within budget, of all
-offered), means over the seeds; and the cost.
+Per load: the best baseline, ours and the references, by the share of good requests (TTFT and TPOT within budget, of all
+offered), means over the seeds; and the cost. A row is of one run: a load that is played again replaces its row.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lab.replay.queue_results import QueueRow, wait_quantile
 from lab.replay.sim_fleet import BASELINES, OURS, POOLABLE, POOLED, REFERENCE, REFERENCE_LRU
 
 Result = dict[str, Any]
+Row = dict[str, str]  # cells by column
 HEADING = """\
 # Routing
 
@@ -27,11 +28,13 @@ at every load, after the fact, of two or three that were played (`lpwl`, `lmetri
 `cache_aware`: the best ones of an earlier sweep of all fourteen; of (adapters) the one whose forecast knows adapters,
 of (c) two that pool all tiers). *reference* is a clairvoyant scheduler with perfect caches (`lab/replay/clairvoyant.py`
 says what it knows and why it bounds what is reachable), *real caches* the same with what each engine has computed and
-not evicted: no bound. A dash: not played.
+not evicted: no bound. *rules*: the newest decision record when the row was played; "longest first at overload" is in
+the rows from [0093](../docs/decisions/0093-the-frontier-in-replay.md) on. A dash: not played.
 
 From a cold start, the gateway comes up before its engines, and requests come once these are up; an event of a stream
 carries four tokens. *503s*: of ours, per replay. *idle wait*: time that a request with less than 200 ms to prefill
 spends in our queue while the engine that answers it prefills nothing; p99. `python -m benchmarks.light_load` says more.
+[CLOSED_LOOP.md](CLOSED_LOOP.md) has whole sessions of (e-closed), and refused callers who come back.
 """
 COLUMNS = (
     "load",
@@ -41,21 +44,24 @@ COLUMNS = (
     "real caches",
     "ours/best",
     "ours/ref",
+    "ours/real",
     "p99 best",
     "p99 ours",
     "p90 held",
 )
-TROUBLED = ("lost", "in trouble: best", "ours", "reference")  # lost: before the first token
+TROUBLED = ("lost", *(f"in trouble: {who}" for who in ("best", "ours", "reference")))  # lost: before the first token
 PEERS = frozenset((*BASELINES, *(POOLED + name for name in POOLABLE)))
 LOADS = (0.2, 0.4, 0.7, 1.0, 1.5, 2.2)  # of the table of differences
 DIFFERENCES = """\
 ## Ours less the best peer, at every load
 
 In points of good requests; the peer is the best one of those that were played at that load. Bold: ours is below. One
-seed, or their number in brackets, with the standard error of the differences of equal seeds. The peer of (c) pools all
-tiers, and serves far fewer requests in the first one (*tier 1*, below). The command of a row is
+seed, or their number in brackets, with the standard error of the differences of equal seeds: where more seeds were
+played earlier, these, by the rules of that time. The peer of (c) pools all tiers, and serves far fewer requests in the
+first one (*tier 1*, below). The command of a row is
 `python -m benchmarks.routing --traces DIR SCENARIO --loads .2,.4,.7,1,1.5,2.2 --scorers ours,PEER,...`.
 """
+LEAST_SHOWN = 0.02  # share of good requests below which a ratio to it says nothing
 TIERED = ("tier 1 best", "tier 1 ours", "tier 1 ref", "USD ours/ref")
 
 
@@ -65,6 +71,7 @@ class Cell:
     def __init__(self, scorer: str, results: Sequence[Result]) -> None:
         self.by_seed = {result["seed"]: result["rows"]["all"]["good"] for result in results}
         self.scorer, self.rows = scorer, [result["rows"] for result in results]
+        self.rules = min((result.get("rules", "-") for result in results), default="-")
         self.queues = [QueueRow(**result["queue"]) for result in results if "queue" in result]
 
     def of(self, value: str, part: str = "all") -> float:
@@ -91,10 +98,10 @@ class Cell:
 
 
 def page(results: Sequence[Result], before: str = "") -> str:
-    """`before`: the page so far, of which the sections of scenarios without a result are kept."""
+    """`before`: the page so far, of which the rows of loads without a result are kept."""
     found = sections(before)
     for name in {result["scenario"] for result in results}:
-        found[name] = _section(name, results)
+        found[name] = f"## ({name}) {SCENARIOS[name].title}\n\n" + "\n".join(table(name, results, found.get(name, "")))
     names = sorted(found, key=lambda name: (SCENARIOS[name].cold, name))
     return "\n\n".join([HEADING.rstrip(), differences(results, before), *(found[name] for name in names)]) + "\n"
 
@@ -105,22 +112,24 @@ def sections(text: str) -> dict[str, str]:
     return {part[4 : part.index(")")]: part for part in parts}
 
 
-def _section(name: str, results: Sequence[Result]) -> str:
-    played = {len(cell.by_seed) for cells in by_load(name, shared(results)).values() for cell in cells.values()}
-    few, most = min(played), max(played)
-    means = f"Means over {f'{few} to ' * (few < most)}{most} seeds." if most > 1 else "One seed."
-    return f"## ({name}) {SCENARIOS[name].title}\n\n{means}\n\n" + "\n".join(table(name, results))
-
-
-def table(name: str, results: Iterable[Result]) -> list[str]:
-    """Markdown, aligned for a terminal too."""
+def table(name: str, results: Iterable[Result], before: str = "") -> list[str]:
+    """Markdown, aligned for a terminal too. `before`: the section so far, of which other rows are kept."""
     scenario, cells = SCENARIOS[name], by_load(name, shared(results))
-    if scenario.cold:
-        return _aligned(_light_rows(scenario, cells))
+    played = {load: at_load for load, at_load in cells.items() if compares(at_load)}
     tiered = any(scorer.startswith(POOLED) for scorer in scenario.scorers)
-    rows = [(*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if name == "b" else ()))]
-    rows += [_row(scenario, load, at_load, tiered) for load, at_load in cells.items() if compares(at_load)]
-    return _aligned(rows)
+    rows = _light_rows(scenario, played) if scenario.cold else _rows(scenario, played, tiered)
+    kept = rows_of(before)
+    columns = list(dict.fromkeys(column for row in (*rows[:1], *kept.values()) for column in row))
+    merged = {**kept, **{row["load"]: row for row in rows}}
+    ordered = sorted(merged.values(), key=lambda row: float(row["load"]))
+    return _aligned([tuple(columns), *(tuple(row.get(column, "-") for column in columns) for row in ordered)])
+
+
+def rows_of(section: str) -> dict[str, Row]:
+    """Rows of the table of a section by load, each by column."""
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    stripped = [[cell.strip() for cell in line] for line in lines]
+    return {row[0]: dict(zip(stripped[0], row, strict=True)) for row in stripped[1:]}
 
 
 def shared(results: Iterable[Result]) -> list[Result]:
@@ -160,17 +169,26 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
 
 
-def _light_rows(scenario: Scenario, cells: Mapping[float, Mapping[str, Cell]]) -> list[tuple[str, ...]]:
+def _light_rows(scenario: Scenario, cells: Mapping[float, Mapping[str, Cell]]) -> list[Row]:
     """Share of good requests of every scorer; then refusals and waits in the queue of ours."""
-    rows = [("load", *scenario.scorers, "p99 best", "p99 ours", "503s", "idle wait p99")]
+    rows = []
     for load, at_load in cells.items():
-        if not compares(at_load):
-            continue
-        ours = at_load[OURS]
-        shares = (f"{at_load[scorer].good:.3f}" if scorer in at_load else "-" for scorer in scenario.scorers)
-        p99 = (f"{cell.p99:.2f} s" for cell in (best(at_load), ours))
-        rows.append((f"{load:.2f}", *shares, *p99, f"{ours.of('refused'):g}", f"{ours.idle_wait * 1e3:.0f} ms"))
+        ours, peer = at_load[OURS], best(at_load)
+        row = {"load": f"{load:.2f}", **{scorer: _good(at_load.get(scorer)) for scorer in scenario.scorers}}
+        row |= {"reference": _good(at_load.get(REFERENCE)), "real caches": _good(at_load.get(REFERENCE_LRU))}
+        row |= {"ours/real": _ratio(ours, at_load.get(REFERENCE_LRU))}
+        row |= {"p99 best": f"{peer.p99:.2f} s", "p99 ours": f"{ours.p99:.2f} s"}
+        row |= {"503s": f"{ours.of('refused'):g}", "idle wait p99": f"{ours.idle_wait * 1e3:.0f} ms"}
+        rows.append(row | _played(ours))
     return rows
+
+
+def _rows(scenario: Scenario, cells: Mapping[float, Mapping[str, Cell]], tiered: bool) -> list[Row]:
+    columns = (*COLUMNS, *(TIERED if tiered else ()), *(TROUBLED if scenario.name == "b" else ()))
+    return [
+        dict(zip(columns, _row(scenario, load, at_load, tiered), strict=True)) | _played(at_load[OURS])
+        for load, at_load in cells.items()
+    ]
 
 
 def _row(scenario: Scenario, load: float, cells: Mapping[str, Cell], tiered: bool) -> tuple[str, ...]:
@@ -178,11 +196,12 @@ def _row(scenario: Scenario, load: float, cells: Mapping[str, Cell], tiered: boo
     row = [
         f"{load:.2f}",
         f"{peer.scorer} {peer.good:.3f}",
-        f"{ours.good:.3f}",
-        f"{reference.good:.3f}" if reference else "-",
-        f"{cells[REFERENCE_LRU].good:.3f}" if REFERENCE_LRU in cells else "-",
-        f"{ours.good / max(peer.good, 1e-9):.3f}",
-        f"{ours.good / max(reference.good, 1e-9):.3f}" if reference else "-",
+        _good(ours),
+        _good(reference),
+        _good(cells.get(REFERENCE_LRU)),
+        _ratio(ours, peer),
+        _ratio(ours, reference),
+        _ratio(ours, cells.get(REFERENCE_LRU)),
         f"{peer.p99:.2f} s",
         f"{ours.p99:.2f} s",
         f"{ours.of('coverage') * 100:.1f}%",
@@ -196,24 +215,41 @@ def _row(scenario: Scenario, load: float, cells: Mapping[str, Cell], tiered: boo
     return tuple(row)
 
 
+def _good(cell: Cell | None) -> str:
+    return f"{cell.good:.3f}" if cell else "-"
+
+
+def _ratio(ours: Cell, other: Cell | None) -> str:
+    """Of good requests; a dash beside next to none."""
+    return f"{ours.good / other.good:.3f}" if other and other.good > LEAST_SHOWN else "-"
+
+
+def _played(ours: Cell) -> Row:
+    return {"seeds": f"{len(ours.by_seed)}", "rules": ours.rules}
+
+
 # --------------------------------------------------------------------------- ours less the best peer
 
 
 def differences(results: Sequence[Result], before: str) -> str:
-    """`before`: the page so far, of which the rows of scenarios without a result are kept."""
-    rows = {row[1]: row[0] for row in re.finditer(r"^\| \((\S+)\) \|.*$", before, re.MULTILINE)}
+    """`before`: the page so far, of which the loads without a result are kept."""
+    found = re.finditer(r"^\| \((\S+)\) \| (.*) \|$", before, re.MULTILINE)
+    kept = {row[1]: row[2].split(" | ") for row in found}
     for name in {result["scenario"] for result in results}:
-        cells = by_load(name, results)
-        rows[name] = f"| ({name}) | {' | '.join(_difference(cells.get(load, {})) for load in LOADS)} |"
+        cells, earlier = by_load(name, results), kept.get(name, ["-"] * len(LOADS))
+        kept[name] = [_difference(cells.get(load, {}), old) for load, old in zip(LOADS, earlier, strict=True)]
+    rows = {name: f"| ({name}) | {' | '.join(row)} |" for name, row in kept.items()}
     heading = f"| | {' | '.join(map(str, LOADS))} |"
     return "\n".join([DIFFERENCES, heading, "|---" * (len(LOADS) + 1) + "|", *(rows[name] for name in sorted(rows))])
 
 
-def _difference(cells: Mapping[str, Cell]) -> str:
-    """In points, of equal seeds. Bold: below the peer."""
+def _difference(cells: Mapping[str, Cell], before: str) -> str:
+    """In points, of equal seeds. Bold: below the peer. `before`: as it was, kept where it is of more seeds."""
     if not compares(cells):
-        return "-"
+        return before
     ours, peer = cells[OURS].by_seed, best(cells)
     points = [(ours[seed] - good) * 100 for seed, good in peer.by_seed.items() if seed in ours]
+    if (earlier := re.search(r"\((\d+)\)", before)) and int(earlier[1]) > len(points):
+        return before
     text = f"{mean_points(points)} {peer.scorer}" + (f" ({len(points)})" if len(points) > 1 else "")
     return f"**{text}**" if text.startswith("-") else text

@@ -22,7 +22,7 @@ from policies.types import FOREVER, Pool
 HORIZON = 10.0  # s of known future arrivals: about the duration of an answer
 REVIEW = 0.5  # s between two calculations of the cost limit
 IMMEDIATE = 1e6  # s: prefers any engine ready now over any other
-WAIT = 0.1  # price of a second in the queue, in seconds of engine time, with real caches
+WAIT = 0.5  # price of a second in the queue, in seconds of engine time, with real caches
 
 
 @dataclass(slots=True, eq=False)
@@ -208,17 +208,17 @@ class EngineGroup:
             return None
         loading = engine.loading(adapter)
         seconds = engine.prefill(request.arrival.prompt_tokens, hit)[0] + loading
+        step = engine.decode_step(len(engine.answers) + 1, engine.context + request.arrival.prompt_tokens)
         if idle:
             first = engine.first_token(request.arrival, hit, request.tpot, now, loading, request.due)
             if first is not None and first <= request.deadline:
-                step = engine.decode_step(len(engine.answers) + 1, engine.context + request.arrival.prompt_tokens)
                 price = first + loading if loading else step - IMMEDIATE
                 return _Option(seconds + step if self.known is None else price, queue, first - queue.free_at, True)
         start = max(queue.free_at, engine.tolerates_from(seconds))
         whole = start + seconds + engine.decode_seconds(request.arrival)
         if start + seconds > request.deadline or whole > request.due or (idle and start <= queue.free_at):
             return None
-        price = seconds + WAIT * (start - now) if self.known is None else start + seconds
+        price = seconds + step + WAIT * (start - now) if self.known is None else start + seconds
         return _Option(price, queue, start + seconds - queue.free_at, False)
 
     def _postpone(self, request: PlannedRequest, queues: Sequence[_EngineQueue]) -> PlannedRequest:

@@ -11,12 +11,12 @@ parent goes on as if nothing had happened. So the past is the same to the bit, a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import print_exc
 
 from lab.replay.player import Player
-from lab.replay.results import Results
+from lab.replay.results import RequestResult, Results
 from lab.replay.sim_fleet import Scenario
 from lab.replay.sim_gateway import ActiveRequest, DecisionOverride, SimGateway
 from lab.traffic.traces import Arrival
@@ -38,11 +38,13 @@ class RefusalRow:
 
 
 class Fork:
-    """A replay, and copies of the replay in each of which one held or refused request is dispatched at once."""
+    """A replay, and copies of the replay in each of which one request fares otherwise: one that is held or refused is
+    dispatched at once. `holds`: what a copy reports of that request; by default, that it met its TTFT budget."""
 
-    def __init__(self, player: Player) -> None:
+    def __init__(self, player: Player, holds: Callable[[RequestResult], bool] | None = None) -> None:
         self.player = player
         self.in_time: dict[int, bool] = {}  # by number of the request
+        self._holds = holds or player.results.met_ttft
         self._tried: tuple[ActiveRequest, int] | None = None  # in a child: the request, and the pipe to the parent
 
     def play(self) -> Results:
@@ -59,14 +61,19 @@ class Fork:
             os._exit(0)
         return results
 
-    def tries(self, request: ActiveRequest) -> bool:
-        """True in a child, which is to dispatch the request. In the parent, the child's answer is in `in_time`."""
-        if self._tried is not None:
+    @property
+    def is_copy(self) -> bool:
+        return self._tried is not None
+
+    def tries(self, request: ActiveRequest, end: float | None = None) -> bool:
+        """True in a child, which is to treat the request otherwise, and plays to `end` (s; by default, the deadline).
+        In the parent, the child's answer is in `in_time`."""
+        if self.is_copy:
             return False
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
             self._tried = request, writing
-            self.player.end = deadline(self.player.results, request)
+            self.player.end = deadline(self.player.results, request) if end is None else end
             return True
         os.close(writing)
         with os.fdopen(reading, "rb") as answer:
@@ -78,7 +85,7 @@ class Fork:
         return False
 
     def _report(self, request: ActiveRequest, writing: int) -> None:
-        os.write(writing, IN_TIME if self.player.results.met_ttft(request.result) else LATE)
+        os.write(writing, IN_TIME if self._holds(request.result) else LATE)
 
 
 def deadline(results: Results, request: ActiveRequest) -> float:

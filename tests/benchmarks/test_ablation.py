@@ -148,3 +148,18 @@ def test_each_scenario_is_played_at_its_capacity() -> None:
     known = loads_of(CAPACITIES.read_text())
     planned = list(tasks(["b", "crowd"], [], [ON], 1, Path()))
     assert [(name, load) for name, load, *_ in planned] == [("b", known["b"]), ("crowd", known["crowd"])]
+
+
+def test_a_column_of_earlier_rules_is_kept() -> None:
+    """Beside a column of today's: differences are to the first row of the same rules."""
+    old = [
+        Ablated("d", 1.0, idea, 0, good, checksum, (), "0012")
+        for idea, good, checksum in ((ON, 0.8, 1), ("one", 0.7, 2))
+    ]
+    new = [Ablated("d", 1.0, idea, 0, good, 1, (), "0095") for idea, good in ((ON, 0.9), ("one", 0.9))]
+    ideas = {ON: "", "one": ""}
+    both = page(ideas, ON, new, page(ideas, ON, old))
+    assert both == page(ideas, ON, [*old, *new])
+    assert "| off | (d) at 1, 0012 | (d) at 1, 0095 |" in both
+    assert "| one | -10.0 | no change |" in both
+    assert "that was tried: none." in both

@@ -75,6 +75,18 @@ def test_the_page_keeps_the_sections_of_scenarios_that_are_not_measured_again() 
     assert page([replace(old, load=1.5)], before) == page([replace(old, load=1.5), other])
 
 
+def test_a_scorer_that_is_not_measured_again_keeps_its_row() -> None:
+    """With the rules that it was measured with, also where its capacity is unknown; the verdict is of all rows."""
+    ours = Capacity("d", "ours", "good", 1, 1.2, 4.8, 0.91, 0.92, "0012")
+    peers = [
+        Capacity("d", "lpwl", "good", 3, 1.0, 4.0, 0.9, 0.91, "0012"),
+        Capacity("d", "lmetric", "good", 1, 0.0, 0.0, 0.5, 0.6, "0012"),
+    ]
+    again = replace(ours, load=1.5, rules="0095")
+    assert page([again], page([ours, *peers])) == page([again, *peers])
+    assert "1.50 times the load of the best peer, lpwl" in page([again], page([ours, *peers]))
+
+
 def test_the_capacity_of_ours_is_read_from_the_page() -> None:
     """Of good requests, for the ablation; LEAST where it is less, nothing where ours was not measured."""
     rows = [
@@ -95,7 +107,7 @@ def test_the_page_orders_scorers_by_capacity() -> None:
     ]
     lines = [line for line in page(rows).splitlines() if line.startswith("| ")]
     assert [line.split()[1] for line in lines] == ["scorer", "top", "mid", "slow"]
-    assert lines[1] == "| top | 1.50 | 7.5 | 0.990 | 1.000 | 2 |"
+    assert lines[1] == "| top | 1.50 | 7.5 | 0.990 | 1.000 | 2 | - |"
     assert lines[3].startswith("| slow | < 0.2 |")
 
 

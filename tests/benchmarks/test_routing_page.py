@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import routing, scenarios
-from benchmarks.routing_page import Result, differences, page, shared, table
+from benchmarks.routing_page import Result, differences, page, rows_of, shared, table
 from lab.replay.sim_fleet import OURS, REFERENCE
 
 
@@ -40,6 +40,14 @@ def test_seeds_are_compared_one_by_one() -> None:
     assert cells(differences([*found, *lucky], ""), "d")[0] == "+15.0 ±5.0 lpwl (2)"
 
 
+def test_a_difference_of_more_seeds_is_kept() -> None:
+    """One further seed of later rules says less than three of earlier ones."""
+    before = differences([*shares(0.2, OURS, 0.5, 0.9), *shares(0.2, "lpwl", 0.4, 0.7)], "")
+    once = [*shares(0.2, OURS, 0.5), *shares(0.2, "lpwl", 0.7)]
+    assert differences(once, before) == before
+    assert differences([*shares(0.2, OURS, 0.5, 0.5), *shares(0.2, "lpwl", 0.7, 0.7)], before) != before
+
+
 def test_a_table_is_of_the_seeds_that_all_have_played() -> None:
     """A further seed of some would be compared with the first seed of others."""
     first = [*shares(0.2, OURS, 0.5), *shares(0.2, REFERENCE, 0.6)]
@@ -55,6 +63,19 @@ def test_a_row_without_results_is_kept() -> None:
     after = differences([*shares(0.4, OURS, 0.9), *shares(0.4, "lpwl", 0.8)], before)
     assert cells(after, "a") == cells(before, "a")
     assert cells(after, "d")[1] == "+10.0 lpwl"
+    later = differences([*shares(0.7, OURS, 0.9), *shares(0.7, "lpwl", 0.95)], after)
+    assert cells(later, "d")[1:3] == ["+10.0 lpwl", "**-5.0 lpwl**"]
+
+
+def test_a_load_without_results_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the loads, with dashes under columns that it has not; another replay of the load replaces it."""
+    monkeypatch.setattr(scenarios, "SECONDS", 3.0)
+    before = "| load | ours | rules |\n|---|---|---|\n| 0.20 | 0.123 | 0012 |\n| 1.00 | 0.456 | 0012 |"
+    found = [routing.replay_one(("d", 1.0, scorer, 0, Path())) for scorer in (OURS, "lpwl")]
+    rows = rows_of("\n".join(table("d", found, before)))
+    assert list(rows) == ["0.20", "1.00"]
+    assert (rows["0.20"]["ours"], rows["0.20"]["rules"], rows["0.20"]["best baseline"]) == ("0.123", "0012", "-")
+    assert rows["1.00"]["rules"] == found[0]["rules"] > "0012"
 
 
 def test_a_scenario_needs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:

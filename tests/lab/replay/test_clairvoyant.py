@@ -82,6 +82,14 @@ def test_real_caches_are_those_of_each_engine() -> None:
     assert [result.cached for result in evicted] == [0, 0, 10 * BLOCK]
 
 
+def test_nothing_cached_is_no_reason_to_wait() -> None:
+    """With real caches a request goes to an idle engine rather than to one that is about to be free."""
+    both = [request(0.0, 8_000, 400), request(0.2, 8_000, 400, first=2)]
+    found = play(quiet(2).with_scorer("reference_lru"), both)
+    assert [result.endpoint for result in found.requests] == ["main/0", "main/1"]
+    assert found.requests[1].dispatched_at == pytest.approx(0.2, abs=0.005)
+
+
 def test_real_caches_are_worth_less_than_perfect_ones() -> None:
     """Under overload, requests that waited for too long are refused, and the replay ends."""
     crowd = arrivals(250, rate=9.0, prompt=14_000, output=300)
