@@ -36,8 +36,8 @@ class WriteCoalescer:
     - A write after a pause is made at once: a lone request never waits.
     - Other writes wait for the end of the event loop's turn and are then made in a row.
     - Writes to a socket keep their order and are joined.
-    - A token in mid-stream does not wait (`write_through`): the reader is seldom asleep, and waiting costs 3 us.
-    - Whoever writes to a transport itself flushes before, while anything is `pending`.
+    - A token in mid-stream does not wait: the reader is seldom asleep, and waiting costs 3 us. Its write goes to
+      the transport itself, after a flush while anything is `pending`; `write_through` does both.
     """
 
     def __init__(self) -> None:

@@ -396,7 +396,10 @@ class Race:
             self.winner.resume()
 
     def on_shutdown(self) -> None:
-        """End the answer explicitly, like any broken stream."""
+        """End the answer explicitly, like any broken stream. One of which nothing is written may still be complete in
+        time, like any other whole answer."""
+        if not self.relay.begun:
+            return
         if self.winner is not None:
             self.winner.stop(AttemptOutcome.CANCELLED)
         self.delivery.break_off(BrokenOff(STOPPED), RequestOutcome.CUT)

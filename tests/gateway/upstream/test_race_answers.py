@@ -136,6 +136,17 @@ def again(talk: Relaying, *reads: bytes) -> None:
     talk.connections.sink.on_end()
 
 
+async def test_a_gateway_that_stops_leaves_time_for_the_end_of_an_assembled_answer() -> None:
+    """As for every request of which nothing is written: it is cancelled after the grace, and not before."""
+    talk = await assembling(PART)
+    assert talk.writer.flow_control is talk.race  # which the server tells of the stop
+    talk.race.on_shutdown()
+    talk.run.on_body(STOP + COUNTS + DONE)
+    talk.run.on_end()
+    await talk.written()
+    assert talk.outcome == (RequestOutcome.COMPLETED, "")
+
+
 async def test_an_assembled_answer_is_written_whole_at_its_end() -> None:
     talk = await assembling(PART, PART, STOP, COUNTS, DONE)
     assert talk.wire.writes == []
