@@ -10,8 +10,11 @@ import inspect
 from collections.abc import Iterator
 from itertools import pairwise
 from textwrap import dedent
+from tokenize import TokenError
 
 from pydantic import BaseModel
+
+_NO_SOURCE = (OSError, SyntaxError, TokenError)  # the latter two: text of another version at the place of a model
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
@@ -24,9 +27,20 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _own_descriptions(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    definition = ast.parse(dedent(inspect.getsource(model))).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    for field, text in pairwise(definition.body):
+    for field, text in pairwise(_statements(model)):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(written))):
                 yield name, inspect.cleandoc(written)
+
+
+def _statements(model: type[BaseModel]) -> list[ast.stmt]:
+    """Of the model's definition. Empty without its source: not installed, or replaced since the program was started."""
+    try:
+        found = ast.parse(dedent(inspect.getsource(model))).body
+    except _NO_SOURCE:
+        return []
+    match found:
+        case [ast.ClassDef(name=model.__name__, body=statements)]:
+            return statements
+        case _:
+            return []
