@@ -16,12 +16,13 @@ import pytest
 from gateway import cache_warming
 from gateway.app import Gateway
 from gateway.cache_warming import SavedPrompt
+from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome
 from gateway.synthetic_request import send_synthetic
 from gateway.upstream.attempt import WireAttempt
 from lab.servers.simulated_server import SimulatedServer
 from policies.types import Load
-from tests.support.gateways import running
+from tests.support.gateways import document, running
 from tests.support.simulated import engine_pool, engines, eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -211,6 +212,22 @@ async def test_an_idle_endpoint_is_kept_warm() -> None:
                 await asyncio.sleep(0.03)
             assert [body["max_tokens"] for body in _bodies(engine)] == [2] * 4
             assert len(gateway.recorder.recent) == 4
+
+
+async def test_a_reload_begins_and_ends_keeping_warm() -> None:
+    """No cache is lost meanwhile: the loop looks at idle endpoints because of the pool's new settings alone."""
+    async with engines(1) as (engine,):
+        cold, warm = {"both": engine_pool(engine)}, {"both": engine_pool(engine, keep_warm={"idle": "150ms"})}
+        async with running(cold, defaults=QUICK) as gateway:
+            await asyncio.sleep(5.0)
+            assert not engine.requests
+            await gateway.apply_config(Config.model_validate(document(warm, defaults=QUICK)))
+            await eventually(lambda: len(engine.requests) >= 2)
+            await gateway.apply_config(Config.model_validate(document(cold, defaults=QUICK)))
+            await asyncio.sleep(1.0)
+            engine.requests.clear()
+            await asyncio.sleep(5.0)
+            assert not engine.requests
 
 
 def _bodies(engine: SimulatedServer) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import pytest
@@ -132,3 +134,18 @@ def test_the_string_below_a_field_describes_it_in_the_schema() -> None:
     assert descriptions(Child) == {"port": "Port of\nthe server.", "listen": "Where callers connect."}
     server = schema()["$defs"]["ServerSection"]["properties"]
     assert server["listen"]["description"] == "Data port, host:port."
+
+
+@pytest.mark.parametrize("found", [None, "", "x = (", "class Other:\n    port: int\n    'Of another.'\n"])
+def test_a_model_without_its_source_has_no_descriptions(
+    found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema explains mistakes in a configuration: also where no source is installed, and where an upgrade has
+    replaced it under a running gateway."""
+    module = ModuleType(str(tmp_path))
+    module.__file__ = str(tmp_path / "models.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    if found is not None:
+        Path(module.__file__).write_text(found)
+    exec("from pydantic import BaseModel\nclass Model(BaseModel):\n    port: int\n    'Port.'", vars(module))
+    assert descriptions(module.Model) == {}
