@@ -137,7 +137,7 @@ class CacheWarming:
         self.hot: dict[str, HotPrefixes[SavedPrompt]] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._warmed_at: dict[str, float] = {}
-        self._keeps_warm = False  # idle engines of some pool
+        self._keeps_warm = False  # a pool has `keep_warm`
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -148,7 +148,7 @@ class CacheWarming:
         for endpoint, task in self._busy.items():
             if endpoint not in self.runtime.current.upstreams:
                 task.cancel()
-        self._keeps_warm = any(pool.keep_warm is not None for pool in self.runtime.current.config.pools.values())
+        self._keeps_warm = bool(self.runtime.current.config.keep_warm())
         shared = [pool.name for pool in self.runtime.current.pools.values() if pool.local and len(pool.endpoints) > 1]
         if shared != [*self.hot]:  # the shares of memory change
             self.hot = {name: HotPrefixes[SavedPrompt](KEPT // len(shared)) for name in shared}

@@ -242,7 +242,7 @@ def _upstreams(config: Config, connections: Mapping[str, ConnectionPool], backen
 
 
 def is_anthropics_own(section: PoolSection) -> bool:
-    """Anthropic's API at Anthropic: other servers of its dialect ignore what they do not know of a request."""
+    """True for Anthropic's own API, which refuses unknown members; other servers of the dialect ignore such members."""
     hosts = (f".{BackendAddress.parse(url).host}" for url in section.urls)
     return section.backend == "anthropic" and all(host.endswith(".anthropic.com") for host in hosts)
 

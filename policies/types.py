@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import exp, hypot, log
-from operator import attrgetter
 
 from policies.prefix_doctor.prompt_outline import PromptOutline
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
@@ -242,9 +241,6 @@ class PoolEstimate:
         return round(self.tokens * text / self.text_tokens) if text else self.tokens
 
 
-_margin = attrgetter("margin")
-
-
 @dataclass(slots=True)
 class PromptEstimate:
     """Estimates by pool, for the pools of the request's route; the expected length of the answer; uncached tokens."""
@@ -256,7 +252,7 @@ class PromptEstimate:
     @property
     def counted(self) -> bool:
         """No part of the prompt is estimated."""
-        return not any(map(_margin, self.pools.values()))
+        return all(not pool.margin for pool in self.pools.values())
 
 
 # --------------------------------------------------------------------------- predictions

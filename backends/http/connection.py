@@ -137,7 +137,7 @@ class Exchange:
 
 
 class _Drain:
-    """Sink for the rest of a reply that nobody reads."""
+    """Sink for the rest of a reply: reads and drops the bytes."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

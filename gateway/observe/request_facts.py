@@ -22,7 +22,7 @@ from policies.types import NEVER, AttemptOutcome, Candidate, Decision
 
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
 SIZEABLE = 512  # tokens of a prompt from which its cached share says something
-REGIONAL = 3  # requests of a region that say how slow it is
+REGIONAL = 3  # requests of a region, from which its speed is judged
 OBJECTIVES = (Objective.TTFT, Objective.TPOT, Objective.GAP, Objective.TOTAL)  # in the order of `Record.verdicts`
 SHORTEST = 1e-3  # s upstream, against a division by zero
 

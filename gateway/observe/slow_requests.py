@@ -1,7 +1,7 @@
-"""Finds the cause of each slow request, once, at its end: a request that missed a budget, or failed.
+"""Finds the cause of each slow request (a missed budget, or a failure) once, when the request ends.
 
-A request that met its budgets adds a sample to the usual values of its route, notes its prompt, and is counted: O(1).
-All that is kept is bounded by constants.
+A request within budget adds a sample to the usual values of the route, leaves a trace of the prompt, and is counted, in
+O(1). Constants bound everything kept.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RouteSamples:
 
 
 class SlowRequests:
-    """`recent`, `live`: Records that have ended, oldest first, and those in progress."""
+    """Samples, prompts and counts of requests. `recent`: ended Records, oldest first; `live`: Records in progress."""
 
     def __init__(self, recent: Sequence[Record], live: Callable[[], Sequence[Record]]) -> None:
         self._recent = recent

@@ -304,11 +304,11 @@ class RequestTimeline:
         self._blocks = blocks
 
     def unseen(self) -> None:
-        """Note an answer whose body another proxy does not show: nobody knows if its first token was in time."""
+        """Drop the TTFT budget of an answer whose body another proxy hides: the time of the first token is unknown."""
         self.record.ttft_budget = None
 
     def gaps_unseen(self) -> None:
-        """Note an answer of which not every token was seen when it came: nobody knows its gaps."""
+        """Drop the gap budget of an answer: the arrival times of some tokens are unknown, and so are the gaps."""
         self.record.gap_budget = None
 
     def seen(self, sight: AnswerSight) -> None:

@@ -206,7 +206,7 @@ class PromptReader:
         position.add(digest, prefix)
 
     def _size(self, tokenizer: str, span: str | bytes, raw: bytes, text: PromptText) -> tuple[float, float]:
-        """Tokens of a piece, and their margin. `raw`: its bytes."""
+        """Tokens of a piece, and the margin of the count. `raw`: bytes of the piece."""
         if isinstance(span, bytes):
             return len(span) // ID_BYTES, 0.0
         known = self._counts.get(hash((tokenizer, text.cache_group, span))) if span else 0

@@ -16,7 +16,6 @@ from time import monotonic
 from backends.failures import TRUNCATED
 from backends.interface import Failure
 from backends.stream.redaction import Rewriter
-from gateway.api.api_error import ApiError
 from gateway.downstream.answer_headers import answer_head
 from gateway.observe.record import RequestOutcome
 from gateway.refusals import refusal_of
@@ -98,7 +97,7 @@ class Delivery:
         return self.answer.finish(wire.tap.missing)
 
     def break_off(self, broken: BrokenOff, outcome: RequestOutcome = RequestOutcome.UPSTREAM_BROKE) -> None:
-        """An explicit error ends the answer."""
+        """End the answer by an explicit error."""
         if not self.relay.begun:
             self.refuse(refusal_of(broken.failure))
             return
@@ -109,8 +108,8 @@ class Delivery:
             self.end(None, outcome, broken.failure.said)
             self.relay.abort()
 
-    def refuse(self, error: ApiError | Exception) -> None:
-        """The waiting task raises the error."""
+    def refuse(self, error: Exception) -> None:
+        """End the request by an exception, which the waiting task raises."""
         if not self.done.done():
             self.done.set_exception(error)
 

@@ -42,10 +42,10 @@ class Relay:
             self._writer.write((b"" if committed else head) + self._frame(first))
 
     def write(self, data: bytes, framed: bytes = b"") -> None:
-        """Write at once, unless the caller is gone. `framed`: the same data with its framing, if it has one."""
+        """Write at once, unless the caller is gone. `framed`: the data with chunk framing; empty: without."""
         if self._transport.is_closing():
             return
-        if self._pending:  # of whatever socket: this one's go first
+        if self._pending:  # of any socket; pending bytes of this socket go first
             self._writer.flush()
         if framed and self.chunked:
             self._transport.write(framed)

@@ -143,12 +143,14 @@ class CircuitBreaker:
         if self.state is BreakerState.HALF_OPEN and self._trial is None:
             self._trial = key
 
-    def on_answer(self, key: Hashable, now: float, served: bool = True) -> None:
-        """First token of `key`, or a complete answer; `served` False: a reply that is neither."""
-        if served:
-            self._served_at = now
+    def on_answer(self, key: Hashable, now: float) -> None:
+        """First token of `key`, or a complete answer."""
+        self._served_at = now
+        self._on_reply(key, now)
+
+    def _on_reply(self, key: Hashable, now: float) -> None:
         self._answered_at = self._alive_at = now
-        self._refusals, self._gone = 0, False
+        self._clear_refusals()
         if self.peer_reported_down:
             self._disprove_peers(now)
         if self.state is BreakerState.OPEN:
@@ -170,8 +172,10 @@ class CircuitBreaker:
         """`connected` False: refused, or reset before a byte came. `confirmed`: more than one caller's request shows
         it. `why`: of a failure, for the operator."""
         if outcome in _REPLIED:
-            self._failures, self.unconfirmed = 0, False
-            self.on_answer(key, now, served=outcome is AttemptOutcome.COMPLETED)
+            self._clear_failures()
+            if outcome is AttemptOutcome.COMPLETED:
+                self._served_at = now
+            self._on_reply(key, now)
         elif outcome in _REJECTED:
             self._on_rejected(key, _REJECTED[outcome], why, now, confirmed)
         elif outcome is not AttemptOutcome.CANCELLED:
@@ -213,7 +217,7 @@ class CircuitBreaker:
             return  # another process asked before that failure: the answer proves nothing
         recovered = self._probe_failures > 0 or self.peer_reported_down
         self._probe_failures, self._wrong_model = 0, False
-        self._refusals, self._gone = 0, False
+        self._clear_refusals()
         self._alive_at = max(self._alive_at, now)
         if self.peer_reported_down:
             self._disprove_peers(now)
@@ -250,7 +254,7 @@ class CircuitBreaker:
         self._failures += 1
         self._failed_at = now
         if connected:
-            self._refusals, self._gone = 0, False
+            self._clear_refusals()
         else:
             self._refusals += 1
             self._gone |= confirmed
@@ -269,7 +273,7 @@ class CircuitBreaker:
 
     def _on_rejected(self, key: Hashable, cause: EjectionCause, why: str, now: float, confirmed: bool) -> None:
         self._failures += 1
-        self._refusals, self._gone = 0, False
+        self._clear_refusals()
         if self.state is BreakerState.HALF_OPEN:
             rejected = key == self._trial
         else:
@@ -277,6 +281,14 @@ class CircuitBreaker:
             rejected = self.state is BreakerState.CLOSED and (unproven or self._failures >= FAILURES)
         if rejected:
             self._trip_if(confirmed, cause, why, now)
+
+    def _clear_failures(self) -> None:
+        self._failures = 0
+        self.unconfirmed = False
+
+    def _clear_refusals(self) -> None:
+        self._refusals = 0
+        self._gone = False
 
     def _trip_if(self, confirmed: bool, cause: EjectionCause, why: str, now: float) -> None:
         if confirmed:
@@ -300,7 +312,7 @@ class CircuitBreaker:
         elif after is BreakerState.CLOSED:
             self.closed_at = now
             self.down_since = NEVER
-            self._failures, self.unconfirmed = 0, False
+            self._clear_failures()
             self.why = ""
         self._trial = None
         self.state = after

@@ -74,7 +74,7 @@ class InFlightAttempt:
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
-    unread: bool = False  # for a while its caller did not read, and nothing was read of it: it shows no pace
+    unread: bool = False  # the caller stopped reading for a while, so did the gateway: no pace can be learned
 
     @classmethod
     def sent(

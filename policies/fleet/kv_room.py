@@ -44,9 +44,9 @@ class KvRoom:
     def on_sent(self, tokens: int, now: float) -> bool:
         """A prompt with so many uncached tokens is sent. Returns whether it finds room."""
         self._tokens -= tokens
-        return self._tokens >= 0 or now - self._reported_at > STALE
+        return self.tokens(now) >= 0
 
     def on_left(self, tokens: int, sent_at: float) -> None:
-        """A prompt ended before its first token; what a report has counted meanwhile, the next one tells."""
+        """Give back the tokens of a prompt ended before its first token, unless a report came since the sending."""
         if sent_at > self._reported_at:
             self._tokens += tokens

@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from math import exp, log
-from operator import add, mul, truediv
+from operator import mul
 from statistics import NormalDist, median
 
 from policies.latency.learned_state import (
@@ -83,21 +82,21 @@ class Regression:
     def relative_error(self, features: Sequence[float]) -> float:
         """Standard deviation of a sample from its prediction, relative to the prediction."""
         predicted = self.predict(features)
-        _, variance = self._sensitivity([*map(truediv, features, repeat(predicted))])
+        _, variance = self._sensitivity([feature / predicted for feature in features])
         return (max(variance, 0.0) + self._noise) ** 0.5 if variance < FOREVER else 1.0
 
     def update(self, features: Sequence[float], actual: float, clip: float = FOREVER) -> None:
         """Learns from a sample, with a relative error of at most `clip`."""
         predicted = self.predict(features)
         error = min(max(actual / predicted - 1.0, -clip), clip)
-        x = [*map(truediv, features, repeat(predicted))]
+        x = [feature / predicted for feature in features]
         sensitivity, variance = self._sensitivity(x)
         if not 0.0 <= variance < FOREVER:  # rounding has made the matrix no covariance
             self._forget_covariance()
             sensitivity, variance = self._sensitivity(x)
         noise = self._noise * max(abs(error) / (HUBER * (variance + self._noise) ** 0.5), 1.0)
-        gains = [*map(truediv, sensitivity, repeat(variance + noise))]
-        coefficients = [*map(add, self.coefficients, map(mul, gains, repeat(error)))]
+        gains = [value / (variance + noise) for value in sensitivity]
+        coefficients = [value + gain * error for value, gain in zip(self.coefficients, gains, strict=True)]
         if min(coefficients) < self._floor:
             coefficients = self._projected(coefficients, gains, sensitivity)
         self.coefficients = coefficients
@@ -220,7 +219,7 @@ class ErrorQuantiles:
 
     def widen_from(self, other: ErrorQuantiles, now: float, factor: float = 1.0) -> None:
         """Takes another spread, wider by `factor`, as the prior."""
-        self._prior = tuple(map(mul, repeat(factor), map(log, other.quantiles(now))))
+        self._prior = tuple([factor * error for error in map(log, other.quantiles(now))])
         self._mixed_at = NEVER
 
     def learned(self, now: float) -> LearnedErrors:

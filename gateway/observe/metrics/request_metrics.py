@@ -36,7 +36,7 @@ def budgets(routes: Iterable[Route]) -> tuple[float, ...]:
 
 
 class ServedLabels(NamedTuple):
-    """Labels from the configuration. `models`: by pool; `keys`: those that are named."""
+    """Labels from the configuration. `models`: model names by pool; `keys`: names of keys that become a label."""
 
     models: Mapping[str, str]
     keys: Container[str]
@@ -99,7 +99,7 @@ class RequestMetrics:
         registry.register(self)
 
     def reload(self, routes: Iterable[Route], labels: ServedLabels = NO_LABELS) -> None:
-        """Add the budgets of other routes as buckets; existing buckets stay."""
+        """Add the budgets of the routes as buckets, beside the existing ones, and take the labels for later Records."""
         self.flush()
         self._labels = labels
         within = budgets(routes)

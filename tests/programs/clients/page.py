@@ -26,7 +26,8 @@ alone, which have no completions, no embeddings and no JSON without a schema: th
 `make vllm` runs the same checks in front of two real engines (ENGINE), with vLLM's own chat, Responses and
 Messages, tool calls, reasoning, grammars, prefix caches and stored responses. A logits processor in each engine chooses
 the tokens of the answers, because a tiny model on a CPU calls no tool of its own will.
-`make clients ARGS="--only openai-python,codex"` runs some and keeps the others' results. Versions are pinned in
+`make clients ARGS="--only openai-python,codex"` runs some and keeps the others' results. A date behind a count is that
+of a run before the latest one. Versions are pinned in
 `tests/programs/clients/versions.toml`.
 
 Every client gets its base URL, a key and a model name, and no patch; options that a check needs are named below. A
@@ -80,12 +81,16 @@ def _summary(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "|---" * (4 + len(results)) + "|"
     for client in _listed(results):
         runs = [found.get(client.name) for found in results.values()]
-        counts = " | ".join(
-            f"{len(run['passed'])} of {len(run['passed']) + len(run['failed'])}" if run else "" for run in runs
-        )
         last = max((run for run in runs if run), key=lambda run: str(run["date"]))
+        counts = " | ".join(_count(run, last["date"]) if run else "" for run in runs)
         packages = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
         yield f"| {client.name} | {packages} | `{client.settings}` | {counts} | {last['date']} |"
+
+
+def _count(run: Mapping[str, Any], latest: str) -> str:
+    """Passed checks, with the date of a run before the latest one."""
+    earlier = f" ({run['date']})" if run["date"] != latest else ""
+    return f"{len(run['passed'])} of {len(run['passed']) + len(run['failed'])}{earlier}"
 
 
 def _shortfalls(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
