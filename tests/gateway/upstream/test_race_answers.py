@@ -144,6 +144,7 @@ async def test_a_gateway_that_stops_leaves_time_for_the_end_of_an_assembled_answ
     talk.run.on_body(STOP + COUNTS + DONE)
     talk.run.on_end()
     await talk.written()
+    assert json.loads(talk.wire.body)["choices"][0]["message"]["content"] == "hi"
     assert talk.outcome == (RequestOutcome.COMPLETED, "")
 
 
