@@ -27,7 +27,7 @@ from prometheus_client.exposition import choose_encoder
 from backends.interface import Operation
 from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
 from gateway.admin.key_paths import KeyPaths
-from gateway.admin.request_query import RequestQuery, parse_format, parse_query, parse_span, parse_window
+from gateway.admin.request_query import RequestQuery, parse_format, parse_minutes, parse_query, parse_span, parse_window
 from gateway.admin.requests_csv import requests_csv
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
@@ -39,7 +39,14 @@ MAX_BODY = 32_000_000  # bytes of a request to be explained
 MAX_BEACON = 4096  # bytes of a POST /ttft
 BEACONS = "/ttft"  # its path
 GZIP_LEVEL = 1  # a tenth of the size in a third of the time of level 6
-SCRIPT = ("", "_routes", "_engines", "_misses", "_live")  # parts of one script: dashboard.js, dashboard_routes.js, ...
+SCRIPT = (
+    "",
+    "_routes",
+    "_engines",
+    "_incidents",
+    "_misses",
+    "_live",
+)  # of one script: dashboard.js, ...
 
 
 class AdminData(Protocol):
@@ -63,6 +70,9 @@ class AdminData(Protocol):
 
     async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
         """Slow requests of a route by cause, in a window and in the one before."""
+
+    async def incidents(self, minutes: int) -> Mapping[str, Any]:
+        """Slow and failed requests of all routes by culprit: see `policies.diagnosis.incident_groups`."""
 
     async def advice(self) -> Mapping[str, Any]:
         """Sums of breaks and prompts: see `policies.prefix_doctor.prefix_ledger`."""
@@ -98,6 +108,7 @@ class AdminServer:
                 web.get("/metrics", self.metrics),
                 web.get("/requests", self.requests),
                 web.get("/causes", self.causes),
+                web.get("/incidents", self.incidents),
                 web.get("/advise", replying(self.data.advice)),
                 web.get("/routes", self.routes),
                 web.get("/windows", self.windows),
@@ -155,6 +166,9 @@ class AdminServer:
     async def causes(self, http: web.Request) -> web.StreamResponse:
         route, minutes = parse_window(http.query, [route.name for route in self.data.config.all_routes])
         return json_response(200, encode(await self.data.causes(route, minutes)))
+
+    async def incidents(self, http: web.Request) -> web.StreamResponse:
+        return json_response(200, encode(await self.data.incidents(parse_minutes(http.query))))
 
     async def routes(self, http: web.Request) -> web.StreamResponse:
         return json_response(200, await self.data.route_stats())

@@ -64,8 +64,8 @@ const asked = async (path) => {
 let begun = false; // figures have been shown
 const look = async () => {
   const now = viewed();
-  const [routes, fleet, scale, prefixes, misses, linked] = await Promise.all([
-    asked(`windows?window=${now.window}`), asked("fleet"), asked("scale"), asked("prefixes"), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
+  const [routes, fleet, scale, prefixes, incidents, misses, linked] = await Promise.all([
+    asked(`windows?window=${now.window}`), asked("fleet"), asked("scale"), asked("prefixes"), asked(`incidents?minutes=${MINUTES[now.window]}`), asked(missesQuery(now, { worst: SHOWN })).catch(() => null),
     now.request ? asked(`requests?id=${encodeURIComponent(now.request)}`).catch(() => []) : [],
   ]);
   const reading = !getSelection().isCollapsed && begun; // what is being marked must not be replaced
@@ -79,6 +79,7 @@ const look = async () => {
     showScale(scale);
     showPrefixes(prefixes);
     showFilters(routes, fleet, misses ?? []);
+    showIncidents(incidents, routes.at);
     showMisses(misses, linked.at(-1), routes.at);
     begun = true;
   }

@@ -114,7 +114,7 @@ const missRow = (record, longest, now, open) => {
   const row = el(
     "tr", { class: open ? "told" : null },
     el("td", { class: "name" }, toggle), cell(`${age(now - record.wall - record.total_ms / 1000)} ago`, "n soft"), cell(record.route, "name"), cell(record.tenant, ""),
-    cell(record.endpoint, "mono", causes(record) || null), cell(ms(why.over_ms), "n bad"),
+    cell(record.endpoint, "mono", causes(record) || null), cell(why.failed ? "failed" : ms(why.over_ms), "n bad"),
     cell(record.ttft_ms === null ? `none in ${ms(record.total_ms)}` : ms(record.ttft_ms), "n", `budget ${ms(record.ttft_budget_ms)}`),
     el("td", {}, stageBar(record, longest)), el("td", { class: "mono soft" }, el("a", { href: address({ request: id }), "data-focus": `link ${id}` }, id)),
   );
@@ -140,7 +140,7 @@ const showMisses = (found, linked, now) => {
   if (gone) rows.unshift(el("tr", {}, el("td", { class: "opened", colspan: COLUMNS }, ...text)));
   replaceRows(byId("misses").tBodies[0], rows.length ? rows : [nothing(COLUMNS, found ? "nothing missed its budgets or failed" : "a filter names what is not there")]);
   const span = WINDOWS[window === "now" ? "5m" : window];
-  byId("misses-note").textContent = `${span}, most time over its budget first${records.length === SHOWN ? `; the worst ${SHOWN}` : ""}`;
+  byId("misses-note").textContent = `${span}; single requests: failures, then most time over the budget${records.length === SHOWN ? `; the worst ${SHOWN}` : ""}`;
 };
 
 const seenKeys = new Set();

@@ -104,6 +104,10 @@ class GatewayAdmin:
         self.recorder.flush()
         return self.recorder.slow.windows(route, minutes)
 
+    async def incidents(self, minutes: int) -> Mapping[str, Any]:
+        self.recorder.flush()
+        return self.recorder.slow.incidents(minutes)
+
     async def advice(self) -> Mapping[str, Any]:
         self.recorder.flush()
         return self.recorder.doctor.advice()

@@ -1,9 +1,9 @@
-"""Queries of the admin port: GET /requests, GET /causes, GET /windows.
+"""Queries of the admin port: GET /requests, GET /causes, GET /incidents, GET /windows.
 
 Rules for the query of GET /requests:
 - Unknown filters and values are refused with the known ones: an empty answer to a misspelt name would be misleading.
 - Of all matches the latest `last` remain; `slowest` keeps those streams with the longest wait for a first token, and
-  `worst` those that missed a budget or failed, the most time over first.
+  `worst` those that failed, then those that missed a budget, each with the most time over first.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class RequestQuery:
     within: int | None = None  # s
 
     def select(self, recent: Iterable[Record], missed: Iterable[Record] = ()) -> list[Record]:
-        """The newest last; with `slowest`, the slowest first, with `worst`, the most time over. `missed`: the latest
-        that missed a budget or failed, which go further back."""
+        """The newest last; with `slowest`, the slowest first, with `worst`, failures and then the most time over.
+        `missed`: the latest that missed a budget or failed, which go further back."""
         if self.worst is not None:
             return sorted(filter(self._matches, missed), key=_over, reverse=True)[: self.worst]
         if self.id:
@@ -66,7 +66,7 @@ class RequestQuery:
         if self.slowest is not None:
             return sorted(found, key=_waited_ms, reverse=True)[: self.slowest]
         if self.worst is not None:
-            return sorted(found, key=lambda record: record["why"]["over_ms"], reverse=True)[: self.worst]
+            return sorted(found, key=_over_ms, reverse=True)[: self.worst]
         found.sort(key=lambda record: record["wall"] + record["total_ms"] / 1e3)
         return list(deque(found, self.last))
 
@@ -118,12 +118,18 @@ def parse_query(query: Mapping[str, str], routes: Collection[str], pools: Collec
 
 def parse_window(query: Mapping[str, str], routes: Collection[str]) -> tuple[str, int]:
     """Route and minutes of GET /causes. Raises ApiError."""
-    route, minutes = _one_of(query, "route", routes), _number(query, "minutes") or 0
+    route = _one_of(query, "route", routes)
     if not route:
         raise bad_request("Name a route.", param="route")
+    return route, parse_minutes(query)
+
+
+def parse_minutes(query: Mapping[str, str]) -> int:
+    """Window of GET /causes and GET /incidents. Raises ApiError."""
+    minutes = _number(query, "minutes") or 0
     if not 1 <= minutes <= LONGEST_WINDOW:
         raise bad_request(f"minutes must be a whole number from 1 to {LONGEST_WINDOW}.", param="minutes")
-    return route, minutes
+    return minutes
 
 
 def parse_format(query: dict[str, str]) -> str:
@@ -155,8 +161,15 @@ def _one_of(query: Mapping[str, str], name: str, known: Collection[str]) -> str:
     return text
 
 
-def _over(record: Record) -> float:
-    return 0.0 if record.diagnosis is None else record.diagnosis.verdict.over
+def _over(record: Record) -> tuple[bool, float]:
+    """Failures before late answers: the time over of a refusal is its own millisecond."""
+    return (
+        (False, 0.0) if record.diagnosis is None else (record.diagnosis.verdict.failed, record.diagnosis.verdict.over)
+    )
+
+
+def _over_ms(record: Mapping[str, Any]) -> tuple[bool, float]:
+    return record["why"]["failed"], record["why"]["over_ms"]
 
 
 def _waited(record: Record) -> float:

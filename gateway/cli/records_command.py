@@ -10,7 +10,9 @@ from time import time
 from typing import Any
 
 from gateway.config.config_errors import ConfigError
+from gateway.observe.record import FAULTS
 from gateway.records.stored_records import UnreadableRecords, stored_records
+from policies.diagnosis.incident_groups import IncidentGroup, as_json, incidents
 
 MINUTE = 60  # s
 Causes = dict[str, dict[str, float]]
@@ -41,6 +43,36 @@ def stored_causes(folder: Path, route: str, minutes: int) -> Mapping[str, Any]:
         "now": _window(_stored(folder, route=route, since=now - length)),
         "before": _window(_stored(folder, route=route, since=now - 2 * length, until=now - length)),
     }
+
+
+def stored_incidents(folder: Path, route: str, minutes: int) -> list[dict[str, Any]]:
+    """Incidents of a route in the last `minutes`, as GET /incidents has them."""
+    requests, found = 0, list[IncidentGroup]()
+    for view in _stored(folder, route=route, since=time() - minutes * MINUTE):
+        requests += view["end"] != "refused"
+        if "why" in view:
+            found.append(_miss(view))
+    return [as_json(each, {route: requests}) for each in incidents(found)]
+
+
+def _miss(view: Mapping[str, Any]) -> IncidentGroup:
+    """Records of older versions name neither culprit nor failure."""
+    why, failed = view["why"], view["end"] in FAULTS
+    return IncidentGroup(
+        route=view["route"],
+        cause=why["cause"],
+        culprit=why.get("culprit", ""),
+        failed=int(failed),
+        late=int(not failed),
+        over=why["over_ms"] / 1e3,
+        since=view["wall"] + view["total_ms"] / 1e3,
+        last=view["wall"] + view["total_ms"] / 1e3,
+        evidence=why["evidence"],
+        mend=why["mend"],
+        request_id=view["request_id"],
+        caller=why.get("own", ""),
+        witnessed=why.get("witnessed", True),
+    )
 
 
 def _window(found: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:

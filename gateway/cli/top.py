@@ -23,9 +23,9 @@ from gateway.config.config_errors import ConfigError
 
 PATIENCE = 5.0  # s to wait for an answer of the gateway
 WIDTH = 130  # columns, for an output without a width
-SHOWN = 8  # misses, and slowest requests
+SHOWN = 8  # incidents, and slowest requests
 OLDER = "its figures are those of an older version"
-SHORTEST = 300.0  # s: window of the misses beside figures of `now`
+SHORTEST, LONGEST = 5, 60  # minutes of the incidents
 
 
 class Watched:
@@ -110,9 +110,10 @@ def look(admin: str, window: str = NOW) -> Look:
         raise Gone("it says something else")
     if "gateway" not in figures:
         raise Gone(OLDER)
-    missed = _read(admin, f"/requests?worst={SHOWN}&within={max(figures['window_s'], SHORTEST):.0f}")
+    minutes = min(max(round(figures["window_s"] / 60), SHORTEST), LONGEST)
+    incidents = _read(admin, f"/incidents?minutes={minutes}")["incidents"][:SHOWN]
     slowest = _read(admin, f"/requests?slowest={SHOWN}")
-    return Look(figures, _read(admin, "/fleet"), slowest, missed, _scale(admin))
+    return Look(figures, _read(admin, "/fleet"), slowest, incidents, _scale(admin))
 
 
 def _scale(admin: str) -> Any:

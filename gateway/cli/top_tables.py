@@ -26,13 +26,13 @@ ROUTES = (
     *("route", "met", "goodput", "left 24h", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
     *("held", "shed/s", "failed/s", "answered by"),
 )
-MISSES = ("missed", "cause", "over", "route", "caller", "endpoint", "most of it in", "id")
+INCIDENTS = ("incident", "route", "cause", "time over", "since", "for example")
 ENDPOINTS = ("endpoint", "state", "in flight", "ahead", "running", "waiting", "KV", "actual/predicted", "< p90", "seen")
 SLOWEST = ("slowest lately", "route", "endpoint", "TTFT", "budget", "most of it in", "id")
 LEFT = {
     "cause",
-    "caller",
-    "missed",
+    "incident",
+    "for example",
     "route",
     "answered by",
     "endpoint",
@@ -43,7 +43,7 @@ LEFT = {
 }
 DROPPED = {  # of a table without room, in this order
     ROUTES: ("stall", "TPOT", "hit", "left 24h", "goodput", "p99", "answered by", "p50", "held", "failed/s"),
-    MISSES: ("caller", "most of it in", "endpoint"),
+    INCIDENTS: ("for example", "time over", "since"),
     ENDPOINTS: ("seen", "actual/predicted", "running", "< p90", "ahead"),
     SLOWEST: ("endpoint", "budget", "most of it in"),
 }
@@ -58,7 +58,7 @@ class Look:
     figures: Mapping[str, Any]  # GET /windows
     fleet: Sequence[Mapping[str, Any]]
     slowest: Sequence[Mapping[str, Any]]
-    missed: Sequence[Mapping[str, Any]] = ()
+    incidents: Sequence[Mapping[str, Any]] = ()  # the worst first
     scale: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -71,11 +71,11 @@ def frame(admin: str, now: Look, view: View, width: int) -> RenderableType:
     shown = [entry for entry in now.fleet if view.shows(entry["endpoint"]["id"])]
     endpoints = ordered(shown, view.sort, ENDPOINT_ORDERS)
     slowest = [one for one in now.slowest if view.shows(one["route"], one["endpoint"], one["request_id"])]
-    missed = [one for one in now.missed if view.shows(one["route"], one["endpoint"], one["request_id"])]
+    incidents = [one for one in now.incidents if view.shows(one["route"], one["culprit"], one["request_id"])]
     routes = [route for route in now.figures["routes"] if view.shows(route["route"], *route["figures"]["pools"])]
     parts: list[RenderableType] = [
         Text(f"{admin}  {strftime('%H:%M:%S')}   {summary}{_span(now.figures)}"),
-        *([fitting(MISSES, map(_miss, missed), width)] if missed else []),
+        *_incidents(incidents, width),
         fitting(ROUTES, map(route_row, ordered(routes, view.sort, ROUTE_ORDERS)), width),
         fitting(ENDPOINTS, map(_endpoint, endpoints), width),
     ]
@@ -231,18 +231,23 @@ def _slow(record: Mapping[str, Any]) -> Row:
     )
 
 
-def _miss(record: Mapping[str, Any]) -> Row:
-    name, spent = largest_stage(record)
-    why = record["why"]
+def _incidents(found: Sequence[Mapping[str, Any]], width: int) -> list[RenderableType]:
+    """A table, and what was seen of the worst with its mend; nothing where all is well."""
+    if not found:
+        return []
+    worst = found[0]
+    told = Text(f"seen: {worst['evidence']}\nmend: {worst['mend']}", "red" if worst["failed"] else "")
+    return [fitting(INCIDENTS, map(_incident, found), width), told]
+
+
+def _incident(found: Mapping[str, Any]) -> Row:
     return (
-        f"{age(time() - record['wall'])} ago",
-        Text(why["cause"]),
-        Text(ms(why["over_ms"]), "red"),
-        Text(record["route"]),
-        Text(record["tenant"]),
-        Text(record["endpoint"]),
-        f"{name} {ms(spent)}" if name else "",
-        Text(record["request_id"]),
+        Text(found["headline"], "red" if found["failed"] else ""),
+        Text(found["route"]),
+        Text(found["cause"]),
+        ms(found["over_ms"]) if found["late"] else "–",
+        f"{age(time() - found['since'])} ago",
+        Text(found["request_id"]),
     )
 
 

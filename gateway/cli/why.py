@@ -15,14 +15,15 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gateway.cli.charts import bars
-from gateway.cli.gateway_client import ask_admin
-from gateway.cli.records_command import stored_causes, stored_request
+from gateway.cli.gateway_client import Gone, ask, ask_admin
+from gateway.cli.records_command import stored_causes, stored_incidents, stored_request
 from gateway.cli.tables import aligned, printable, shortened, wrapped
 from gateway.config.config_errors import ConfigError
 
 WIDTH = 80  # columns
 BAR = 18  # of the longest bar
 NAME = 34  # characters of an endpoint's name
+INCIDENTS = 5  # on a screen
 
 
 def why(args: argparse.Namespace) -> int:
@@ -30,7 +31,7 @@ def why(args: argparse.Namespace) -> int:
     if (args.request_id is None) == (args.route is None):
         raise ConfigError(["firsttoken: name a REQUEST_ID, or --route with --last (see firsttoken why --help)"])
     if args.request_id is None:
-        found = _causes(args)
+        found = {**_causes(args), "incidents": _incidents(args)}
         print(json.dumps(found, indent=2) if args.json else route_screen(args.route, args.last, found))
         return 0
     record = _request(args)
@@ -44,6 +45,17 @@ def _causes(args: argparse.Namespace) -> Mapping[str, Any]:
     found: Mapping[str, Any]
     found = ask_admin(args.admin, "/causes?" + urlencode({"route": args.route, "minutes": args.last}))
     return found
+
+
+def _incidents(args: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    """Of the route, the worst first; none from a gateway of an older version."""
+    if args.records is not None:
+        return stored_incidents(args.records, args.route, args.last)
+    try:
+        found = ask(args.admin, f"/incidents?minutes={args.last}")
+    except Gone:
+        return []
+    return [each for each in found["incidents"] if each["route"] == args.route]
 
 
 def _request(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -141,8 +153,13 @@ def _attempt(attempt: Mapping[str, Any]) -> list[str]:
 def _verdict(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
         return ["cause  none: the request met its budgets"]
-    over = f"{_ms(found['over_ms'])} over" + (f", most in {found['part']}" if found["part"] else "")
-    lines = [f"cause  {found['cause']} ({over})"]
+    if found.get("failed"):
+        told = f"failed after {_ms(found['over_ms'])}"
+    else:
+        told = f"{_ms(found['over_ms'])} over" + (f", most in {found['part']}" if found["part"] else "")
+    lines = [f"cause  {found['cause']} ({told})"]
+    if found.get("culprit"):
+        lines.append(f"by     {_short(found['culprit'])}")
     return lines + _labelled("seen   ", found["evidence"]) + _labelled("mend   ", found["mend"])
 
 
@@ -150,13 +167,15 @@ def _verdict(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def route_screen(route: str, last: int, found: Mapping[str, Any]) -> str:
-    """Causes by the time that they cost, against the window before."""
+    """Incidents, failures first, then causes by the time that they cost, against the window before."""
     now, before = found["now"], found["before"]
     slow, slow_before = (sum(each["requests"] for each in window["causes"].values()) for window in (now, before))
     lines = [
         f"route {route}, the last {last} min: {slow} of {now['requests']} requests missed a budget or failed",
         f"the {last} min before: {slow_before} of {before['requests']}",
     ]
+    for each in found.get("incidents", ())[:INCIDENTS]:
+        lines += ["", *_incident(each)]
     causes = sorted({*now["causes"], *before["causes"]}, key=lambda cause: -_of(now, cause)[1])
     if causes:
         rows = [("cause", "requests", "time over", "before", "time over")]
@@ -167,6 +186,12 @@ def route_screen(route: str, last: int, found: Mapping[str, Any]) -> str:
     if slow:
         lines += ["", *_wrapped("single requests: /requests?slow=1, then firsttoken why REQUEST_ID")]
     return "\n".join(lines)
+
+
+def _incident(each: Mapping[str, Any]) -> list[str]:
+    when = " to ".join(strftime("%H:%M:%S", localtime(each[name])) for name in ("since", "last"))
+    lines = _wrapped(f"{each['headline']}, {each['cause']}, {when}")
+    return lines + _labelled("  seen  ", each["evidence"]) + _labelled("  mend  ", each["mend"])
 
 
 def _of(window: Mapping[str, Any], cause: str) -> tuple[float, float]:

@@ -87,6 +87,8 @@ class Recorder:
     def emit(self, timeline: RequestTimeline) -> None:
         """Emit the Record of a request that has ended."""
         record = timeline.record
+        if record.ttft is None and record.attempts:
+            timeline.close_unanswered()
         if record.session_budget is not None:
             record.session_left = self.sessions.left(record)
         if (objective := missed_objective(record)) is None:

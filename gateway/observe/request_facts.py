@@ -18,12 +18,13 @@ from policies.diagnosis.facts import (
     RequestFacts,
     hit_tokens,
 )
-from policies.types import NEVER, AttemptOutcome, Candidate, Decision
+from policies.types import NEVER, AttemptOutcome, Candidate, Decision, RejectionKind
 
 COMPARED = 8  # latest other requests, to tell a lost cache from a prompt that broke its own
 SIZEABLE = 512  # tokens of a prompt from which its cached share says something
 REGIONAL = 3  # requests of a region, from which its speed is judged
 OBJECTIVES = (Objective.TTFT, Objective.TPOT, Objective.GAP, Objective.TOTAL)  # in the order of `Record.verdicts`
+DOWN = (RejectionKind.DOWN, RejectionKind.ON_TRIAL)
 SHORTEST = 1e-3  # s upstream, against a division by zero
 
 
@@ -59,11 +60,14 @@ def request_facts(
         objective=objective,
         over=over_budget(record, objective),
         stream=record.stream,
-        stages=_stages(record),
+        stages={name: spent for name, spent in zip(STAGE_NAMES, record.spent, strict=True) if spent is not None},
         held=record.held,
         attempts=_lost_attempts(record),
         placement=None if decision is None else decision.outcome,
         rejected=() if decision is None else [each.kind for each in decision.rejected],
+        down=()
+        if decision is None
+        else [each.endpoint or each.pool for each in decision.rejected if each.kind in DOWN],
         prompt=prompt_tokens(record),
         cached=record.cached_tokens_reported,
         predicted=record.cached_tokens_predicted or 0,
@@ -112,14 +116,6 @@ def computed_tokens(record: Record) -> int:
     """Of the prompt."""
     prompt = prompt_tokens(record)
     return prompt - hit_tokens(prompt, record.cached_tokens_reported, record.cached_tokens_predicted)
-
-
-def _stages(record: Record) -> dict[str, float]:
-    """Seconds by stage. The time of attempts that a caller did not wait for belongs to none yet: it is upstream."""
-    stages = {name: spent for name, spent in zip(STAGE_NAMES, record.spent, strict=True) if spent is not None}
-    if record.end is RequestOutcome.CLIENT_GONE and record.ttft is None and record.attempts:
-        stages[STAGE_NAMES[UPSTREAM]] = record.total - sum(stages.values())
-    return stages
 
 
 def _candidate(record: Record, decision: Decision | None) -> Candidate | None:

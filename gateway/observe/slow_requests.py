@@ -25,6 +25,7 @@ from gateway.observe.slow_counts import SlowCounts
 from policies.diagnosis.diagnose import diagnose
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
 from policies.diagnosis.facts import Objective, hit_tokens
+from policies.diagnosis.incident_groups import IncidentGroup
 from policies.diagnosis.prompt_trail import PromptTrail, SentPrompt
 from policies.diagnosis.usual import Sample, Usual
 
@@ -104,12 +105,17 @@ class SlowRequests:
         now, count = monotonic(), self._counts.window
         return {"now": count(route, now, minutes), "before": count(route, now, minutes, minutes)}
 
+    def incidents(self, minutes: int) -> Mapping[str, Any]:
+        """Requests and incidents of all routes in the last `minutes`."""
+        return self._counts.incidents(monotonic(), minutes)
+
     def _diagnosed(self, record: Record, objective: Objective) -> Diagnosis:
         prompt, alike = _prompt(record), self._latest_of_crowd(record.route, objective)
         found = self._look_into(record, objective, prompt) if alike is None else _as(alike, record, objective)
         if record.ttft is not None:
             self._trail.note(prompt)
-        self._counts.count(record.route, found.verdict, monotonic())
+        miss = IncidentGroup.of(record.route, found.verdict, record.wall + record.total, record.request_id)
+        self._counts.count(record.route, miss, monotonic())
         return found
 
     def _latest_of_crowd(self, route: str, objective: Objective) -> Diagnosis | None:

@@ -348,6 +348,16 @@ class RequestTimeline:
         if error:
             record.error = error
 
+    def close_unanswered(self) -> None:
+        """Close the stages of a request that ended without a first token: the time of its failed attempts, then of the
+        attempts that were in progress."""
+        record = self.record
+        failed = [attempt.ended for attempt in record.attempts if attempt.ending is not AttemptOutcome.CANCELLED]
+        if failed:
+            self.close((FAILOVER, record.arrival + max(failed)))
+        if len(failed) < len(record.attempts):
+            self.close((UPSTREAM, record.arrival + record.total))
+
     def landmarks(self) -> Sequence[int]:
         """Block hashes of the prompt at every LANDMARK tokens, enough for a replay to find prompts with a shared
         prefix. The tokens are the gateway's own: an engine's count is learned, and learned counts change."""

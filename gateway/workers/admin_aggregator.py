@@ -34,7 +34,7 @@ from gateway.api.api_error import ApiError
 from gateway.config.models import Config
 from gateway.observe.metrics.merged_metrics import MergedMetrics, decode_counts
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
-from gateway.observe.slow_counts import merge_windows
+from gateway.observe.slow_counts import merge_incidents, merge_windows
 from gateway.observe.windows.history_keeper import HistoryKeeper
 from gateway.process import serve_app
 from gateway.reload import ConfigSource, Reloader
@@ -126,6 +126,9 @@ class AdminAggregator:
     async def causes(self, route: str, minutes: int) -> Mapping[str, Any]:
         found = (await self._get_all("/causes?" + urlencode({"route": route, "minutes": minutes}))).values()
         return {name: merge_windows([each[name] for each in found]) for name in ("now", "before")}
+
+    async def incidents(self, minutes: int) -> Mapping[str, Any]:
+        return merge_incidents([*(await self._get_all(f"/incidents?minutes={minutes}")).values()])
 
     async def advice(self) -> Mapping[str, Any]:
         return merge_advice([*(await self._get_all("/advise")).values()])

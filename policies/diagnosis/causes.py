@@ -91,18 +91,28 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseFound:
-    """A cause with its evidence: figures, in words."""
+    """A cause with its evidence: figures, in words. `culprit`: an endpoint, a pool, or `caller NAME`; empty: the one that
+    the cause is usually of (`policies.diagnosis.culprits`). `own`: the work that the request waited for was its
+    caller's own; `witnessed`: seen by this request, not told by others."""
 
     cause: Cause
     evidence: str
+    culprit: str = ""
+    own: bool = False
+    witnessed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CauseVerdict:
-    """The cause of one slow request. `part`: where the time went; `over`: s over the budget, or of a failed request."""
+    """The cause of one slow request. `part`: where the time went; `over`: s over the budget, or of a failed request;
+    `culprit` and `witnessed` as in CauseFound; `own`: the caller by name, where its own work is the reason."""
 
     cause: Cause
     evidence: str
     mend: str
     part: str
     over: float
+    culprit: str = ""
+    own: str = ""
+    failed: bool = False
+    witnessed: bool = True

@@ -11,8 +11,10 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from policies.diagnosis.causes import Cause, CauseFound, CauseVerdict
+from policies.diagnosis.culprits import culprit, own_work_of
 from policies.diagnosis.facts import LostAttempt, Objective, RequestFacts, ms
 from policies.diagnosis.prompt_cause import prompt_cause
 from policies.diagnosis.usual import Usual
@@ -27,6 +29,7 @@ from policies.types import AttemptOutcome, Placement, RejectionKind
 
 NOTICEABLE = 0.005  # s over the usual, below which a part explains nothing
 MOST = 0.5  # of a time, to explain it
+NAMED = 3  # endpoints in a sentence
 SLOWER = 1.5  # times the usual
 DISTANT = 2.0  # time upstream of a slow region, over that of the others
 LIMITS = (RejectionKind.RATE_LIMITED, RejectionKind.EXTERNAL_LIMIT)
@@ -46,7 +49,17 @@ THINKING = "thinking"  # a part of a request with a budget for the answer; all o
 def diagnose(facts: RequestFacts, usual: Usual) -> CauseVerdict:
     part, finding = _found(facts, usual)
     names = {"route": facts.route, "pool": facts.pool, "tenant": facts.tenant}
-    return CauseVerdict(finding.cause, finding.evidence, finding.cause.mend.format(**names), part, facts.over)
+    return CauseVerdict(
+        finding.cause,
+        finding.evidence,
+        finding.cause.mend.format(**names),
+        part,
+        facts.over,
+        culprit(finding, facts),
+        own_work_of(finding, facts),
+        facts.objective is Objective.ANSWER,
+        finding.witnessed,
+    )
 
 
 def _found(facts: RequestFacts, usual: Usual) -> tuple[str, CauseFound]:
@@ -96,9 +109,9 @@ def _failed(facts: RequestFacts, usual: Usual) -> CauseFound:
         return rate_limit_cause(facts)
     if facts.placement in (Placement.SHED, Placement.OVERLOADED):
         return _shed(facts, usual)
-    down = sum(kind in (RejectionKind.DOWN, RejectionKind.ON_TRIAL) for kind in facts.rejected)
-    if down:
-        return CauseFound(Cause.ENDPOINT_FAILED, f"{down} endpoints or pools of the route were down at the decision")
+    if facts.down:
+        told = f"down at the decision: {', '.join(facts.down[:NAMED])}" + (" and others" * (len(facts.down) > NAMED))
+        return CauseFound(Cause.ENDPOINT_FAILED, told, facts.down[0], witnessed=False)
     if facts.stages.get("queue", 0.0) > NOTICEABLE:
         return queue_cause(facts, usual)
     return _unknown(facts, "", "the request ended before any attempt")
@@ -122,10 +135,10 @@ def _lost(facts: RequestFacts, usual: Usual) -> CauseFound:
     if lost.outcome in (AttemptOutcome.RATE_LIMITED, AttemptOutcome.QUOTA):
         return rate_limit_cause(facts)
     if lost.outcome in WITHOUT_TOKEN and (busy := _busy(lost, facts, usual)) is not None:
-        return CauseFound(busy.cause, f"no token from {lost.endpoint} in {ms(lost.took)}; {busy.evidence}")
+        return replace(busy, evidence=f"no token from {lost.endpoint} in {ms(lost.took)}; {busy.evidence}")
     ended = LOST_BY.get(lost.outcome, lost.outcome.value) + (f" (status {lost.status})" if lost.status else "")
     told = f"the attempt at {lost.endpoint} {ended} after {ms(lost.took)}"
-    return CauseFound(_blamed(lost), told + (f": {lost.cause}" if lost.cause else ""))
+    return CauseFound(_blamed(lost), told + (f": {lost.cause}" if lost.cause else ""), lost.endpoint)
 
 
 def _busy(lost: LostAttempt, facts: RequestFacts, usual: Usual) -> CauseFound | None:

@@ -86,6 +86,7 @@ class RequestFacts:
     attempts: Sequence[LostAttempt] = ()
     placement: Placement | None = None
     rejected: Sequence[RejectionKind] = ()
+    down: Sequence[str] = ()  # endpoints, or pools, that were down at the decision
     prompt: int = 0
     cached: int | None = None
     predicted: int = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from policies.diagnosis.causes import Cause, CauseFound
+from policies.diagnosis.culprits import of_caller
 from policies.diagnosis.facts import Neighbour, RequestFacts, ms
 from policies.diagnosis.usual import Usual
 
@@ -27,15 +29,15 @@ def queue_cause(facts: RequestFacts, usual: Usual) -> CauseFound:
     ahead = [each for each in facts.neighbours if each.prefill]
     noisy = noisy_neighbour(facts, ahead, usual)
     if noisy is not None:
-        return CauseFound(noisy.cause, f"{told}; {noisy.evidence}")
-    return CauseFound(Cause.QUEUED, f"{told}, behind {behind(ahead)}")
+        return replace(noisy, evidence=f"{told}; {noisy.evidence}")
+    return CauseFound(Cause.QUEUED, f"{told}, behind {behind(ahead)}", own=_own_work(facts, ahead))
 
 
 def rate_limit_cause(facts: RequestFacts) -> CauseFound:
     waited = facts.stages.get(RATE_LIMIT, 0.0)
     refused = next((lost.endpoint for lost in facts.attempts if lost.status == 429), "")
     told = f"{ms(waited)} held back by a rate limit" if waited else "refused: every endpoint is held by a rate limit"
-    return CauseFound(Cause.RATE_LIMIT, told + (f"; {refused} answered 429" if refused else ""))
+    return CauseFound(Cause.RATE_LIMIT, told + (f"; {refused} answered 429" if refused else ""), refused)
 
 
 def engine_wait_cause(facts: RequestFacts, usual: Usual) -> CauseFound | None:
@@ -48,9 +50,10 @@ def engine_wait_cause(facts: RequestFacts, usual: Usual) -> CauseFound | None:
         return CauseFound(Cause.KV_FULL, f"{told}its KV cache was {facts.engine.kv_usage:.0%} full at the decision")
     ahead = [each for each in facts.neighbours if each.prefill]
     if (noisy := noisy_neighbour(facts, ahead, usual)) is not None:
-        return CauseFound(noisy.cause, told + noisy.evidence)
+        return replace(noisy, evidence=told + noisy.evidence)
     if ahead:
-        return CauseFound(Cause.QUEUED, f"{told}at {facts.endpoint} behind {behind(ahead)}")
+        evidence = f"{told}at {facts.endpoint} behind {behind(ahead)}"
+        return CauseFound(Cause.QUEUED, evidence, own=_own_work(facts, ahead))
     if facts.engine.waiting:
         return CauseFound(Cause.QUEUED, f"{told}{facts.engine.waiting} requests of other traffic waited in the engine")
     return None
@@ -58,17 +61,26 @@ def engine_wait_cause(facts: RequestFacts, usual: Usual) -> CauseFound | None:
 
 def noisy_neighbour(facts: RequestFacts, others: Iterable[Neighbour], usual: Usual) -> CauseFound | None:
     """One other caller whose prompts are most of the work there, and large beside the usual."""
-    by_tenant: dict[str, int] = defaultdict(int)
-    for each in others:
-        by_tenant[each.tenant] += each.computed
-    if not by_tenant:
-        return None
-    tenant, tokens = max(by_tenant.items(), key=lambda found: found[1])
-    total = sum(by_tenant.values())
+    tenant, tokens, total = _busiest(others)
     if tenant == facts.tenant or tokens < DOMINANT * total or tokens < LARGE * max(usual.computed.p50, 1.0):
         return None
     told = f"the caller {tenant} had {tokens:,} of the {total:,} prompt tokens computed at {facts.endpoint} meanwhile"
-    return CauseFound(Cause.NOISY_NEIGHBOUR, told)
+    return CauseFound(Cause.NOISY_NEIGHBOUR, told, of_caller(tenant))
+
+
+def _own_work(facts: RequestFacts, ahead: Iterable[Neighbour]) -> bool:
+    """True if most of the work before this request is of its own caller."""
+    tenant, tokens, total = _busiest(ahead)
+    return tokens > 0 and tenant == facts.tenant and tokens >= DOMINANT * total
+
+
+def _busiest(others: Iterable[Neighbour]) -> tuple[str, int, int]:
+    """The caller with most prompt tokens to compute, its tokens, and those of all callers."""
+    by_tenant: dict[str, int] = defaultdict(int)
+    for each in others:
+        by_tenant[each.tenant] += each.computed
+    tenant, tokens = max(by_tenant.items(), key=lambda found: found[1], default=("", 0))
+    return tenant, tokens, sum(by_tenant.values())
 
 
 def behind(ahead: Sequence[Neighbour]) -> str:

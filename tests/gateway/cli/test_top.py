@@ -61,9 +61,7 @@ async def test_once_prints_one_frame(capsys: pytest.CaptureFixture[str]) -> None
     assert chat[-2:] == ["only", "100%"]
     assert [line[1] for line in lines if line[0].startswith("only/")] == ["up"]
     recent = [line for line in lines if line[-1] == "slow-request"]
-    slowest = [
-        line for line in recent if line[line.index("ago") + 1] == "chat"
-    ]  # not the table of what missed a budget
+    slowest = [line for line in recent if line[line.index("ago") + 1] == "chat"]  # not the table of incidents
     assert len(slowest) == 3
     told = [next(word for word in line if word in STAGE_NAMES) for line in slowest]
     assert sorted(told) == sorted(longest_stage(record) for record in gateway.recorder.recent)
@@ -276,7 +274,7 @@ def test_no_requests_give_a_zero_rate_and_no_quantiles() -> None:
 
 
 async def test_a_window_has_the_counts_that_the_gateway_keeps(capsys: pytest.CaptureFixture[str]) -> None:
-    """Requests before the command began are in the hour; misses come first, the most time over first."""
+    """Requests before the command began are in the hour; incidents come first."""
     routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "1us", "target": 0.9}}}
     async with engines(1) as one, running({"only": engine_pool(*one)}, routes) as gateway:
         await ask(gateway.url, 3, "x-request-id: late-request")
@@ -288,6 +286,7 @@ async def test_a_window_has_the_counts_that_the_gateway_keeps(capsys: pytest.Cap
     chat = next(line for line in lines if line[0] == "chat")
     assert chat[1:4] == ["0.0%", "0.0%", "-900%"]
     assert "window 1h, of which" in out
-    head = next(number for number, line in enumerate(lines) if line[:2] == ["missed", "cause"])
-    assert head < lines.index(chat)
-    assert sum(line[-1] == "late-request" and "ago" in line for line in lines[head : lines.index(chat)]) == 3
+    head = next(number for number, line in enumerate(lines) if line[:2] == ["incident", "route"])
+    told = [line for line in lines[head : lines.index(chat)] if line[1:2] == ["late"]]
+    assert sum(int(line[0]) for line in told) == 3
+    assert all(line[2:5] == ["of", "3", "requests:"] and line[-1] == "late-request" for line in told)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from gateway.observe.slow_counts import KEPT, SlowCounts, merge_windows
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.facts import hit_tokens
+from policies.diagnosis.incident_groups import IncidentGroup
 from policies.diagnosis.usual import NOTHING, Sample, Usual
 
-QUEUED = CauseVerdict(Cause.QUEUED, "", "", "queue", 0.25)
-LONG = CauseVerdict(Cause.LONG_PROMPT, "", "", "upstream", 1.0)
+
+def miss(cause: Cause, over: float, route: str = "chat") -> IncidentGroup:
+    return IncidentGroup.of(route, CauseVerdict(cause, "", "", "", over), at=0.0, request_id="")
+
+
+QUEUED, LONG = miss(Cause.QUEUED, 0.25), miss(Cause.LONG_PROMPT, 1.0)
 
 
 def test_a_window_counts_its_own_minutes_and_route() -> None:
     counts = SlowCounts()
-    for minute, verdict in ((0, LONG), (1, QUEUED), (2, QUEUED), (2, None)):
-        counts.count("chat", verdict, minute * 60.0)
-    counts.count("batch", LONG, 120.0)
+    for minute, found in ((0, LONG), (1, QUEUED), (2, QUEUED), (2, None)):
+        counts.count("chat", found, minute * 60.0)
+    counts.count("batch", miss(Cause.LONG_PROMPT, 1.0, "batch"), 120.0)
     assert counts.window("chat", 130.0, 2) == {
         "requests": 3,
         "causes": {"queued": {"requests": 2, "over_ms": 500.0}},

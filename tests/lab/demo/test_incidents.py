@@ -18,21 +18,26 @@ pytestmark = pytest.mark.virtual_time
 SEEDS = range(int(os.environ.get("INCIDENT_SEEDS", "3")))
 
 
-async def causes_of_victims(incident: Incident, seed: int) -> Counter[str]:
+async def causes_of_victims(incident: Incident, seed: int) -> tuple[Counter[str], str]:
+    """Causes of the victims' Records, and the cause of the first incident that the page shows."""
     async with incident_stage(incident.fleet, seed, stall) as stage:
         await incident.play(stage)
         records = [await stage.record(victim) for victim in stage.victims]
-    return Counter("no Record" if record is None else record.cause for record in records)
+        shown = stage.gateway.recorder.slow.incidents(5)["incidents"]
+    first = f"{shown[0]['cause']} of {shown[0]['culprit']}" if shown else "none"
+    return Counter("no Record" if record is None else record.cause for record in records), first
 
 
 @pytest.mark.parametrize("name", INCIDENTS)
 async def test_the_cause_of_an_incident_is_found(name: str) -> None:
-    """At least 90% of the requests that an incident slows have its cause."""
+    """At least 90% of the requests that an incident slows have its cause, and the first row of the page names it."""
     incident, found = INCIDENTS[name], Counter[str]()
     for seed in SEEDS:
-        causes = await causes_of_victims(incident, seed)
+        causes, first = await causes_of_victims(incident, seed)
         assert causes, f"the incident slowed no request with seed {seed}"
         found += causes
+        assert first.startswith(f"{incident.cause.value} of ")
+        assert not first.endswith(" of ")
     assert found[incident.cause.value] >= 0.9 * found.total(), found
 
 

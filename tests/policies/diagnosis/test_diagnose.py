@@ -11,7 +11,7 @@ from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.diagnose import BY_PART, diagnose
 from policies.diagnosis.facts import EarlierPrompt, EngineFacts, LostAttempt, Neighbour, Objective, RequestFacts
 from policies.diagnosis.usual import ENOUGH, Spread, Usual
-from policies.types import AttemptOutcome, Placement, RejectionKind
+from policies.types import AttemptOutcome, Placement
 
 STAGES = {"read": 0.001, "queue": 0.0, "connect": 0.001, "upstream": 0.1, "relay": 0.001, "stream": 1.0}
 USUAL = Usual(
@@ -56,7 +56,7 @@ CASES: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.RATE_LIMIT, {"objective": Objective.ANSWER, "placement": Placement.RATE_LIMITED}),
     (Cause.CONNECTION, {"stages": {"connect": 1.0}}),
     (Cause.CONNECTION, {"stages": {"failover": 1.0}, "attempts": [LOST]}),
-    (Cause.ENDPOINT_FAILED, {"objective": Objective.ANSWER, "rejected": [RejectionKind.DOWN]}),
+    (Cause.ENDPOINT_FAILED, {"objective": Objective.ANSWER, "down": ["small/a"]}),
     (Cause.LONG_PROMPT, {"stages": SLOW, "prompt": 20_000, "cached": 3_600}),
     (Cause.SLOW_REGION, {"stages": SLOW, "region": "eu", "region_ratio": 3.0}),
     (Cause.MODEL_THINKS, {"thinking": 4.0}),
