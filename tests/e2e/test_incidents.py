@@ -119,7 +119,10 @@ async def test_a_caller_that_leaves_a_silent_engine_shows_its_wait_upstream() ->
 
 @pytest.mark.parametrize("query", ["", "?minutes=0", "?minutes=61", "?minutes=x"])
 async def test_a_wrong_window_is_refused(query: str) -> None:
-    async with running({"dead": pool("http://127.0.0.1:9")}) as gateway, ClientSession() as client:
-        async with client.get(f"{gateway.admin_url}/incidents{query}") as reply:
-            assert reply.status == 400
-            assert "minutes must be a whole number" in await reply.text()
+    async with (
+        running({"dead": pool("http://127.0.0.1:9")}) as gateway,
+        ClientSession() as client,
+        client.get(f"{gateway.admin_url}/incidents{query}") as reply,
+    ):
+        assert reply.status == 400
+        assert "minutes must be a whole number" in await reply.text()
