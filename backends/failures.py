@@ -150,20 +150,23 @@ _CONNECT: tuple[
 )
 
 
-def of_connect(error: Exception, within: float | None = None) -> Failure:
-    """Of an exception raised before anything was sent. `within`: seconds that were allowed."""
+def of_connect(error: Exception, within: float | None = None, *, accepted: bool = False) -> Failure:
+    """Of an exception raised before anything was sent. `within`: seconds that were allowed; `accepted`: the server took
+    the connection, and the TLS handshake failed."""
     if isinstance(error, ProxyError):
         refused = "refused the gateway's credentials" if error.status == 407 else "opened no connection to the backend"
         cause = f"proxy: {error.status}" if error.status else "proxy: no answer"
         return Failure(FailureKind.CONNECT, f"The proxy {refused}.", cause=cause, contact=Contact.UNTRIED)
     if isinstance(error, OSError) and error.errno in OWN_SHORTAGES:
         return replace(NO_SOCKET, cause=f"no socket left: {errno.errorcode[error.errno]}")
+    if accepted and not isinstance(error, (TimeoutError, ssl.SSLError)):
+        error = ssl.SSLError()
     kind, text, cause, contact = next(row for row in _CONNECT if isinstance(error, row[0]))
     if kind is TimeoutError and within is not None:
         cause = f"no connection within {within:g} s"
     elif kind is Exception and isinstance(error, OSError) and (name := errno.errorcode.get(error.errno or 0)):
         cause = f"{cause}: {name}"
-    return Failure(FailureKind.CONNECT, text, cause=cause, contact=contact)
+    return Failure(FailureKind.CONNECT, text, cause=cause, contact=Contact.MADE if accepted else contact)
 
 
 def of_silence(within: float) -> Failure:

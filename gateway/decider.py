@@ -158,9 +158,9 @@ class Decider:
             self.answer_lengths.observe_reasoning(record.route, record.pool, effort, seconds, monotonic())
 
     def any_usable(self, now: float) -> bool:
-        """A request would be tried at an endpoint, be it the last resort."""
+        """An endpoint is up for all callers, or down by the word of a page alone: a caller would be answered."""
         loads = self.fleet.snapshot(now).loads.values()
-        return any(load.health not in UNUSABLE or load.failing for load in loads)
+        return any(load.health not in UNUSABLE or load.doubted for load in loads)
 
 
 def queued_request(

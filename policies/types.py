@@ -125,6 +125,7 @@ class Load:
     at: float = NEVER
     health: Health = Health.UP
     failing: bool = False  # down, but maybe not unreachable: a last resort
+    doubted: bool = False  # down by the word of a page alone, and tried where nothing else is up
     on_trial: bool = False  # down until the end of a trial request
     in_flight: int = 0  # our attempts not ended
     prefilling: int = 0  # of these, without a first token

@@ -132,6 +132,13 @@ class CircuitBreaker:
         return self._refusals < REFUSALS or now - self._refused_at >= GONE_FOR
 
     @property
+    def doubted(self) -> bool:
+        """Not closed by the word of a page alone: no caller's request has failed."""
+        if self.state is BreakerState.CLOSED or self._wrong_model:
+            return False
+        return self.cause is EjectionCause.UNHEALTHY or self._misplaced_at > NEVER
+
+    @property
     def on_trial(self) -> bool:
         return self.state is BreakerState.HALF_OPEN and self._trial is not None
 

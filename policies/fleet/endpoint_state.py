@@ -214,6 +214,7 @@ class EndpointState:
             at=now,
             health=_ASLEEP if self.asleep else _UP if is_closed else breaker.health(now),
             failing=not (is_closed or self.asleep) and breaker.failing(now),
+            doubted=not (is_closed or self.asleep) and breaker.doubted,
             on_trial=not is_closed and breaker.on_trial,
             in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
