@@ -28,7 +28,7 @@ import msgspec
 from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
 from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
 from backends.error_words import is_known_name, known_words
-from backends.interface import RATE_LIMITS, Failure, FailureKind
+from backends.interface import RATE_LIMITS, Contact, Failure, FailureKind
 from backends.scrubbing import scrub
 from backends.secrets import is_secret
 from backends.waiting_times import retry_after
@@ -121,40 +121,52 @@ class ProxyError(OSError):
         self.status = status
 
 
-_CONNECT: tuple[tuple[type[Exception], str, str], ...] = (  # the first match counts; all but the last are OSErrors
-    (TimeoutError, "The backend did not accept a connection in time.", "no connection in time"),
+_CONNECT: tuple[
+    tuple[type[Exception], str, str, Contact], ...
+] = (  # the first match counts; all but the last are OSErrors
+    (TimeoutError, "The backend did not accept a connection in time.", "no connection in time", Contact.FAILED),
     (
         ForbiddenAddressError,
         "The backend's name leads to an address that no backend may have.",
         "name leads to an address that no backend may have",
+        Contact.UNTRIED,
     ),
-    (socket.gaierror, "The backend's name could not be resolved.", "name not resolved"),
-    (ssl.SSLCertVerificationError, "The backend's certificate could not be verified.", "certificate not verified"),
-    (ssl.SSLError, "The TLS handshake with the backend failed.", "TLS handshake failed"),
-    (ConnectionRefusedError, "The backend refused the connection.", "connection refused"),
+    (socket.gaierror, "The backend's name could not be resolved.", "name not resolved", Contact.UNTRIED),
+    (
+        ssl.SSLCertVerificationError,
+        "The backend's certificate could not be verified.",
+        "certificate not verified",
+        Contact.MADE,
+    ),
+    (ssl.SSLError, "The TLS handshake with the backend failed.", "TLS handshake failed", Contact.MADE),
+    (ConnectionRefusedError, "The backend refused the connection.", "connection refused", Contact.FAILED),
     (
         ConnectionError,
         "The backend closed the connection while it was being set up.",
         "connection closed while being set up",
+        Contact.FAILED,
     ),
-    (Exception, "The backend could not be reached.", "not reached"),
+    (Exception, "The backend could not be reached.", "not reached", Contact.FAILED),
 )
 
 
-def of_connect(error: Exception, within: float | None = None) -> Failure:
-    """Of an exception raised before anything was sent. `within`: seconds that were allowed."""
+def of_connect(error: Exception, within: float | None = None, *, accepted: bool = False) -> Failure:
+    """Of an exception raised before anything was sent. `within`: seconds that were allowed; `accepted`: the server took
+    the connection, and the TLS handshake failed."""
     if isinstance(error, ProxyError):
         refused = "refused the gateway's credentials" if error.status == 407 else "opened no connection to the backend"
         cause = f"proxy: {error.status}" if error.status else "proxy: no answer"
-        return Failure(FailureKind.CONNECT, f"The proxy {refused}.", cause=cause)
+        return Failure(FailureKind.CONNECT, f"The proxy {refused}.", cause=cause, contact=Contact.UNTRIED)
     if isinstance(error, OSError) and error.errno in OWN_SHORTAGES:
         return replace(NO_SOCKET, cause=f"no socket left: {errno.errorcode[error.errno]}")
-    kind, text, cause = next(row for row in _CONNECT if isinstance(error, row[0]))
+    if accepted and not isinstance(error, (TimeoutError, ssl.SSLError)):
+        error = ssl.SSLError()
+    kind, text, cause, contact = next(row for row in _CONNECT if isinstance(error, row[0]))
     if kind is TimeoutError and within is not None:
         cause = f"no connection within {within:g} s"
     elif kind is Exception and isinstance(error, OSError) and (name := errno.errorcode.get(error.errno or 0)):
         cause = f"{cause}: {name}"
-    return Failure(FailureKind.CONNECT, text, cause=cause)
+    return Failure(FailureKind.CONNECT, text, cause=cause, contact=Contact.MADE if accepted else contact)
 
 
 def of_silence(within: float) -> Failure:

@@ -109,6 +109,14 @@ OF_REQUEST = frozenset(  # the request's own fault: another server of the same k
 )
 
 
+class Contact(Enum):
+    """How far a failed request came."""
+
+    MADE = "made"  # there was a connection, or nothing is known
+    FAILED = "failed"  # no connection: refused, unroutable, or closed while being set up
+    UNTRIED = "untried"  # the name, or the proxy, led nowhere
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Reason of a failed attempt, independent of the dialect.
@@ -125,6 +133,7 @@ class Failure:
     param: str | None = None
     retry_after: float | None = None  # s, as the server asked; not yet clamped
     cause: str = field(default="", compare=False)  # the operator's line; equal failures look the same to a caller
+    contact: Contact = field(default=Contact.MADE, compare=False)
 
     @property
     def said(self) -> str:
@@ -281,6 +290,15 @@ class Backend(Protocol):
     def listing(self) -> HttpCall:
         """Request for the list of models, with the pool's credential: cheap, and refused where the credential is."""
         return HttpCall("GET", "/v1/models")
+
+    def other_ranks(self, body: bytes) -> str:
+        """The data-parallel ranks in the page of `load`, where the configured one is not among them: "ranks 4..7";
+        empty: it is, or none is configured."""
+        return ""
+
+    def wake(self) -> HttpCall | None:
+        """Request that wakes a sleeping engine; None: its kind does not sleep."""
+        return None
 
     def models(self) -> HttpCall | None:
         """Request for the names of all served models, read by `read_models`; None: a request may name any model."""

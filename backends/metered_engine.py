@@ -22,6 +22,7 @@ MAX_ADAPTERS = 16  # adapters of running requests to be read
 MAX_ADAPTER_TEXT = 400  # characters of their names: every poll is sent to all workers
 _MODEL_LABEL = re.compile(rb'[{,]model_name="([^"\\]*)"')
 
+_ENGINE_LABEL = re.compile(rb'[{,]engine="(\d{1,4})"')
 _RUNNING_ADAPTERS = re.compile(rb'[{,]running_lora_adapters="([^"\\]*)"')
 
 EngineMetricNames = tuple[bytes, ...]  # names of the same meaning over versions: the first found counts
@@ -48,6 +49,7 @@ class LoadMetrics:
     blocks: bytes = b"num_gpu_blocks"  # its label
     block_size_gauge: EngineMetricNames = ()  # or a gauge each
     tokens_gauge: EngineMetricNames = ()
+    sleep: bytes = b""  # a gauge by state of sleep, in a label: 1 of the state that the engine is in
     adapters: bytes = b""  # an info series with names and number of LoRA adapters in labels; the value is a time
 
     def read(self, page: bytes, rank: int | None = None) -> Mapping[str, float | None]:
@@ -67,6 +69,7 @@ class LoadMetrics:
             "preemptions": _total(page, self.preemptions),
             "drafted": _total(page, self.drafted),
             "accepted": _total(page, self.accepted),
+            "asleep": self._asleep(page),
             **{
                 f"{name}_{part}": _total(page, tuple(each + b"_" + part.encode() for each in names))
                 for name, names in (("ttft", self.ttft), ("itl", self.itl), ("e2e", self.e2e))
@@ -91,6 +94,19 @@ class LoadMetrics:
         names = _RUNNING_ADAPTERS.search(labels)
         running = [] if names is None else names[1].decode("utf-8", "replace").split(",")
         return running, _label(labels, b"max_lora") or None
+
+    def ranks(self, page: bytes) -> frozenset[int]:
+        """Data-parallel ranks with a series of running requests."""
+        found = [labels for name in self.running for labels, _ in samples(b"\n" + page + b"\n", name)]
+        return frozenset(int(match[1]) for labels in found if (match := _ENGINE_LABEL.search(labels)))
+
+    def _asleep(self, page: bytes) -> float | None:
+        """1 where an engine sleeps, of those in the page; None: not told."""
+        states = samples(page, self.sleep) if self.sleep else []
+        if not states:
+            return None
+        awake = [value for labels, value in states if b'sleep_state="awake"' in labels]
+        return float(min(awake) == 0 if awake else any(value for _, value in states))
 
     def _cache(self, page: bytes) -> tuple[int | None, int | None]:
         infos = [labels for labels, _ in samples(page, self.info)] if self.info else []
@@ -180,6 +196,16 @@ class MeteredEngine(OpenAI):
         while sum(map(len, found)) > MAX_ADAPTER_TEXT:
             found.pop()
         return tuple(found), slots
+
+    def other_ranks(self, body: bytes) -> str:
+        rank, known = self.config.dp_rank, self.metrics.ranks(body) if self.config.dp_rank is not None else frozenset()
+        if not known or rank in known:
+            return ""
+        first, last = min(known), max(known)
+        if len(known) == 1:
+            return f"rank {first}, not {rank}"
+        told = f"{first}..{last}" if len(known) == last - first + 1 else ", ".join(map(str, sorted(known)))
+        return f"ranks {told[:MAX_MODEL]}, not {rank}"
 
     def read_model(self, body: bytes) -> str:
         return self.metrics.model(body)

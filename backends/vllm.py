@@ -79,6 +79,7 @@ class Vllm(MeteredEngine):
         e2e=(b"vllm:e2e_request_latency_seconds",),
         info=b"vllm:cache_config_info",
         adapters=b"vllm:lora_requests_info",
+        sleep=b"vllm:engine_sleep_state",
     )
 
     def __init__(self, config: BackendConfig) -> None:

@@ -33,8 +33,9 @@ from gateway.data_port import DataPort
 from gateway.decider import Decider
 from gateway.downstream.intake import Intake
 from gateway.fleet.discovery import Discovery
+from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.learned_keeper import LearnedKeeper, state_store
-from gateway.fleet.monitor import Monitor, PollTarget
+from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
 from gateway.observe.metrics.series import histogram

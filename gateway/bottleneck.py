@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 
-from policies.types import Health, Load
+from policies.types import UNUSABLE, Load
 
 FULL = 0.95  # used share of the KV cache from which answers are preempted
 PREFILLING = 0.5  # share of the time spent on prompts from which these are the limit
@@ -46,6 +46,6 @@ def engine_bottleneck(load: Load, preemptions_per_s: float | None = None) -> Bot
 def pool_bottleneck(engines: Iterable[tuple[Load, float | None]]) -> Bottleneck:
     """Of the usable engines of a pool: that of most of them, and of as many the one with more load."""
     found = Counter(
-        engine_bottleneck(load, preemptions) for load, preemptions in engines if load.health is not Health.DOWN
+        engine_bottleneck(load, preemptions) for load, preemptions in engines if load.health not in UNUSABLE
     )
     return max(found, key=lambda bound: (found[bound], BOUND_VALUES[bound]), default=Bottleneck.IDLE)

@@ -42,6 +42,7 @@ from policies.prefix_cache.warm_up import (
 )
 from policies.types import (
     NEVER,
+    UNUSABLE,
     AttemptOutcome,
     Endpoint,
     Health,
@@ -210,7 +211,7 @@ class CacheWarming:
     ) -> None:
         load = loads[endpoint.id]
         keep_warm = self.runtime.current.config.pools[pool.name].keep_warm
-        if endpoint.id in self.fleet.cache_lost and load.health is not Health.DOWN:
+        if endpoint.id in self.fleet.cache_lost and load.health not in UNUSABLE:
             self.fleet.cache_lost.discard(endpoint.id)
             self.fleet.set_warming(endpoint.id, True)  # before any request is placed there
             self._do(endpoint, self._warm_up(pool, endpoint, loads, now), children)

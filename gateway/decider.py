@@ -32,7 +32,7 @@ from policies.routes.efforts import class_of
 from policies.routes.route import Route
 from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
-from policies.types import Decision, Forecast, Health, PrefixBlocks, PromptEstimate, Quantiles
+from policies.types import UNUSABLE, Decision, Forecast, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")
 
@@ -158,8 +158,9 @@ class Decider:
             self.answer_lengths.observe_reasoning(record.route, record.pool, effort, seconds, monotonic())
 
     def any_usable(self, now: float) -> bool:
-        """An endpoint is up for all callers."""
-        return any(load.health is not Health.DOWN for load in self.fleet.snapshot(now).loads.values())
+        """An endpoint is up for all callers, or down by the word of a page alone: a caller would be answered."""
+        loads = self.fleet.snapshot(now).loads.values()
+        return any(load.health not in UNUSABLE or load.doubted for load in loads)
 
 
 def queued_request(

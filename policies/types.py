@@ -37,6 +37,7 @@ class Endpoint:
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
+    host: str = ""  # host and port of the URL, equal for all ranks and keys of a server; empty: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +101,17 @@ class Pool:
 
 
 class Health(Enum):
-    """Result of the circuit breaker of an endpoint."""
+    """Result of the circuit breaker of an endpoint, or of its own word."""
 
     UP = "up"
     PROBING = (
         "probing"  # half-open: the next request is the trial; until its end the endpoint is DOWN for all other requests
     )
     DOWN = "down"
+    ASLEEP = "asleep"  # by the engine's own word: requests there would wait until somebody wakes it
+
+
+UNUSABLE = (Health.DOWN, Health.ASLEEP)
 
 
 @dataclass(slots=True)
@@ -119,7 +124,8 @@ class Load:
 
     at: float = NEVER
     health: Health = Health.UP
-    failing: bool = False  # down, but not known to be unreachable: a last resort
+    failing: bool = False  # down, but maybe not unreachable: a last resort
+    doubted: bool = False  # down by the word of a page alone, and tried where nothing else is up
     on_trial: bool = False  # down until the end of a trial request
     in_flight: int = 0  # our attempts not ended
     prefilling: int = 0  # of these, without a first token
@@ -419,6 +425,7 @@ class RejectionKind(Enum):
     PINNED_ELSEWHERE = "pinned_elsewhere"  # another endpoint holds the state of the request
     UNKNOWN_ADAPTER = "unknown_adapter"
     DOWN = "down"
+    ASLEEP = "asleep"
     ON_TRIAL = "on_trial"  # half-open, with its trial request in progress
     AT_CAP = "at_cap"
     RATE_LIMITED = "rate_limited"

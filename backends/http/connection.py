@@ -184,6 +184,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
         self.born = monotonic()
+        self.accepted = False  # the server has taken the connection, and a TLS handshake is to follow
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._paused = False

@@ -269,7 +269,9 @@ class ConnectionPool:
                 raise ConnectionAbortedError  # closed by the server, or bytes arrived, before the request
         except (OSError, UnicodeError) as error:
             connection.connection_lost(error)
-            raise TransportError(failures.of_connect(error, self._connect_timeout)) from error
+            raise TransportError(
+                failures.of_connect(error, self._connect_timeout, accepted=connection.accepted)
+            ) from error
         except asyncio.CancelledError:
             connection.connection_lost(None)  # uvloop may have connected just now, and ends this without a callback
             raise
@@ -282,7 +284,9 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         connect = partial(loop.create_connection, lambda: connection, ssl=self._tls, server_hostname=name)
         if self._by_name:
-            transport, _ = await connect(sock=await connected_socket(host, port, partial(is_allowed, host)))
+            sock = await connected_socket(host, port, partial(is_allowed, host))
+            connection.accepted = self._tls is not None
+            transport, _ = await connect(sock=sock)
         else:
             transport, _ = await connect(host, port)
         return transport

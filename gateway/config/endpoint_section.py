@@ -37,6 +37,11 @@ class EndpointAddress:
         uid = f"/{self.pod[:UID]}" if self.pod else ""
         return f"{pool}/{authority(self.url, self.ip)}{uid}{rank}{key}"
 
+    @property
+    def host(self) -> str:
+        """The same for all ranks and keys of a server."""
+        return f"{authority(self.url, self.ip)}/{self.pod}"
+
     def shared_server(self, pool: str) -> str:
         """The same for all keys; empty with one."""
         return replace(self, key_number=None).id(pool) if self.key_number else ""

@@ -5,9 +5,8 @@ Rules:
   (`gateway.fleet.kv_event_listener`).
 - Of several workers a single one polls an endpoint and sends the results to the others. Each worker draws its own
   conclusions, and polls by itself where it has heard no result for STALLED seconds.
-- An engine that names another model than configured is asked for all its models: the configured name may be a second
-  name, or an adapter. If the name is unknown there, the endpoint is down until the engine knows it. An engine that
-  takes requests for any name (SGLang) is down only if it served the configured model before.
+- What a page says, and what a page that fails says, is decided in `gateway.fleet.endpoint_poll`: a failed connection
+  may take an endpoint down, a page of the load that fails does not.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
 from itertools import count
 from time import monotonic
 from typing import Protocol, cast
 
-from backends.failures import TransportError
-from backends.http.connection_pool import BufferedReply, ConnectionPool
-from backends.interface import Backend, HttpCall
+from gateway.fleet.endpoint_poll import EndpointPoll, PollResult, PollTarget, Reach
 from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
@@ -30,22 +26,17 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
 from policies.fleet.fleet import Fleet
 from policies.routes.route import Route
-from policies.types import NEVER, Endpoint, Load
+from policies.types import Endpoint, Load
 
 log = logging.getLogger("firsttoken")
 
-PROBE_TIMEOUT = 2.0  # s
-NOT_IMPLEMENTED = 501  # llama.cpp, started without a page of the load
-MODELS_INTERVAL = 10.0  # s between two lists of models of an engine that names another than configured
-STALLED = 6.0  # s: a poll with a list of models may take 4
+STALLED = 6.0  # s: a poll with a list of models, or of both pages, may take 4
+FAULTS = 2  # pages in a row that fail, from which the load is not known
 READS = 2  # of shared results, per interval of polling
 MODEL_LINES = 60.0  # s between two lines about changes of model: two engines behind one URL would fill the log
 PROGRESS = 0.2  # s between two counts of the tokens of running answers
 PROMISES = 10  # such counts between two comparisons of TPOT budgets with what engines can do
 PUBLISH_DELAY = 0.002  # s in which changes are joined into one message to peers: 7 us each, three per request otherwise
-_LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
-_COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
-_MOST = 1e9  # larger counts are ignored
 
 
 class Answering(Hashable, Protocol):
@@ -53,27 +44,6 @@ class Answering(Hashable, Protocol):
 
     @property
     def output_tokens(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PollTarget:
-    """An endpoint of `pool` with a load or health page. `model`: as configured; empty: any."""
-
-    connections: ConnectionPool
-    backend: Backend
-    pool: str = ""
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PollResult:
-    """`at`: monotonic time, the same in all processes. `load`: None without a page of the load."""
-
-    at: float
-    answered: bool = True
-    load: EngineLoad | None = None
-    model: str = ""  # by the engine's own word; empty: not named
-    wrong_model: bool = False  # the configured model is unknown there
 
 
 class SharedPolls(Protocol):
@@ -86,66 +56,6 @@ class SharedPolls(Protocol):
 
     def latest_poll(self, endpoint_id: str) -> PollResult | None:
         """Of the worker in charge."""
-
-
-class EndpointPoll:
-    """Polls of one endpoint, and the state for the choice of the next page."""
-
-    def __init__(self, endpoint: str, target: PollTarget, interval: float) -> None:
-        self.endpoint, self.interval = endpoint, interval
-        self.target = target
-        self.unparsable = False  # with a logged failure
-        self.wrong_model = self.served_model = False  # now; the configured one, ever
-        self.heard_at = monotonic()  # latest shared result
-        self.logged_at = NEVER  # latest change of model
-        self._listed_at = NEVER
-        self._listed_for: tuple[str, float | None] = "", None  # model and start of the engine, when it was asked
-        self._lists_model = True
-
-    async def ask(self) -> PollResult:
-        backend = self.target.backend
-        call = backend.load() or backend.probe()
-        assert call is not None
-        reply = await self._fetch(call)
-        if reply is None or (reply.status >= 500 and reply.status != NOT_IMPLEMENTED):
-            return PollResult(monotonic(), answered=False)
-        if reply.status != 200 or backend.load() is None:
-            return PollResult(monotonic())
-        at, load, model = monotonic(), engine_load(backend.read_load(reply.body)), backend.read_model(reply.body)
-        adapters, slots = backend.read_adapters(reply.body)
-        if adapters or slots:
-            load = replace(load, adapters=adapters, adapter_slots=slots)
-        return PollResult(at, True, load, model, not await self._knows_model(model, load.started_at))
-
-    async def _knows_model(self, named: str, started_at: float | None) -> bool:
-        """True if the engine serves the configured model. `named`: the model in its page."""
-        wanted = self.target.model
-        if not named or wanted in ("", named):
-            self._listed_at, self._lists_model = NEVER, True
-            return True
-        if (named, started_at) != self._listed_for or monotonic() - self._listed_at > MODELS_INTERVAL:
-            if (models := await self._models()) is None:
-                return self._lists_model
-            refused = self.target.backend.refuses_models or self.served_model
-            self._lists_model = not models or wanted in models or not refused
-            self._listed_at, self._listed_for = monotonic(), (named, started_at)
-        return self._lists_model
-
-    async def _models(self) -> frozenset[str] | None:
-        """Names of all models; empty: the engine has no list; None: no answer now."""
-        backend = self.target.backend
-        if (call := backend.models()) is None:
-            return frozenset()
-        reply = await self._fetch(call)
-        if reply is None or reply.status >= 500:
-            return None
-        return backend.read_models(reply.body) if reply.status == 200 else frozenset()
-
-    async def _fetch(self, call: HttpCall) -> BufferedReply | None:
-        try:
-            return await self.target.connections.fetch(call, PROBE_TIMEOUT)
-        except TransportError:
-            return None
 
 
 class Monitor:
@@ -271,17 +181,23 @@ class Monitor:
         self._use(poll, result)
 
     def _use(self, poll: EndpointPoll, result: PollResult) -> None:
-        endpoint = poll.endpoint
+        endpoint, fleet = poll.endpoint, self.fleet
         if result.model:
             self._on_model(poll, result)
+        if result.reach is not Reach.GONE:  # of which the breaker tells
+            self._note_fault(poll, result)
         if result.wrong_model:
-            self.fleet.on_wrong_model(endpoint, result.at)
-        elif not result.answered:
-            self.fleet.on_probe_failed(endpoint, result.at)
+            fleet.on_wrong_model(endpoint, result.at)
+        elif result.other_ranks:
+            fleet.on_other_ranks(endpoint, result.fault, result.at)
+        elif result.reach is Reach.GONE:
+            fleet.on_probe_failed(endpoint, result.at, result.fault, lost=result.refused)
+        elif result.reach is Reach.UNWELL:
+            fleet.on_probe_unwell(endpoint, result.at, result.fault)
         else:
             self._on_answer(poll, result)
-        if self.fleet.on_news is not None:
-            self.fleet.on_news()
+        if fleet.on_news is not None:
+            fleet.on_news()
 
     def _on_breaker(self, endpoint: Endpoint, breaker: CircuitBreaker) -> None:
         """A line for each change, and the reason."""
@@ -306,20 +222,29 @@ class Monitor:
         poll.served_model |= result.model == poll.target.model
 
     def _on_answer(self, poll: EndpointPoll, result: PollResult) -> None:
-        if (load := result.load) is None:
+        """The server answers, or was not asked."""
+        if result.load is not None:
+            self.fleet.on_scrape(poll.endpoint, result.load, result.at)
+            self._log_sleep(poll, asleep=bool(result.load.asleep))
+        elif result.reach is Reach.ALIVE:
             self.fleet.on_probe_answered(poll.endpoint, result.at)
+        if poll.fault:
+            self.fleet.on_load_unknown(poll.endpoint, poll.fault, result.at)
+
+    def _note_fault(self, poll: EndpointPoll, result: PollResult) -> None:
+        """A line for each change. A single page that fails may be an accident, and the load before is not old yet."""
+        poll.faults = poll.faults + 1 if result.fault else 0
+        if result.fault == poll.fault or (result.fault and poll.faults < FAULTS and not result.other_ranks):
             return
-        self.fleet.on_scrape(poll.endpoint, load, result.at)
-
-
-def engine_load(reported: Mapping[str, float | None]) -> EngineLoad:
-    """Build an EngineLoad from the known fields; counts are whole numbers, and impossible ones are dropped."""
-    known = {name: value for name, value in reported.items() if name in _LOAD_FIELDS and value is not None}
-    for name in _COUNTS & known.keys():
-        if 0 <= known[name] <= _MOST:
-            known[name] = int(known[name])
+        poll.fault = result.fault
+        if poll.fault:
+            told = "the load of endpoint %s is not known: %s; its own requests are counted"
+            log.warning(told, poll.endpoint, poll.fault)
         else:
-            del known[name]
-    if not 0 <= known.get("kv_usage", 0.0) <= 1:  # a percentage is no share: the engine would seem full for ever
-        del known["kv_usage"]
-    return EngineLoad(**known)  # type: ignore[arg-type]
+            log.warning("endpoint %s tells its load", poll.endpoint)
+
+    def _log_sleep(self, poll: EndpointPoll, *, asleep: bool) -> None:
+        if asleep != poll.asleep:
+            poll.asleep = asleep
+            told = "is asleep: it gets no request until it is woken" if asleep else "is awake, with an empty cache"
+            log.warning("endpoint %s %s", poll.endpoint, told)

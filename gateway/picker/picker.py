@@ -43,7 +43,7 @@ from gateway.scheduler import RequestQueue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
-from policies.types import NEVER, Candidate, Decision, Health, Load, Placement
+from policies.types import NEVER, UNUSABLE, Candidate, Decision, Health, Load, Placement
 
 WITHIN = 0.2  # s; `message_timeout` of deploy/envoy is 0.25 s
 ASK_AFTER = 0.05  # s in the queue, before the data plane is asked for more time: most wait for less
@@ -276,21 +276,22 @@ class Picker:
             return None
 
     def _least_loaded(self, asked: Asked, model: str) -> Pick:
-        """Raises ApiError (503) where nothing is up."""
+        """Of what is up, or else of the last resort. Raises ApiError (503) where there is neither."""
         addresses = self._addresses_of(self._runtime.current)
         named = self._named(model)
-        up = {
+        allowed = {
             id: load
             for id, load in self.fleet.snapshot(monotonic()).loads.items()
-            if load.health is not Health.DOWN
-            and id in addresses
+            if id in addresses
             and is_in(asked.subset, addresses[id])
             and (named is None or self.fleet.view.pool_of(id) in named.route.pools)
         }
-        if not up:
+        up = {id: load for id, load in allowed.items() if load.health not in UNUSABLE}
+        usable = up or {id: load for id, load in allowed.items() if load.health is Health.DOWN and load.failing}
+        if not usable:
             raise unavailable()
         ids = dict[str, str]()
-        for id in self._spread.take(up):
+        for id in self._spread.take(usable):
             ids.setdefault(addresses[id], id)
         return Pick(*self._alike(ids, named, model))
 

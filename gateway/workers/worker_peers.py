@@ -22,7 +22,7 @@ from zlib import crc32
 import msgspec
 
 from gateway.cluster.gossip import FULL_INTERVAL, SEND_INTERVAL, Peers, PendingUpdates, new_group, sender_of
-from gateway.fleet.monitor import PollResult
+from gateway.fleet.endpoint_poll import PollResult
 from policies.fleet.peers import PeerLoad, PeerReader
 
 JOIN = 0.001  # s in which the first updates after a pause are joined

@@ -10,7 +10,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from lab.engines.virtual_engine import HostedApi
 from lab.servers.drivers import AnswerWriter, Driver, EngineDriver, Faults, HostedDriver
 from lab.servers.reply import ReplyWriter, error_body
 from lab.servers.request_parser import ChatBody, CompletionBody, Encode, ParsedRequest, RequestParser
+from lab.servers.sleep_mode import SleepMode
 
 # vllm/v1/metrics/loggers.py: buckets of time_to_first_token_seconds
 _FINE = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -67,8 +68,10 @@ class AnswerTotals:
 class VllmMetrics:
     """The /metrics page, with vLLM 0.32's names. Counts answers, and `live` ones so far; the rest is the engine's."""
 
-    def __init__(self, model: str, started_at: float) -> None:
-        self._labels = f'engine="0",model_name="{model}"'
+    def __init__(self, model: str, started_at: float, ranks: Sequence[int], sleeping: SleepMode) -> None:
+        self._others = [f'engine="{rank}",model_name="{model}"' for rank in ranks[1:]]  # idle
+        self._labels = f'engine="{ranks[0]}",model_name="{model}"'
+        self._sleeping = sleeping
         self._started_at = started_at  # s, wall clock
         self._totals = AnswerTotals()
         self.live: set[AnswerWriter] = set()
@@ -96,6 +99,9 @@ class VllmMetrics:
         ):
             yield f"# TYPE vllm:{name} {kind}"
             yield f"vllm:{name}{{{self._labels}}} {float(value)}"
+            yield from (f"vllm:{name}{{{labels}}} 0.0" for labels in self._others)
+        for labels in (self._labels, *self._others):
+            yield from self._sleeping.lines(labels)
         config = f'block_size="{engine.profile.block_size}",enable_prefix_caching="True",engine="0"'
         yield "# TYPE vllm:cache_config_info gauge"
         yield f'vllm:cache_config_info{{{config},num_gpu_blocks="{engine.profile.num_blocks}"}} 1.0'
@@ -155,8 +161,13 @@ class SimulatedServer:
         speed: float = 1.0,
         seed: int = 0,
         adapters: LoraAdapters | None = None,
+        ranks: Sequence[int] = (0,),
     ) -> None:
+        """`ranks`: data-parallel ranks of this server, of which the first one does all work."""
         self.profile = profile
+        self.ranks = ranks
+        self.takes_any_rank = False  # a front end that counts its ranks from 0
+        self.sleeping = SleepMode(on_sleep=self._forget_prefixes)
         self.model = model
         self.adapters = adapters or LoraAdapters()
         self.host = host
@@ -179,7 +190,7 @@ class SimulatedServer:
     async def start(self) -> None:
         """Listen, with a fresh engine. Port 0 becomes a free port, which is kept over restarts."""
         self.engine = self._new_engine()
-        self._metrics = VllmMetrics(self.model, time.time())
+        self._metrics = VllmMetrics(self.model, time.time(), self.ranks, self.sleeping)
         self._driver: Driver = (
             EngineDriver(self.engine, self.faults, self._speed)
             if isinstance(self.engine, Engine)
@@ -212,6 +223,11 @@ class SimulatedServer:
         self.engine.kill()
         await self.stop()
 
+    def _forget_prefixes(self) -> None:
+        """Of prompts that are not in progress."""
+        if isinstance(self.engine, Engine):
+            self.engine.cache.drop_idle()
+
     def _new_engine(self) -> Engine | HostedApi:
         profile = self.profile
         return (
@@ -233,12 +249,18 @@ class SimulatedServer:
             web.get("/version", self._version),
             web.get("/metrics", self._metrics_page),
             web.post("/tokenize", self._tokenize),
+            *self.sleeping.routes(),
         ]
         return common + vllm_only if self._vllm else common
 
     async def _answer(self, http: web.Request, kind: type[ChatBody | CompletionBody]) -> web.StreamResponse:
         body = await self._read(http)
         await self._apply_request_faults()
+        rank = http.headers.get("x-data-parallel-rank", "")
+        if rank.isdigit() and int(rank) not in self.ranks and not self.takes_any_rank:
+            raise Refused(400, f"data_parallel_rank {rank} is out of range")
+        if self.sleeping.asleep:
+            await self.sleeping.until_awake()
         parsed = self._parser.parse(next(self._ids), msgspec.convert(body, kind))
         answer = AnswerWriter(parsed.request.prompt_tokens, self._driver.now(), self.faults.of_stream(self._random))
         self._driver.submit(parsed.request, answer)

@@ -11,7 +11,7 @@ from itertools import chain, starmap
 
 from policies.fleet.caller_evidence import CallerState
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
-from policies.types import Load
+from policies.types import Health, Load
 
 ALL = 0  # callers: every caller
 
@@ -33,9 +33,14 @@ def beliefs(
     callers: Iterable[CallerState],
     limited: Iterable[tuple[str, str, float]],
     now: float,
+    load_fault: str = "",
 ) -> Iterator[Belief]:
-    """`load`: for all callers; `limited`: beliefs about rate limits."""
+    """`load`: for all callers; `limited`: beliefs about rate limits; `load_fault`: why the load is not known."""
     yield from _of_breaker(shared, now)
+    if load.health is Health.ASLEEP:
+        yield Belief("asleep", "it gets no request until it is woken", now)
+    if load_fault and load_fault != shared.why:
+        yield Belief("load unknown", load_fault, now)
     yield from starmap(Belief, limited)
     yield from _of_adapters(load.unknown_adapters or {}, now)
     if load.warming:

@@ -1,8 +1,11 @@
 """Availability of an endpoint: a circuit breaker.
 
 Rules (transitions are the table below):
-- CLOSED opens after FAILURES in a row, after REFUSALS in a row (an unanswered probe counts like an attempt), or at once
+- CLOSED opens after FAILURES in a row, after REFUSALS in a row (a refused probe counts like an attempt), or at once
   when an attempt gets no token for longer than the forecast can explain and no other attempt was answered since.
+- Evidence has ranks: an answer to a caller outranks a health page, and a page of the load that fails is no evidence at
+  all. CLOSED opens after REFUSALS health pages in a row that fail, unless a caller was answered within PROVEN seconds
+  or since such a page was last well.
 - CLOSED opens at once when the server refuses the gateway's key, its model name, the path, or the account: such a fault
   does not heal within seconds. Where it has answered within PROVEN seconds it opens after FAILURES in a row; an empty
   account opens it in any case.
@@ -14,7 +17,9 @@ Rules (transitions are the table below):
 - OPEN half-opens at once when a probe finds a lost server again, and when an older attempt is answered. (A probe which
   is answered while attempts fail proves nothing.)
 - An ejected endpoint stays the last resort of requests that no other endpoint can take (Envoy's panic mode), unless
-  nobody answers there, or a probe has found another model: some answers are better than none.
+  connections there have failed within GONE_FOR seconds, or a probe has found another model: some answers are better
+  than none, and a refused connection costs milliseconds.
+- A data-parallel rank that the server's page does not name is down until an answer from there disproves the page.
 - A rate limit is no failure (`policies.rate_limit`).
 - A peer process which reports the endpoint down since our own last answer from there opens the breaker too, until our
   next answer or answered probe, until the peer withdraws the report or disappears, and for EJECTION seconds at most.
@@ -30,6 +35,7 @@ from policies.types import NEVER, AttemptOutcome, Health
 
 FAILURES = 5  # in a row, of any kind
 REFUSALS = 2  # in a row: not connected, or reset before a byte
+GONE_FOR = 2.0  # s after a failed connection, in which no further one is tried
 PROVEN = 60.0  # s since the last answer
 EJECTION = 5.0  # s, the first
 MAX_EJECTION = 300.0  # s
@@ -57,6 +63,7 @@ class EjectionCause(Enum):
 
     FAILURES = "failures"
     UNREACHABLE = "unreachable"
+    UNHEALTHY = "unhealthy"
     SILENT = "silent"
     MISCONFIGURED = "misconfigured"
     QUOTA = "quota"
@@ -99,6 +106,10 @@ class CircuitBreaker:
         self._max_ejection = max_ejection
         self._failures = self._refusals = 0
         self._gone = False  # a refusal in the row is confirmed
+        self._refused_at = NEVER  # latest refusal
+        self._unwell = 0  # health pages in a row that fail
+        self._well_at = NEVER  # latest page that was well
+        self._misplaced_at = NEVER  # first page in a row without the configured rank
         self._probe_failures = 0  # in a row
         self._wrong_model = False  # by the latest probe
         self._trial: Hashable = None
@@ -114,12 +125,18 @@ class CircuitBreaker:
         """The process of the server has ended, and the cache with the process."""
         return self._gone and self._refusals >= REFUSALS
 
-    @property
-    def failing(self) -> bool:
+    def failing(self, now: float) -> bool:
         """Open, and yet a last resort: the server may be there."""
-        if self.state is BreakerState.CLOSED:
+        if self.state is BreakerState.CLOSED or self._wrong_model:
             return False
-        return not (self.cause is EjectionCause.UNREACHABLE or self.server_gone or self._wrong_model)
+        return self._refusals < REFUSALS or now - self._refused_at >= GONE_FOR
+
+    @property
+    def doubted(self) -> bool:
+        """Not closed by the word of a page alone: no caller's request has failed."""
+        if self.state is BreakerState.CLOSED or self._wrong_model:
+            return False
+        return self.cause is EjectionCause.UNHEALTHY or self._misplaced_at > NEVER
 
     @property
     def on_trial(self) -> bool:
@@ -192,18 +209,45 @@ class CircuitBreaker:
                 self._trip(EjectionCause.SILENT, "a request got no token for longer than its forecast can explain", now)
         self.on_ended(key, AttemptOutcome.SILENT, now, confirmed=confirmed, why="no first token in time")
 
-    def on_probe_failed(self, now: float) -> bool:
-        """Returns whether the server was found dead by this probe."""
+    def on_probe_failed(self, now: float, why: str = "nobody answered", *, lost: bool = True) -> bool:
+        """No connection. `lost`: the server's machine has refused it, or is gone. Returns whether the server was found
+        dead by this probe."""
         self._probe_failures += 1
         self._failed_at = now
-        self._refusals += 1
-        self._gone = True
+        self._on_refused(lost, now)
         if self.state is BreakerState.OPEN:
             self._confirm_peers(now)
             self.until = max(self.until, now + EJECTION)
         elif self._refusals >= REFUSALS:
-            self._trip(EjectionCause.UNREACHABLE, f"nobody answered {self._refusals} times in a row", now)
+            self._trip(EjectionCause.UNREACHABLE, f"{why} {self._refusals} times in a row", now)
         return self._probe_failures == REFUSALS
+
+    def on_probe_unwell(self, now: float, why: str) -> None:
+        """The server accepts connections, and its health page fails or is silent."""
+        if now < self._failed_at:
+            return
+        self._clear_refusals()
+        if now - self._served_at <= PROVEN or self._served_at > self._well_at:
+            self._unwell = 0
+            return
+        self._unwell += 1
+        if self._unwell >= REFUSALS and self.state is BreakerState.CLOSED:
+            self._probe_failures = max(self._probe_failures, 1)  # a page that is well ends it
+            self._trip(EjectionCause.UNHEALTHY, why, now)
+
+    def on_other_ranks(self, now: float, why: str) -> bool:
+        """The server's page does not name the configured rank. Returns whether that is believed: no caller's answer has
+        disproved it since."""
+        if self._misplaced_at == NEVER:
+            self._misplaced_at = now
+        if self._served_at >= self._misplaced_at:
+            self.on_probe_answered(now, placed=False)
+            return False
+        self._clear_refusals()
+        self._probe_failures = max(self._probe_failures, 1)
+        self._trip(EjectionCause.MISCONFIGURED, why, now)
+        self.until = max(self.until, now + EJECTION)
+        return True
 
     def on_wrong_model(self, now: float) -> None:
         """The server does not know the configured model: down until a probe finds that it does."""
@@ -212,9 +256,13 @@ class CircuitBreaker:
         self._trip(EjectionCause.MISCONFIGURED, "it serves another model than configured", now)
         self.until = max(self.until, now + EJECTION)
 
-    def on_probe_answered(self, now: float) -> None:
+    def on_probe_answered(self, now: float, *, placed: bool = True) -> None:
+        """`placed`: the configured rank is one of the server's."""
         if now < self._failed_at:
             return  # another process asked before that failure: the answer proves nothing
+        self._unwell, self._well_at = 0, max(self._well_at, now)
+        if placed:
+            self._misplaced_at = NEVER
         recovered = self._probe_failures > 0 or self.peer_reported_down
         self._probe_failures, self._wrong_model = 0, False
         self._clear_refusals()
@@ -233,6 +281,11 @@ class CircuitBreaker:
             if self.state is BreakerState.CLOSED:
                 self.cause = EjectionCause.PEER
             self._on(BreakerEvent.PEER_REPORTED, now, "a peer process reports it down")
+
+    def on_woken(self, now: float) -> None:
+        """The engine has slept, and is awake: failures before say nothing more."""
+        self._clear_failures()
+        self._on(BreakerEvent.ALIVE, now)
 
     def on_reload(self) -> None:
         """The configuration may have been mended: a server that refuses it gets a trial at once."""
@@ -256,8 +309,7 @@ class CircuitBreaker:
         if connected:
             self._clear_refusals()
         else:
-            self._refusals += 1
-            self._gone |= confirmed
+            self._on_refused(confirmed, now)
         why = f": {why}" if why else ""
         if self.state is BreakerState.OPEN:
             if confirmed:
@@ -282,6 +334,11 @@ class CircuitBreaker:
         if rejected:
             self._trip_if(confirmed, cause, why, now)
 
+    def _on_refused(self, confirmed: bool, now: float) -> None:
+        self._refusals += 1
+        self._refused_at = now
+        self._gone |= confirmed
+
     def _clear_failures(self) -> None:
         self._failures = 0
         self.unconfirmed = False
@@ -298,6 +355,8 @@ class CircuitBreaker:
 
     def _trip(self, cause: EjectionCause, why: str, now: float) -> None:
         self.cause = cause
+        if cause is EjectionCause.UNREACHABLE:
+            self._served_at = NEVER  # by a process that may have ended
         self._on(BreakerEvent.TRIPPED, now, why)
 
     def _on(self, event: BreakerEvent, now: float, why: str = "") -> None:

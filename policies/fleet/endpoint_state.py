@@ -44,11 +44,14 @@ EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
+SLEPT_FOR = 30.0  # s for which an engine's word that it sleeps is believed
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
 
-_WORST = (Health.UP, Health.PROBING, Health.DOWN)
-_UP, _DOWN, _CLOSED = Health.UP, Health.DOWN, BreakerState.CLOSED  # a member is slow to look up in an enumeration
+_WORST = (Health.UP, Health.PROBING, Health.DOWN, Health.ASLEEP)
+_UP, _DOWN, _ASLEEP = Health.UP, Health.DOWN, Health.ASLEEP  # a member is slow to look up in an enumeration
+_CLOSED = BreakerState.CLOSED
+ASLEEP = "it is asleep: it gets no request until it is woken"
 _prefix_totals = attrgetter("prefix_queries", "prefix_hits")
 
 LearnedTimes = tuple[TtftPredictor, TpotPredictor, Calibration]
@@ -106,6 +109,9 @@ class EndpointState:
         self.kv_loads = KvLoads()
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
         self.engine, self.rates = EngineLoad(), EngineRates()
+        self.load_fault = ""  # reason for which the engine's own load is not known; empty: known, or never asked
+        self.asleep = False  # by its own word
+        self._slept_at = NEVER  # latest word of it
         self.kv_room = KvRoom()
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
@@ -113,7 +119,7 @@ class EndpointState:
         self.teacher_samples = 0  # of the most experienced sibling at the last warm start
         self.warming = False
         self.peer_load = NO_LOAD
-        self._other_running = self._other_waiting = self._excess = 0  # requests of other traffic
+        self.other_running = self.other_waiting = self._excess = 0  # requests of other traffic
         self.typical_prompt = DEFAULT_PROMPT  # uncached tokens, assumed for other traffic
         self._peer_prefill_s = 0.0  # seconds in `interference.prefill_s` which peers sent
 
@@ -206,8 +212,9 @@ class EndpointState:
         cap = self.pool.concurrent_requests
         return Load(
             at=now,
-            health=_UP if is_closed else breaker.health(now),
-            failing=not is_closed and breaker.failing,
+            health=_ASLEEP if self.asleep else _UP if is_closed else breaker.health(now),
+            failing=not (is_closed or self.asleep) and breaker.failing(now),
+            doubted=not (is_closed or self.asleep) and breaker.doubted,
             on_trial=not is_closed and breaker.on_trial,
             in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
@@ -256,7 +263,9 @@ class EndpointState:
             return load
         health = own.breaker.health(now)
         down = [
-            failing for seen, failing in ((health, own.breaker.failing), (load.health, load.failing)) if seen is _DOWN
+            failing
+            for seen, failing in ((health, own.breaker.failing(now)), (load.health, load.failing))
+            if seen is _DOWN
         ]
         unknown = own.unknown_adapters
         return replace(
@@ -300,11 +309,11 @@ class EndpointState:
         waiting = len(inflight.prefilling) + peers.prefilling
         running = len(inflight.decoding) + peers.in_flight - peers.prefilling
         tokens = self.queue.tokens_left(now, predictor.drain_rate) if waiting else 0.0
-        age = now - self.scraped_at
-        if (self._other_waiting or self._other_running) and age <= STALE:
-            tokens += max(self._other_waiting * self.typical_prompt - predictor.drain_rate * age, 0.0)
-            waiting += self._other_waiting
-            running += self._other_running
+        age = 0.0 if self.load_fault else now - self.scraped_at  # assumed: see `assume_others`
+        if (self.other_waiting or self.other_running) and age <= STALE:
+            tokens += max(self.other_waiting * self.typical_prompt - predictor.drain_rate * age, 0.0)
+            waiting += self.other_waiting
+            running += self.other_running
         return tokens, waiting, running
 
     def work(self, tokens: int, hit: int, now: float) -> PrefillWork:
@@ -334,7 +343,7 @@ class EndpointState:
             endpoint=self.endpoint,
             load=load,
             breaker=self.breaker.state.value,
-            why=self.breaker.why,
+            why="; ".join(filter(None, (self.breaker.why, *self.notes))),
             until=self.breaker.until,
             openings=self.breaker.openings,
             calibration=self.calibration.rounded(),
@@ -354,7 +363,13 @@ class EndpointState:
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
         limited = self.limits.reasons(load.limits, self.breaker.unpaid_until, now)
-        return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now))
+        return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now, self.load_fault))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Reasons of the engine's own for fewer requests."""
+        fault = self.load_fault if self.load_fault != self.breaker.why else ""
+        return tuple(filter(None, (ASLEEP if self.asleep else "", fault and f"its load is not known: {fault}")))
 
     def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:
         """Assumes that the engine will have cached this prompt."""
@@ -383,11 +398,23 @@ class EndpointState:
         self.teacher_samples = 0
         return before
 
+    def on_load_unknown(self, fault: str, now: float) -> None:
+        """The engine has not told its load. What was learned stays, and its own requests are counted."""
+        self.load_fault, self.scraped_at = fault, NEVER
+        self.engine = replace(self.engine, running=None, waiting=None, kv_usage=None)
+        self.other_running = self.other_waiting = self._excess = 0
+        if now - self._slept_at > SLEPT_FOR:
+            self.asleep = False
+
+    def assume_others(self, running: int, waiting: int) -> None:
+        """Other traffic of an engine that does not tell its load: as much as siblings tell of theirs."""
+        self.other_running, self.other_waiting = running, waiting
+
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
-        """Returns whether the engine has restarted since the last scrape."""
-        restarted = has_restarted(self.engine, engine, _prefix_totals)
+        """Returns whether the engine has lost its cache since the last scrape: it has restarted, slept or woken."""
+        restarted = has_restarted(self.engine, engine, _prefix_totals) or self._on_sleep(bool(engine.asleep), now)
         self.engine = engine
-        self.scraped_at = now
+        self.scraped_at, self.load_fault = now, ""
         evicted = None if self.cache.residency is None else self.cache.residency.evicted
         self.rates.note(EngineCounters(engine.preemptions, engine.drafted, engine.accepted, evicted), now)
         self.block_size = engine.block_size or self.block_size
@@ -404,6 +431,15 @@ class EndpointState:
         excess = 0 if restarted else max(0, running + waiting - self.decoding[0] - prefilling)
         others = min(excess, self._excess)
         self._excess = excess
-        self._other_waiting = min(max(0, waiting - prefilling), others)
-        self._other_running = others - self._other_waiting
+        self.other_waiting = min(max(0, waiting - prefilling), others)
+        self.other_running = others - self.other_waiting
         return restarted
+
+    def _on_sleep(self, asleep: bool, now: float) -> bool:
+        self._slept_at = now if asleep else NEVER
+        if asleep is self.asleep:
+            return False
+        self.asleep = asleep
+        if not asleep:
+            self.breaker.on_woken(now)
+        return True

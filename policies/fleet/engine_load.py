@@ -32,6 +32,7 @@ class EngineLoad:
     itl_sum: float | None = None  # s
     e2e_count: float | None = None  # whole answers
     e2e_sum: float | None = None  # s, from the arrival
+    asleep: bool | None = None  # its weights are put aside (vLLM's sleep mode): requests wait until it is woken
 
 
 def has_restarted(before: EngineLoad, after: EngineLoad, totals: Callable[[EngineLoad], Totals]) -> bool:

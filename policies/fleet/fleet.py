@@ -292,25 +292,53 @@ class Fleet:
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:
             return
+        slept = state.asleep
         if state.on_scrape(engine, now):
             self._lose_cache(state)
+        if state.asleep and not slept:
+            self._leave(state)
+        self._assume_other_traffic(state)
         self.on_scraped(endpoint_id, engine, now)
         self.on_probe_answered(endpoint_id, now)
+
+    def on_load_unknown(self, endpoint_id: str, fault: str, now: float) -> None:
+        """The server has not told its load, or not the load of this engine. `fault`: how, for the operator."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.on_load_unknown(fault, now)
+            self._assume_other_traffic(state)
+            self._touch(state)
+
+    def on_other_ranks(self, endpoint_id: str, fault: str, now: float) -> None:
+        """The server does not name the configured rank among its own. The gateway asks there itself: the page may be
+        wrong."""
+        if (state := self._states.get(endpoint_id)) is None:
+            return
+        if state.breaker.on_other_ranks(now, fault):
+            self.on_unconfirmed(state.endpoint)
+        self.on_load_unknown(endpoint_id, fault, now)
 
     def on_probe_answered(self, endpoint_id: str, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is not None:
             state.breaker.on_probe_answered(now)
             self._touch(state)
 
-    def on_probe_failed(self, endpoint_id: str, now: float) -> None:
+    def on_probe_failed(self, endpoint_id: str, now: float, why: str = "nobody answered", *, lost: bool = True) -> None:
+        """No connection. `lost`: the server's machine has refused it, or is gone."""
         if (state := self._states.get(endpoint_id)) is None:
             return
-        found_dead = state.breaker.on_probe_failed(now)
+        found_dead = state.breaker.on_probe_failed(now, why, lost=lost)
+        state.on_load_unknown("", now)
         if state.breaker.server_gone:
             self._lose_cache(state)
         self._touch(state)
         if found_dead:
-            self.on_found_dead([key for key, one in self._attempts.items() if one.state is state and not one.first_at])
+            self._leave(state)
+
+    def on_probe_unwell(self, endpoint_id: str, now: float, why: str) -> None:
+        """The server accepts connections, and its pages of load and health fail."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.breaker.on_probe_unwell(now, why)
+            self.on_load_unknown(endpoint_id, why, now)
 
     def on_wrong_model(self, endpoint_id: str, now: float) -> None:
         """The engine does not know the configured model."""
@@ -379,6 +407,14 @@ class Fleet:
             self._unpublished[state] = None
             if first:
                 self.request_publish()
+
+    def _leave(self, state: EndpointState) -> None:
+        """Attempts without a first token have nothing to wait for there."""
+        self.on_found_dead([key for key, one in self._attempts.items() if one.state is state and not one.first_at])
+
+    def _assume_other_traffic(self, state: EndpointState) -> None:
+        for changed in self._pools[state.pool.name].assume_other_traffic():
+            self._views.mark(changed)
 
     def _show(self, state: EndpointState) -> None:
         state.shown = state.breaker.state

@@ -76,10 +76,27 @@ class PoolState:
 
     def is_outlier(self, state: EndpointState) -> bool:
         """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""
-        answers = [refused for one in self.members if one is not state for refused in one.refusals]
+        host = state.endpoint.host
+        siblings = [one for one in self.members if one.endpoint.host != host or not host]
+        others = siblings or self.members  # ranks and keys of one server are judged together, beside other servers
+        answers = [refused for one in others if one is not state for refused in one.refusals]
         if sum(state.refusals) < OUTLIER_REFUSALS or len(answers) < OUTLIER_REFUSALS:
             return False
         return sum(answers) < SIBLING_SHARE * len(answers)
+
+    def assume_other_traffic(self) -> list[EndpointState]:
+        """An engine that does not tell its load is taken to have as much other traffic as the busiest that does: not
+        known is not idle. Returns the engines with another assumption than before."""
+        silent = [one for one in self.members if one.load_fault]
+        if not silent:
+            return []
+        known = [one for one in self.members if not one.load_fault]
+        most = max(known, key=lambda one: one.other_running + one.other_waiting, default=None)
+        others = (0, 0) if most is None else (most.other_running, most.other_waiting)
+        changed = [one for one in silent if (one.other_running, one.other_waiting) != others]
+        for one in changed:
+            one.assume_others(*others)
+        return changed
 
     def others_up(self, state: EndpointState) -> bool:
         return any(one.breaker.state is BreakerState.CLOSED for one in self.members if one is not state)

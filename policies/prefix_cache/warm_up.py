@@ -32,7 +32,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from policies.scorers.scorers import tie_break
-from policies.types import Health, Load
+from policies.types import UNUSABLE, Load
 
 Text = TypeVar("Text")
 
@@ -191,7 +191,7 @@ class WarmUp(Generic[Text]):
 
 def is_idle(endpoint_id: str, load: Load, used_at: float, idle: float, now: float) -> bool:
     """Returns whether a keep-warm request is due. `idle`: s without a request."""
-    if load.health is Health.DOWN or load.in_flight or load.limits.wait(0, now):
+    if load.health in UNUSABLE or load.in_flight or load.limits.wait(0, now):
         return False
     jitter = tie_break(int(used_at * 1e3), endpoint_id) % 1024 / 1024
     return now - used_at >= idle * (1 - JITTER * jitter)

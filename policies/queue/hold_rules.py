@@ -16,7 +16,7 @@ from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.fair_share import FairShare
 from policies.queue.late_work import LONG
 from policies.queue.queued_request import HoldRule, QueuedRequest
-from policies.types import FOREVER, Candidate, Health, Load
+from policies.types import FOREVER, UNUSABLE, Candidate, Load
 
 ROOM = 0.1  # s of prefill queued inside an engine: enough for the next step
 IDLE = 0.01  # s of prefill under which an engine is idle
@@ -56,7 +56,7 @@ class HoldRules:
         """The rule that holds a planned request, new or the first of a queue; None: the endpoint takes it; or is gone,
         and its queue must move; or is down, and nobody waits for room at a last resort."""
         load, queue = self.fleet.snapshot(self.now).loads.get(endpoint), self.queues.of(endpoint)
-        if load is None or load.health is Health.DOWN:
+        if load is None or load.health in UNUSABLE:
             return None
         is_head = queued.assigned is not None and queued.assigned.id == endpoint
         if queue and queue[0] < queued and not (is_head and queued.own_limit):
@@ -168,7 +168,7 @@ class HoldRules:
         return queued.deadline < FOREVER and not self.shares.is_over(queued.tenant)
 
     def _not_idle(self, endpoint: str, load: Load, prefill_s: float = 0.0, within: float = IDLE) -> HoldRule | None:
-        if load.backlog_s > within or load.health is Health.DOWN:
+        if load.backlog_s > within or load.health in UNUSABLE:
             return HoldRule.PREFILL
         if load.kv_room < 0:
             return HoldRule.BLOCKS

@@ -35,6 +35,7 @@ from policies.routing.placement_request import PlacementRequest
 from policies.types import (
     FOREVER,
     NEVER,
+    UNUSABLE,
     Candidate,
     Completion,
     Endpoint,
@@ -52,8 +53,9 @@ from policies.types import (
 TierCandidates = list[Candidate]  # usable endpoints of a tier, or of its part by region; never empty
 
 _UNKNOWN = Load()
-_DOWN = Health.DOWN  # a member is slow to look up in an enumeration
+_DOWN, _ASLEEP = Health.DOWN, Health.ASLEEP  # a member is slow to look up in an enumeration
 _IS_DOWN, _ON_TRIAL = (RejectionKind.DOWN, "down"), (RejectionKind.ON_TRIAL, "down: on trial by another request")
+_IS_ASLEEP = RejectionKind.ASLEEP, "asleep: it takes no request until it is woken"
 ROUGH = 0.3  # share of the tokens: forecasts and growing budgets bear a smaller margin
 LEAST_OUTPUT = 1024  # tokens: with less room the prompt is too long, and an agent does better to compact it
 LONGEST_HOLD = 60.0  # s for which a request without a deadline is held because of a rate limit
@@ -163,7 +165,7 @@ class CandidateSet:
                 self._reject(pool.name, number, RejectionKind.REGION, OTHER_REGION, endpoint.id)
                 continue
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
-            if (load.health is _DOWN or load.full or load.unknown_adapters or pinned) and (
+            if (load.health in UNUSABLE or load.full or load.unknown_adapters or pinned) and (
                 closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
             ):
                 self._reject(pool.name, number, *closed, endpoint.id)
@@ -190,6 +192,8 @@ class CandidateSet:
         pinned = self.queued.request.pinned
         if pinned and endpoint != pinned:
             return RejectionKind.PINNED_ELSEWHERE, "the state of the request is at another endpoint"
+        if load.health is _ASLEEP:
+            return _IS_ASLEEP
         if load.health is _DOWN and not (last_resort and load.failing):
             return _ON_TRIAL if load.on_trial else _IS_DOWN
         if load.unknown_adapters and load.unknown_adapters.get(prompt.adapter, NEVER) > self.now:
@@ -296,7 +300,7 @@ def _uncached_where_fits(
         if misfit(request, tier, pool, prompt.tokens, cap, output):
             continue
         for endpoint in pool.endpoints:
-            down = fleet.loads.get(endpoint.id, _UNKNOWN).health is _DOWN
+            down = fleet.loads.get(endpoint.id, _UNKNOWN).health in UNUSABLE
             if not down and request.pinned in ("", endpoint.id) and route.allows(endpoint):
                 yield prompt.tokens - hit(endpoint, prompt)
 

@@ -174,7 +174,9 @@ def _nowhere(found: CandidateSet) -> Decision:
         kind = RejectionKind.EXTERNAL_LIMIT
         return _decision(found, Placement.RATE_LIMITED, (), EXTERNAL_LIMIT, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
-    reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
+    asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
+    subject = "the endpoint with its state" if pinned else "every endpoint that could take it"
+    reason = f"{subject} is asleep" if asleep else f"{subject} {_OUT}"
     kind = out[0].kind if out else RejectionKind.NOT_ESTIMATED
     return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)), kind)
 

@@ -16,7 +16,8 @@ from backends.http.connection_pool import ConnectionPool
 from gateway import scheduler as module
 from gateway.admission.auth import ANYONE, Tenant
 from gateway.api.inference_request import InferenceRequest
-from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget
+from gateway.fleet.endpoint_poll import EndpointPoll, PollTarget
+from gateway.fleet.monitor import Monitor
 from gateway.scheduler import NO_DEADLINE_PATIENCE, WOKEN, QueueTimeout, RequestQueue
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler

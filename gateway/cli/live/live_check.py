@@ -26,6 +26,7 @@ from gateway.cli.live import live_findings as findings
 from gateway.cli.live.live_facts import (
     EndpointFacts,
     ListingFacts,
+    PageFacts,
     TokenFacts,
     likely_urls,
     read_names,
@@ -36,6 +37,7 @@ from gateway.cli.tables import aligned
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
 from gateway.config.notes import duration
+from gateway.fleet.endpoint_poll import EndpointPoll, PollTarget
 from gateway.process import loop_factory, raise_file_limit
 from gateway.runtime import Runtime, UpstreamAddress, build_runtime, tokenizers, upstream_addresses
 from gateway.synthetic_request import PING, QUESTIONS, send_synthetic, synthetic
@@ -174,7 +176,9 @@ async def ask_endpoint(live: LiveFleet, endpoint: Endpoint) -> EndpointFacts:
     with suppress(TimeoutError):
         async with asyncio.timeout(STEPS * live.timeout):
             facts = replace(facts, listing=await _list_models(live, endpoint))
-            if facts.listing.status and facts.listing.status != 401 and live.tokens:
+            if facts.listing.status:
+                facts = replace(facts, page=await _read_page(live, endpoint))
+            if facts.listing.status and facts.listing.status != 401 and live.tokens and not facts.page.asleep:
                 facts = replace(facts, token=await _ask_tokens(live, endpoint))
             facts = replace(facts, overdue=False)
     return facts
@@ -195,6 +199,17 @@ async def _list_models(live: LiveFleet, endpoint: Endpoint) -> ListingFacts:
         failure = upstream.backend.failure(reply.status, reply.headers, reply.body)
     elsewhere = await _find_api(live, endpoint) if _may_be_path(reply.status) else ""
     return ListingFacts(reply.status, None, failure, skew=skew, elsewhere=elsewhere)
+
+
+async def _read_page(live: LiveFleet, endpoint: Endpoint) -> PageFacts:
+    """As the gateway's polls find it."""
+    upstream = live.runtime.upstreams[endpoint.id]
+    if upstream.backend.load() is None:
+        return PageFacts()
+    poll = EndpointPoll(endpoint.id, PollTarget(upstream.connections, upstream.backend, upstream.pool), 0.0)
+    found = await poll.ask()
+    asleep = found.load is not None and bool(found.load.asleep)
+    return PageFacts(found.fault, bool(found.other_ranks), asleep)
 
 
 def _certificate_fault(error: TransportError) -> str:

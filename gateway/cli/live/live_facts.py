@@ -47,6 +47,15 @@ class TokenFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class PageFacts:
+    """The engine's own pages, as the gateway will read them. `fault` empty: its load is told."""
+
+    fault: str = ""
+    other_ranks: bool = False
+    asleep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointFacts:
     """`token` None: not asked for one. `overdue`: the endpoint used up its time."""
 
@@ -58,6 +67,7 @@ class EndpointFacts:
     listing: ListingFacts
     token: TokenFacts | None = None
     overdue: bool = False
+    page: PageFacts = PageFacts()
 
     @property
     def missing(self) -> list[str]:

@@ -20,6 +20,8 @@ from policies.routes.route import Route, Ttft
 MAX_SKEW = 30.0  # s between two clocks
 HEADROOM = 1.5  # budget that is proposed, in times of what was measured
 NO_MATTER = "of no matter if the pool is for embeddings or reranking, or its model reasons before its first token"
+WAKE = "wake it (POST /wake_up), or write wake: true into its pool"
+UNKNOWN_LOAD = "its own requests are counted, and it is used; switch the engine's metrics on, or look into its log"
 _UNREACHABLE = (  # beginning of the cause, and the mend
     ("connection refused", "start the server, or correct the port"),
     ("no connection", "correct the address, start the host, or let the connection through the firewall"),
@@ -68,13 +70,25 @@ def finding(facts: EndpointFacts, secrets: Sequence[str], *, keyed: bool) -> Fin
         return _certificate(facts)
     if listing.failure is not None and (not listing.status or listing.status == 401):
         return _failed(facts, listing.failure, secrets, keyed)
+    if facts.page.asleep:
+        return _of(facts, "asleep", "is asleep: it gets no request until it is woken", WAKE, fault=False)
     if token is None:
-        return _without_token(facts, secrets, keyed)
+        return _without_token(facts, secrets, keyed) or _of_page(facts, secrets)
+    if token.failure is not None and facts.page.other_ranks:
+        return _of(facts, "rank", harmless(facts.page.fault, secrets), "correct dp_rank of the endpoint")
     if token.failure is not None:
         return _failed(facts, token.failure, secrets, keyed)
     if token.ttft is None:
         return _of(facts, "silent", "has sent no token in its time", "look at the server, or raise --timeout")
-    return None
+    return _of_page(facts, secrets)
+
+
+def _of_page(facts: EndpointFacts, secrets: Sequence[str]) -> Finding | None:
+    """Callers are answered, and the load is not known."""
+    words = harmless(facts.page.fault, secrets)
+    if facts.page.other_ranks:
+        return _of(facts, "rank", words, "correct dp_rank of the endpoint", fault=facts.token is None)
+    return _of(facts, "load", f"its load is not known: {words}", UNKNOWN_LOAD, fault=False) if words else None
 
 
 def _without_token(facts: EndpointFacts, secrets: Sequence[str], keyed: bool) -> Finding | None:

@@ -13,8 +13,10 @@ import pytest
 
 from backends.http.connection_pool import ConnectionPool
 from backends.interface import Backend
+from gateway.fleet import endpoint_poll
 from gateway.fleet import monitor as module
-from gateway.fleet.monitor import EndpointPoll, Monitor, PollTarget, engine_load
+from gateway.fleet.endpoint_poll import EndpointPoll, PollTarget, engine_load
+from gateway.fleet.monitor import Monitor
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.types import AttemptOutcome, Health, Load, PoolEstimate, PrefixBlocks
@@ -187,7 +189,7 @@ async def test_an_endpoint_without_metrics_is_up() -> None:
 @pytest.mark.parametrize("script", [BAD, [CLOSE], [reply(b"", "503 x")], [HANG], [b"not HTTP\r\n\r\n"]])
 async def test_two_failed_probes_take_an_endpoint_down(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single failure may be an accident."""
-    monkeypatch.setattr(module, "PROBE_TIMEOUT", 0.1)
+    monkeypatch.setattr(endpoint_poll, "PROBE_TIMEOUT", 0.1)
     async with monitoring(script) as (monitor, origin, vllm, _):
         seen = []
         for _ in range(2):
@@ -211,7 +213,7 @@ async def test_each_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFi
     """At any number of polls in between."""
     key = object()
     with caplog.at_level(logging.INFO, "firsttoken"):
-        async with monitoring(GOOD, GOOD, BAD, BAD, BAD, BAD, GOOD) as (monitor, origin, vllm, _):
+        async with monitoring(GOOD, GOOD, *[BAD] * 8, GOOD) as (monitor, origin, vllm, _):
             for _ in range(9):
                 await poll(monitor, origin, vllm)
             monitor.fleet.on_sent(key, candidate(ENDPOINT), PoolEstimate(1), monotonic(), stream=True)
@@ -219,7 +221,9 @@ async def test_each_change_of_health_is_one_log_line(caplog: pytest.LogCaptureFi
             for _ in range(2):
                 await poll(monitor, origin, vllm)
     assert [entry.message for entry in caplog.records] == [
-        "endpoint small/a is down for 5 s: nobody answered 2 times in a row",
+        "the load of endpoint small/a is not known: its /health answers 500; its own requests are counted",
+        "endpoint small/a is down for 5 s: its /health answers 500",
+        "endpoint small/a tells its load",
         "endpoint small/a is on trial",
         "endpoint small/a is up",
     ]

@@ -224,7 +224,7 @@ async def test_a_request_is_answered_after_every_fault_of_its_data_plane() -> No
 
 async def test_ranks_of_a_server_are_one_address() -> None:
     """No address is named twice, and the request counts at the rank that was chosen."""
-    async with engines(1) as (server,):
+    async with engines(1, ranks=(0, 1)) as (server,):
         ranks = [{"url": server.url, "dp_rank": rank} for rank in (0, 1)]
         only = {**engine_pool(), "backend": "vllm", "endpoints": ranks}
         async with running({"only": only}, ROUTES, pick={"listen": "127.0.0.1:0", "fallbacks": 1}) as gateway:

@@ -441,4 +441,10 @@ def test_a_server_is_a_last_resort_unless_nobody_is_known_to_listen() -> None:
     wrong.on_wrong_model(0.0)
     breakers = refusing, silent, wrong, gone
     assert [breaker.health(1.0) for breaker in breakers] == [Health.DOWN] * 4
-    assert [breaker.failing for breaker in breakers] == [True, True, False, False]
+    assert [breaker.failing(1.0) for breaker in breakers] == [True, True, False, False]
+    assert [breaker.failing(2.0) for breaker in breakers] == [
+        True,
+        True,
+        False,
+        True,
+    ]  # tried again: refusals are cheap
