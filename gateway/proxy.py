@@ -250,7 +250,7 @@ class Proxy:
         if tenant.limits is not None:
             count = partial(self.decider.counted, request, route, tenant, estimate)
             estimate = await self.admission.reserve(
-                tenant, tenant.limits, estimate, request, runtime.pools, timeline, count
+                tenant, tenant.limits, estimate, request, route, runtime.pools, timeline, count
             )
         if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, request, timeline, estimate)

@@ -49,6 +49,11 @@ def in_file(config: Config, name: str) -> bool:
     return any(key.name == name for key in config.keys)
 
 
+def is_hidden(config: Config, key: Key) -> bool:
+    """The configuration file gives the name of this stored key to another digest."""
+    return any(other.name == key.name and other.sha256 != key.sha256 for other in config.keys)
+
+
 def _valid(config: Config, settings: Mapping[str, Any]) -> Key:
     try:
         key = Key.model_validate({name: value for name, value in settings.items() if value is not None})

@@ -18,7 +18,8 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable, ignore_result
+from gateway.cluster.redis_client import RedisClient, ScriptPipeline, Unavailable, ignore_result
+from gateway.cluster.redis_names import redis_name
 from gateway.config.models import StateSection
 from gateway.fair_cache import FairCache
 
@@ -60,7 +61,7 @@ class AnswerStore(Protocol):
 def answer_store(state: StateSection) -> AnswerStore:
     """The store that `state.answers` names."""
     if state.answers == "redis" and state.redis is not None:
-        client = RedisClient(state.redis.get_secret_value(), STORE_TIMEOUT)
+        client = RedisClient(state.redis.get_secret_value(), STORE_TIMEOUT, state.namespace)
         return RedisAnswers(client, state.namespace, state.answer_bytes)
     return MemoryAnswers(state.answer_bytes)
 
@@ -139,7 +140,7 @@ return all
 class RedisAnswers:
     def __init__(self, redis: RedisClient, namespace: str, most: int) -> None:
         self._redis, self._most = redis, most
-        self._base = f"{PREFIX}{{answers:{namespace}}}"
+        self._base = redis_name(namespace, slot=f"answers/{namespace}")
         self._pipeline = ScriptPipeline(redis)
         self._looks = asyncio.Semaphore(LOOKS)
         self._decode = msgspec.msgpack.Decoder(KeptAnswer).decode

@@ -13,14 +13,14 @@ import pytest
 
 from backends.interface import Operation
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import QuotaExceeded, claim_of, duration, quota_headers
+from gateway.admission.quotas import AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.tokenize.tokenizers import encoder
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.support.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
@@ -49,58 +49,81 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
     assert duration(seconds) == written
 
 
+RETRY_1 = {"retry-after": "1", "retry-after-ms": "1000"}
+NEVER = {"x-should-retry": "false"}
+RATE, EMPTY = "rate_limit_exceeded", "insufficient_quota"
+
+
 @pytest.mark.parametrize(
-    ("limit", "wait", "type", "code", "message", "headers"),
+    ("verdict", "type", "code", "message", "headers"),
     [
         (
-            QuotaLimit.REQUESTS,
-            1.2,
-            "requests",
-            "rate_limit_exceeded",
-            "limit of 9 requests per minute. Try again in 1.2s.",
+            Verdict(QuotaLimit.REQUESTS, 1.2),
+            *("requests", RATE, "This key has reached its limit of 9 requests per minute. Try again in 1.2s."),
             {"retry-after": "2", "retry-after-ms": "1200"},
         ),
         (
-            QuotaLimit.TOKENS,
-            30.0,
-            "tokens",
-            "rate_limit_exceeded",
-            "limit of 50 tokens per minute. Try again in 30s.",
+            Verdict(QuotaLimit.TOKENS, 30.0),
+            *("tokens", RATE, "This key has reached its limit of 50 tokens per minute. Try again in 30s."),
             {"retry-after": "30", "retry-after-ms": "30000"},
         ),
         (
-            QuotaLimit.CONCURRENT,
-            1.0,
-            "requests",
-            "rate_limit_exceeded",
-            "limit of 2 requests at a time.",
-            {"retry-after": "1", "retry-after-ms": "1000"},
+            Verdict(QuotaLimit.TOKENS, 1.0, cause=RefusalCause.HELD),
+            *("tokens", RATE),
+            "Requests in progress hold what is left of this key's 50 tokens per minute, until they end. Try "
+            "again in 1s.",
+            RETRY_1,
         ),
         (
-            QuotaLimit.TOKENS,
-            None,
-            "tokens",
-            "rate_limit_exceeded",
-            "too large: it may take 70 tokens, and this key has 50",
-            {"x-should-retry": "false"},
+            Verdict(QuotaLimit.CONCURRENT, 1.0),
+            *("requests", RATE, "This key has reached its limit of 2 requests at a time. Try again in 1s."),
+            RETRY_1,
         ),
         (
-            QuotaLimit.COST,
-            None,
-            "insufficient_quota",
-            "insufficient_quota",
-            "used its 5.00 USD of this calendar month",
-            {"x-should-retry": "false"},
+            Verdict(QuotaLimit.TOKENS, None, cause=RefusalCause.TOO_LARGE),
+            *(
+                "tokens",
+                RATE,
+                "The request is too large: it may take 70 tokens, and this key has 50 per minute. Shorten",
+            ),
+            NEVER,
+        ),
+        (
+            Verdict(QuotaLimit.COST, None, cause=RefusalCause.SPENT, spent=5 * NANO),
+            *(EMPTY, EMPTY, "This key has used its 5.00 USD of this calendar month (UTC)."),
+            NEVER,
+        ),
+        (
+            Verdict(QuotaLimit.COST, None, cause=RefusalCause.SPENT, spent=4 * NANO),
+            *(EMPTY, EMPTY),
+            "This key has 1.00 USD left of its 5.00 USD of this calendar month (UTC), and the request may "
+            "cost 6.00 USD.",
+            NEVER,
+        ),
+        (
+            Verdict(QuotaLimit.COST, 1.0, cause=RefusalCause.HELD),
+            *("requests", RATE),
+            "Requests in progress hold what is left of this key's 5.00 USD of this calendar month (UTC), until they "
+            "end. Try again in 1s.",
+            RETRY_1,
+        ),
+        (
+            Verdict(QuotaLimit.COST, None, cause=RefusalCause.TOO_LARGE),
+            *("requests", RATE),
+            "The request is too large: it may cost 6.00 USD, and this key has 5.00 USD for a whole calendar month.",
+            NEVER,
         ),
     ],
 )
-def test_a_refusal_names_the_limit_and_the_remedy(
-    limit: QuotaLimit, wait: float | None, type: str, code: str, message: str, headers: dict[str, str]
+def test_a_refusal_names_the_limit_the_cause_and_the_remedy(
+    verdict: Verdict, type: str, code: str, message: str, headers: dict[str, str]
 ) -> None:
-    limits = KeyLimits(9, 50, 2, 5 * NANO)
-    found = QuotaExceeded(made(limits, Verdict(limit, wait)), limit)
+    """Spent is final; held is over as soon as a request ends; a request above the whole limit says so."""
+    assert verdict.limit is not None
+    claim, limits = Claim(70, 6 * NANO), KeyLimits(9, 50, 2, 5 * NANO)
+    found = QuotaExceeded(made(limits, verdict, claim), verdict.limit)
     assert (found.status, found.type, found.code, found.headers) == (429, type, code, headers)
-    assert message in found.message
+    assert found.message.startswith(message)
 
 
 def test_headers_show_configured_limits_only() -> None:
@@ -117,12 +140,24 @@ def test_headers_show_configured_limits_only() -> None:
 
 
 def test_a_claim_is_the_maximum_over_pools() -> None:
+    """Of the usual answer; and of the longest: of a key whose answers are not known, that which the context window
+    allows."""
     blocks = PrefixBlocks((), 16, 1.0)
     pools = {"a": PoolEstimate(100, blocks, 100, 1), "b": PoolEstimate(120, blocks, 120, 1)}
-    priced = {name: Pool(name, "served", (), price=Price(1.0, each)) for name, each in (("a", 10.0), ("b", 1.0))}
-    assert claim_of(PromptEstimate(pools, 50), 1, None) == Claim(170)
-    assert claim_of(PromptEstimate(pools, 50), 1, priced) == Claim(170, round((100 + 500) * NANO / 1e6))
-    assert claim_of(PromptEstimate(pools, 50), 8, priced) == Claim(520, round((100 + 4000) * NANO / 1e6))
+    priced = {
+        "a": Pool("a", "served", (), price=Price(1.0, 10.0), context_window=1_100),
+        "b": Pool("b", "served", (), price=Price(1.0, 1.0), context_window=500),
+    }
+    estimate, micro = PromptEstimate(pools, 50), NANO / 1e6
+    assert claim_of(estimate, AnswerBounds(1), priced) == Claim(170, most_tokens=120 + 2_048)
+    assert claim_of(estimate, AnswerBounds(1, cap=60), priced) == Claim(170, most_tokens=180)
+    assert claim_of(estimate, AnswerBounds(1, priced=True), priced) == Claim(
+        170, round(600 * micro), most_tokens=120 + 2_048, most_cost=round((100 + 10_000) * micro)
+    )
+    known = AnswerBounds(8, cap=200, longest=80, priced=True)
+    assert claim_of(estimate, known, priced) == Claim(
+        520, round(4100 * micro), most_tokens=120 + 640, most_cost=round((100 + 6_400) * micro)
+    )
 
 
 # --------------------------------------------------------------------------- through the gateway
@@ -349,8 +384,9 @@ async def test_a_lost_attempt_counts_tokens_that_may_be_billed(lost: list[Step] 
             assert record.cost_usd == failed.tokens + 9
             quotas = gateway.proxy.admission._quotas
             assert isinstance(quotas, LocalQuotas)
-            assert quotas.spent("web") == record.cost_usd * NANO
-            assert quotas._key("web").own.window.total() == (1, failed.tokens + 9)
+            account = gateway.runtime.current.keys.tenants[0].account
+            assert quotas.spent(account) == record.cost_usd * NANO
+            assert quotas._key(account).own.window.total() == (1, failed.tokens + 9)
 
 
 async def test_a_key_without_limits_has_no_quota_work() -> None:
