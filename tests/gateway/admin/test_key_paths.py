@@ -134,6 +134,32 @@ async def test_a_changed_limit_holds_and_null_removes_one(tmp_path: Path) -> Non
         ("POST", "/keys", {"name": "a", "routes": ["caht"]}, 400, "routes: no route 'caht'; did you mean 'chat'?"),
         ("POST", "/keys", {"name": "a", "concurrent_requests": 0}, 400, "concurrent_requests: Input should be greater"),
         ("POST", "/keys", {"name": "a", "weight": 1e-17}, 400, "weight: Input should be greater than or equal to 0.0"),
+        (
+            "POST",
+            "/keys",
+            {"name": "a", "tokens_per_minute": True},
+            400,
+            "tokens_per_minute: Value error, write a numb",
+        ),
+        (
+            "POST",
+            "/keys",
+            {"name": "a", "monthly_cost_usd": True},
+            400,
+            "monthly_cost_usd: Value error, write a numbe",
+        ),
+        (
+            "POST",
+            "/keys",
+            {"name": "a", "weight": False},
+            400,
+            "weight: Value error, write a number, not true",
+        ),
+        ("POST", "/keys", {"name": "a" * 65}, 400, "name: a name has 1 to 64 letters, digits and . _ : @ + -"),
+        ("POST", "/keys", {"name": "-"}, 400, "name: a name has 1 to 64 letters"),
+        ("POST", "/keys", {"name": "../x"}, 400, "name: a name has 1 to 64 letters"),
+        ("POST", "/keys", {"name": "a/b"}, 400, "name: a name has 1 to 64 letters"),
+        ("PATCH", "/keys/web", {"requests_per_minute": True}, 400, "requests_per_minute: Value error, write a number"),
         ("POST", "/keys", {"name": "of-file"}, 409, "There is a key 'of-file' already."),
         ("POST", "/keys", {"name": "web"}, 409, "There is a key 'web' already."),
         ("POST", "/keys", b"x" * 70_000, 413, "The body is larger than"),
@@ -153,6 +179,7 @@ async def test_a_mistake_is_named_and_changes_nothing(
         before = await sent(gateway, "GET", "/keys")
         found, reply = await sent(gateway, method, path, body)
         assert (found, reply["error"]["message"][: len(message)]) == (status, message)
+        assert "?." not in reply["error"]["message"]
         assert await sent(gateway, "GET", "/keys") == before
 
 
