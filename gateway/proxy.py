@@ -151,13 +151,22 @@ class Proxy:
         tenant, most = self.reader.authorize(http), self.runtime.current.config.server.max_connections
         handlers = TurnHandlers(
             infer=partial(self.infer, operation=Operation.RESPONSES),
-            aside=lambda turn, answer: self.aside(turn, LABELS[Operation.RESPONSES], answer),
+            aside=self.answer_turn,
             precheck=self.precheck_key,
         )
         try:
             await self.sockets.serve(http, self.reader.caller(http, tenant), most, handlers, lambda: self.draining)
         except ApiError as refusal:
             http.refuse(refusal)
+
+    async def answer_turn(self, http: HttpRequest, write: Callable[[HttpRequest], None]) -> None:
+        """Answer a turn of a WebSocket for which no backend is asked."""
+
+        async def answer(http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+            write(http)
+            timeline.delivered(200, monotonic())
+
+        await self.aside(http, LABELS[Operation.RESPONSES], answer)
 
     async def aside(self, http: HttpRequest, operation: str, answer: Answer) -> None:
         """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""

@@ -38,7 +38,8 @@ class Keyring:
         on_change: Callable[[Sequence[Key]], Awaitable[None]],
         of_file: Callable[[], Sequence[Key]] = tuple,
     ) -> None:
-        self._store, self._on_change, self._of_file = store, on_change, of_file
+        self._store, self._of_file = store, of_file
+        self._on_change = on_change
         self.known: Sequence[Key] = ()
         self._seen: Hashable = None  # version
         self._stored: StoredKeys | None = None  # as last read

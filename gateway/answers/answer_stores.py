@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Annotated, Any, Protocol
 
@@ -140,7 +141,7 @@ return all
 class RedisAnswers:
     def __init__(self, redis: RedisClient, namespace: str, most: int) -> None:
         self._redis, self._most = redis, most
-        self._base = redis_name(namespace, slot=f"answers/{namespace}")
+        self._name = partial(redis_name, namespace, slot="answers")
         self._pipeline = ScriptPipeline(redis)
         self._looks = asyncio.Semaphore(LOOKS)
         self._decode = msgspec.msgpack.Decoder(KeptAnswer).decode
@@ -159,7 +160,7 @@ class RedisAnswers:
         except TimeoutError:
             return None
         try:
-            found: Any = await self._redis.call(lambda redis: redis.get(f"{self._base}:{key.digest}"), LOOK_TIMEOUT)
+            found: Any = await self._redis.call(lambda redis: redis.get(self._name(key.digest)), LOOK_TIMEOUT)
             return None if found is None else self._decode(found)
         except (Unavailable, msgspec.DecodeError):
             return None
@@ -169,5 +170,5 @@ class RedisAnswers:
     def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
         value = msgspec.msgpack.encode(answer)
         args: list[str | int | bytes] = [key.digest, key.group, value, int(ttl * 1000), self._most, OVERHEAD, LONGEST]
-        stored = self._pipeline.call(PUT, [self._base], args)
+        stored = self._pipeline.call(PUT, [self._name()], args)
         stored.add_done_callback(ignore_result)  # without a place in Redis, the next equal request is sent to an engine

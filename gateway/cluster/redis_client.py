@@ -70,7 +70,7 @@ class Unavailable(Exception):
 
 
 class UnusableKey(Unavailable):
-    """What is stored under a name of this call is not as the gateway writes it."""
+    """Value of this call that is not as the gateway writes it."""
 
 
 class RedisClient(Collector):

@@ -123,7 +123,9 @@ class StateKey:
     def __init__(self, redis: RedisClient, namespace: str) -> None:
         self._redis = redis
         self._key = redis_name(namespace, "learned")
-        self._key_before = redis_name(DEFAULT_NAMESPACE, "learned", namespace)  # until 0.2.0
+        self._names = [self._key]
+        if namespace == DEFAULT_NAMESPACE:
+            self._names.append(redis_name(namespace, "learned", namespace))  # before 0.2.0
         self.name = f"key {self._key} in Redis"
 
     async def read(self) -> bytes | None:
@@ -131,7 +133,10 @@ class StateKey:
             async with asyncio.timeout(START_WAIT):
                 while not self._redis.up:  # noqa: ASYNC110 - the probe has no notification for one more reader
                     await asyncio.sleep(0.02)
-        return await self._saved(self._key) or await self._saved(self._key_before)
+        for name in self._names:
+            if (found := await self._saved(name)) is not None:
+                return found
+        return None
 
     async def _saved(self, key: str) -> bytes | None:
         size = await self._redis.call(lambda redis: redis.strlen(key), READ_LIMIT)

@@ -23,13 +23,11 @@ from aiohttp import WSCloseCode
 from backends.http.connection import WriteCoalescer
 from backends.interface import Operation
 from backends.translation.registry import RESPONSES_TO_CHAT
-from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.request_ids import new_request_id
 from gateway.downstream.http_request import HttpRequest, too_large
 from gateway.downstream.intake import SMALL_BODY
 from gateway.downstream.response_writer import ResponseWriter
-from gateway.observe.timeline import RequestTimeline
 from gateway.responses.answer_frames import AnswerFrames, LastResponse, refusal_message
 from gateway.responses.kept_turns import KeptTurn, KeptTurns
 from gateway.responses.socket_turn import SocketTurn, UnmatchedOutput, read_turn
@@ -41,7 +39,7 @@ SHARE = 8  # a caller may hold one of so many connections as sockets
 _OF_HANDSHAKE = ("upgrade", "connection", "x-request-id", "content-length", "transfer-encoding", "expect")
 
 Serve = Callable[[HttpRequest], Awaitable[None]]
-Answer = Callable[[HttpRequest, Tenant, RequestTimeline], Awaitable[None]]  # may raise ApiError
+Answer = Callable[[HttpRequest], None]  # writes an answer, or raises ApiError
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,17 +238,16 @@ class ResponsesSocket:
             self._answer.flow_control.on_shutdown()
 
 
-async def prepare(http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+def prepare(http: HttpRequest) -> None:
     """Answer `generate: false`: the items are kept for the next turn, and no backend is asked."""
     stream = RESPONSES_TO_CHAT.stream({})
     chunk = {"id": new_request_id(), "created": int(time()), "choices": [{"finish_reason": "stop", "delta": {}}]}
     http.begun = True
     http.writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
     http.writer.write(stream.feed(b"data: " + encode(chunk) + b"\n\n") + stream.close())
-    timeline.delivered(200, monotonic())
 
 
-async def refuse(refusal: ApiError, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+def refuse(refusal: ApiError, http: HttpRequest) -> None:
     """Raises the reason that a message is no turn."""
     raise refusal
 
