@@ -235,6 +235,11 @@ class RedisQuotas:
         """True if nothing is pending or under way."""
         return not (self._pending or self._timer or self.pipeline.busy)
 
+    @property
+    def withholds(self) -> bool:
+        """True while a cost waits until values in Redis are usable again."""
+        return bool(self._withheld_costs or self._dropped_costs)
+
     def _add_pending(self, settlement: Settlement) -> None:
         self._pending.append(settlement)
         if len(self._pending) > MAX_PENDING:

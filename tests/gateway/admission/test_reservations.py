@@ -18,6 +18,7 @@ from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory, Stead
 from gateway.admission.quotas import Quotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cluster.redis_client import RedisClient
+from gateway.cluster.redis_names import redis_name
 from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
@@ -558,6 +559,42 @@ async def test_scripts_lost_by_redis_are_loaded_again() -> None:
         assert [one.verdict.limit for one in asked] == [None] * 3
         assert redis.redis.errors == 0
         assert all(one.second for one in asked)  # admitted by Redis itself
+
+
+@pytest.mark.parametrize("kind", ["minute", "running", "held", "spent"])
+async def test_a_broken_value_of_one_key_takes_redis_from_no_other(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own limits hold in this process until the value is deleted; its costs are counted in Redis then."""
+    async with in_redis() as store:
+        limits, quotas = KeyLimits(requests=99, tokens=99, concurrent=9, cost=10), store.quotas[0]
+        assert isinstance(quotas, RedisQuotas)
+        name = redis_name("firsttoken", "-", kind, slot="web")
+        await quotas.redis.call(lambda redis: redis.set(name, "text"))
+        for _ in range(5):
+            await store.settle(await store.ask(limits, cost=1), cost=1)
+            await store.settle(await store.ask(limits, name="other"))
+        assert (await store.ask(limits, cost=6)).verdict.limit is QuotaLimit.COST
+        assert quotas.redis.up
+        other = redis_name("firsttoken", "-", "minute", slot="other")
+        assert await quotas.redis.call(lambda redis: redis.exists(other)) == 1
+        await quotas.redis.call(lambda redis: redis.delete(name))
+        quotas.start()
+        await eventually(lambda: quotas.idle, LEASE)
+        await eventually(lambda: not quotas.withholds, LEASE)
+        await eventually(lambda: quotas.idle, LEASE)
+        assert (await store.ask(limits, cost=6, turn=1)).verdict.cause is RefusalCause.SPENT
+    assert caplog.text.count(f"{name}") == 1
+    assert "unavailable" not in caplog.text
+
+
+async def test_costs_that_redis_has_lost_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with in_redis() as store:
+        limits, quotas = KeyLimits(cost=10 * NANO), store.quotas[0]
+        assert isinstance(quotas, RedisQuotas)
+        await store.settle(await store.ask(limits), cost=2 * NANO)
+        await store.settle(await store.ask(limits))
+        await quotas.redis.call(lambda redis: redis.delete(redis_name("firsttoken", "-", "spent", slot="web")))
+        await store.ask(limits)
+    assert "has lost costs of this month: key 'web' had spent 2 USD, and now 0 USD" in caplog.text
 
 
 async def test_a_reservation_made_in_redis_and_locally_counts_once() -> None:
