@@ -47,6 +47,7 @@ class Keyring:
         self._unwritten: dict[str, Key] = {}  # by digest: refused here, and not yet in the store
         self._judged: tuple[object, ...] = ()  # the stored and the file's keys that were compared
         self._lost = self._failing = self._closed = False
+        self._was_empty = False  # at the start, which is in the log
         self._checking: asyncio.Task[None] | None = None
         self._check_now = asyncio.Event()
 
@@ -92,6 +93,9 @@ class Keyring:
         if self._seen is not None:
             self._seen, self._lost = None, True  # at its next version it is read, whatever the version is
             log.warning("%s: has lost the keys; the last known keys stay valid", self._store.name)
+        elif not self._lost and not self._was_empty:
+            self._was_empty = True
+            log.info("%s: no keys are stored yet", self._store.name)
 
     async def _take(self, stored: StoredKeys) -> None:
         before, self._stored = self._stored, stored

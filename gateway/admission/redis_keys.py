@@ -122,7 +122,7 @@ class RedisKeys:
     def __init__(self, ask: Ask, url: RedisUrl, timeout: float, namespace: str) -> None:
         self._ask, self._timeout = ask, timeout
         self._hash = redis_name(namespace, "keys")
-        self.name = f"redis {url.redacted}"
+        self.name = f"redis {url.redacted}: {self._hash}"
 
     async def version(self) -> Hashable:
         birth, changes = await self._ask(lambda redis: redis.hmget(self._hash, [BIRTH, CHANGES]), self._timeout)

@@ -7,6 +7,8 @@ import asyncio
 import hashlib
 import inspect
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -414,3 +416,101 @@ async def test_a_reload_changes_limits_and_keeps_usage() -> None:
             assert (await caller.whole(post(CHAT, WEB)))[0] == 429
             await gateway.apply_config(Config.model_validate(document(pools, keys=key())))
             assert (await caller.whole(post(CHAT, WEB)))[0] == 200
+
+
+# --------------------------------------------------------------------------- causes of a refusal for costs
+
+DEAR = {"input": 0.0, "output": 1e6}  # a USD per token of output
+
+
+def answer_of(tokens: int) -> bytes:
+    usage = {"prompt_tokens": 7, "completion_tokens": tokens}
+    return json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": usage}).encode()
+
+
+@asynccontextmanager
+async def dear(*scripts: Any, budget: float, **more: Any) -> AsyncIterator[tuple[Gateway, Upstream]]:
+    async with Upstream(*scripts) as upstream:
+        pools = {"only": pool(upstream.url, price=DEAR)}
+        async with running(pools, keys=key(monthly_cost_usd=budget), **more) as gateway:
+            yield gateway, upstream
+
+
+async def at_once(gateway: Gateway, number: int, body: Any) -> list[asyncio.Task[Any]]:
+    async def one() -> tuple[int, Any, Any]:
+        async with calling(gateway.url) as caller:
+            status, headers, raw = await caller.whole(post(body, WEB))
+        return status, headers, json.loads(raw)
+
+    return [asyncio.create_task(one()) for _ in range(number)]
+
+
+async def test_a_budget_that_is_only_held_refuses_for_a_second() -> None:
+    """Eight at once, whose sizes nobody knows: one holds the budget, the others are told to come again, and may."""
+    async with dear([GATE, reply(answer_of(1))], budget=1000) as (gateway, upstream):
+        asked = await at_once(gateway, 8, CHAT)
+        await eventually(lambda: sum(task.done() for task in asked) == 7)
+        upstream.proceed()
+        results = [await task for task in asked]
+        refused = [(headers, body["error"]) for status, headers, body in results if status == 429]
+        assert len(refused) == 7
+        for headers, error in refused:
+            assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+            assert error["message"].startswith("Requests in progress hold what is left of this key's 1000.00 USD")
+            assert (headers["retry-after"], "x-should-retry" in headers) == ("1", False)
+        upstream.proceed()
+        [again] = await at_once(gateway, 1, CHAT)
+        assert (await again)[0] == 200
+
+
+async def test_many_dear_answers_at_once_spend_no_more_than_one_beyond_the_budget() -> None:
+    """40 at once of 3 budgets each; then the budget is spent, which is final."""
+    async with dear([reply(answer_of(3000))], budget=1000) as (gateway, upstream):
+        await asyncio.gather(*(await at_once(gateway, 40, CHAT)))
+        spent = sum(record.cost_usd for record in gateway.recorder.recent)
+        assert (spent, len(upstream.requests)) == (3000, 1)
+        [last] = await at_once(gateway, 1, CHAT)
+        status, headers, body = await last
+        assert (status, body["error"]["code"], headers["x-should-retry"]) == (429, "insufficient_quota", "false")
+        assert body["error"]["message"] == "This key has used its 1000.00 USD of this calendar month (UTC)."
+
+
+async def test_a_request_above_the_whole_budget_says_so() -> None:
+    """Five answers of 10 tokens for 20 USD a month. One of them fits."""
+    async with dear([reply(answer_of(9))], budget=20) as (gateway, upstream):
+        [large] = await at_once(gateway, 1, {**CHAT, "n": 5, "max_tokens": 10})
+        status, headers, body = await large
+        assert (status, body["error"]["code"], headers["x-should-retry"]) == (429, "rate_limit_exceeded", "false")
+        assert body["error"]["message"].startswith(
+            "The request is too large: it may cost 50.00 USD, and this key has 20.00 USD for a whole calendar month."
+        )
+        [small] = await at_once(gateway, 1, {**CHAT, "max_tokens": 10})
+        assert ((await small)[0], len(upstream.requests)) == (200, 1)
+
+
+async def test_known_answers_are_served_side_by_side() -> None:
+    """After a few short ones, a budget of 1000 USD has room for eight of a key whose answers cost 3 USD."""
+    scripts = [[reply(answer_of(3))]] * 8 + [[GATE, reply(answer_of(3))]]
+    async with dear(*scripts, budget=3000) as (gateway, upstream):
+        for _ in range(8):
+            [one] = await at_once(gateway, 1, CHAT)
+            assert (await one)[0] == 200
+        asked = await at_once(gateway, 8, CHAT)
+        await eventually(lambda: len(upstream.requests) == 16)
+        for _ in asked:
+            upstream.proceed()
+        assert {(await task)[0] for task in asked} == {200}
+
+
+async def test_tokens_held_by_answers_in_progress_refuse_for_a_second() -> None:
+    async with Upstream([GATE, reply(answer_of(1))]) as upstream:
+        pools = {"only": pool(upstream.url)}
+        async with running(pools, keys=key(tokens_per_minute=1_000)) as gateway:
+            asked = await at_once(gateway, 3, CHAT)
+            await eventually(lambda: sum(task.done() for task in asked) == 2)
+            upstream.proceed()
+            refused = [(headers, body) for status, headers, body in [await task for task in asked] if status == 429]
+            for headers, body in refused:
+                assert body["error"]["message"].startswith("Requests in progress hold what is left of this key's 1000 ")
+                assert (headers["retry-after"], body["error"]["type"]) == ("1", "tokens")
+            assert len(refused) == 2
