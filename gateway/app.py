@@ -18,10 +18,11 @@ from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 
 from gateway.admin.admin_server import AdminServer
 from gateway.admin.gateway_admin import GatewayAdmin
-from gateway.admission.key_store import FileKeys, RedisKeys
+from gateway.admission.key_file import FileKeys
 from gateway.admission.keyring import Keyring
 from gateway.admission.local_quotas import LocalQuotas
 from gateway.admission.quotas import Admission, Quotas
+from gateway.admission.redis_keys import RedisKeys
 from gateway.answers.answer_cache import AnswerCache
 from gateway.answers.answer_stores import answer_store
 from gateway.autoscale.autoscaler import Autoscaler
@@ -149,10 +150,11 @@ class Gateway:
             replicas = self.redis.replicas
             self.fleet.peers = replicas if worker is None else CombinedPeers(worker.peers, replicas)
             if config.state.keys == "redis":
-                self.keyring = Keyring(RedisKeys(client.call, client.url, client.timeout), self._swap_keys)
+                stored = RedisKeys(client.call, client.url, client.timeout, namespace)
+                self.keyring = Keyring(stored, self._swap_keys, self._keys_of_file)
                 client.on_up(self.keyring.check_soon)
         if config.state.keys == "dir" and config.state.dir is not None:
-            self.keyring = Keyring(FileKeys(config.state.dir), self._swap_keys)
+            self.keyring = Keyring(FileKeys(config.state.dir), self._swap_keys, self._keys_of_file)
         self.answers = answer_store(config.state)
         is_leader = worker is None or worker.is_leader
         self.learned_keeper: LearnedKeeper | None = None
@@ -206,6 +208,7 @@ class Gateway:
             cache_warming=self.cache_warming,
             on_screen=self.on_screen,
             autoscaler=self.autoscaler,
+            stored_keys=lambda: () if self.keyring is None else self.keyring.known,
         )
         self.admin_app = AdminServer(self.admin).app()
         self.history = self.admin.history if self.worker is None else None  # of workers: by who answers for all
@@ -332,6 +335,8 @@ class Gateway:
         self.cache_warming.reload()
         if self.autoscaler is not None:
             self.autoscaler.reload()
+        if self.keyring is not None:
+            self.keyring.check_soon()
         self.metrics.reload(routes, new.served_labels())
         self.on_screen.refine(budgets(routes))
         self._watch_endpoints()
@@ -348,6 +353,9 @@ class Gateway:
         """Called when the stored keys have changed. Thousands take tens of milliseconds: in a thread."""
         async with self._reloading:
             self.runtime.current = await asyncio.to_thread(self.runtime.current.with_stored_keys, stored)
+
+    def _keys_of_file(self) -> Sequence[Key]:
+        return self.config.keys
 
     def _watch_endpoints(self) -> None:
         watched = {}

@@ -44,7 +44,7 @@ from gateway.observe.trace_context import Tracer
 from gateway.quotes.quote_reply import QUOTED, quote_reply
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
 from gateway.request_reader import STATEFUL, RequestReader
-from gateway.responses.responses_sockets import ResponsesSockets, offers_websocket, websocket_refused
+from gateway.responses.responses_sockets import ResponsesSockets, TurnHandlers, offers_websocket, websocket_refused
 from gateway.responses.stored_responses import READ_WAIT, LargeReplies, StoredResponses
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import QueueTimeout, RequestQueue
@@ -127,11 +127,16 @@ class Proxy:
             return wrong_method(methods)
         if http.path in PROBES:
             return None
+        large = http.path in BODIES and has_large_body(http)
+        return self.precheck_key(http, is_limited=large)
+
+    def precheck_key(self, http: HttpRequest, is_limited: bool = True) -> ApiError | None:
+        """The reason to refuse a request by its key, and by the key's limits."""
         try:
             tenant = self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
-        return self.admission.check(tenant) if http.path in BODIES and has_large_body(http) else None
+        return self.admission.check(tenant) if is_limited else None
 
     def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
         offer = http.websocket
@@ -139,20 +144,29 @@ class Proxy:
             return websocket_refused()
         if self.draining:
             return stopped()
-        try:
-            self.reader.authorize(http)
-        except ApiError as refusal:
-            return refusal
-        return None
+        return self.precheck_key(http, is_limited=False)
 
     async def websocket(self, http: HttpRequest) -> None:
         """Serve Responses over a WebSocket; each turn checks the key again."""
         tenant, most = self.reader.authorize(http), self.runtime.current.config.server.max_connections
-        caller, infer = self.reader.caller(http, tenant), partial(self.infer, operation=Operation.RESPONSES)
+        handlers = TurnHandlers(
+            infer=partial(self.infer, operation=Operation.RESPONSES),
+            aside=self.answer_turn,
+            precheck=self.precheck_key,
+        )
         try:
-            await self.sockets.serve(http, caller, most, infer, self.reader.authorize, lambda: self.draining)
+            await self.sockets.serve(http, self.reader.caller(http, tenant), most, handlers, lambda: self.draining)
         except ApiError as refusal:
             http.refuse(refusal)
+
+    async def answer_turn(self, http: HttpRequest, write: Callable[[HttpRequest], None]) -> None:
+        """Answer a turn of a WebSocket for which no backend is asked."""
+
+        async def answer(http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
+            write(http)
+            timeline.delivered(200, monotonic())
+
+        await self.aside(http, LABELS[Operation.RESPONSES], answer)
 
     async def aside(self, http: HttpRequest, operation: str, answer: Answer) -> None:
         """Answer a request that is no inference, and emit a Record. It counts as a request of its key."""
@@ -250,7 +264,7 @@ class Proxy:
         if tenant.limits is not None:
             count = partial(self.decider.counted, request, route, tenant, estimate)
             estimate = await self.admission.reserve(
-                tenant, tenant.limits, estimate, request, runtime.pools, timeline, count
+                tenant, tenant.limits, estimate, request, route, runtime.pools, timeline, count
             )
         if operation in COUNTS and all(pool in request.unfit for pool in route.pools):
             self.count_tokens(http, request, timeline, estimate)

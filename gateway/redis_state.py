@@ -13,7 +13,7 @@ class RedisState:
     """`group`: name of the workers of this gateway; `knows`: True for an endpoint of this gateway."""
 
     def __init__(self, url: str, namespace: str, workers: int, group: bytes, knows: Callable[[str], bool]) -> None:
-        self.client = RedisClient(url)
+        self.client = RedisClient(url, namespace=namespace)
         self.quotas = RedisQuotas(self.client, workers)
         self.replicas = Replicas(self.client, namespace, group, knows)
 

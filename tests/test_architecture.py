@@ -172,6 +172,30 @@ def test_docstrings_open_with_a_verb_or_a_noun() -> None:
     assert [f"{path}: {doc.splitlines()[0]}" for path, doc in docs if VAGUE_OPENING.match(doc)] == []
 
 
+NAMES_OF_REDIS = ROOT / "gateway/cluster/redis_names.py"
+REDIS_CLIENTS = {"redis", "client", "_redis"}
+
+
+def test_one_function_makes_every_name_in_redis() -> None:
+    """No other place begins a text with the product's prefix or with a namespace, or asks a client by a literal."""
+
+    def spells(node: ast.AST) -> bool:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return re.match(r"firsttoken:\S", node.value) is not None
+        if isinstance(node, ast.JoinedStr):
+            first = node.values[0].value if node.values and isinstance(node.values[0], ast.FormattedValue) else None
+            return "namespace" in (getattr(first, "id", ""), getattr(first, "attr", ""))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            asked = node.func.value
+            of_client = getattr(asked, "id", getattr(asked, "attr", "")) in REDIS_CLIENTS
+            return of_client and node.func.attr != "info" and isinstance(node.args[0], ast.Constant | ast.JoinedStr)
+        return False
+
+    files = [path for path in FILES if path.is_relative_to(ROOT / "gateway") and path != NAMES_OF_REDIS]
+    found = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in files for node in nodes(path) if spells(node)]  # type: ignore[attr-defined]
+    assert found == []
+
+
 def test_the_picture_of_the_rooms_shows_the_imports() -> None:
     """Every arrow of the picture is an import, and every import between rooms an arrow.
 

@@ -31,7 +31,7 @@ from gateway.admin.request_query import RequestQuery, parse_format, parse_minute
 from gateway.admin.requests_csv import requests_csv
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
-from gateway.config.models import Config
+from gateway.config.models import Config, Key
 from gateway.runtime import redacted_config
 from gateway.strict_json import decode, encode
 
@@ -83,6 +83,9 @@ class AdminData(Protocol):
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         """An entry per endpoint: health, load, learned statistics."""
 
+    async def known_keys(self) -> Sequence[Key]:
+        """Stored keys as the gateway knows them, also where the store has lost them."""
+
     async def scale(self) -> Mapping[str, Any]:
         """The number of engines that each pool with `autoscale` needs, and the reason."""
 
@@ -120,7 +123,7 @@ class AdminServer:
                 web.post("/explain", self.explain),
                 web.post(BEACONS, self.ttft),
                 web.post("/reload", self.reload),
-                *KeyPaths(lambda: self.data.config).routes(),
+                *KeyPaths(lambda: self.data.config, self.data.known_keys).routes(),
             ]
         )
         return app

@@ -29,7 +29,7 @@ from gateway.api.api_error import ApiError, bad_request
 from gateway.api.inference_request import KEY_HEADERS
 from gateway.autoscale.autoscaler import Autoscaler
 from gateway.cache_warming import CacheWarming
-from gateway.config.models import Config
+from gateway.config.models import Config, Key
 from gateway.decider import Decider
 from gateway.observe.metrics.scrape_collectors import Registry, counts_in_place, route_stats
 from gateway.observe.metrics.series import Histogram
@@ -64,6 +64,7 @@ class GatewayAdmin:
     cache_warming: CacheWarming
     on_screen: Histogram  # TTFT reported by callers, by route
     autoscaler: Autoscaler | None = None  # None: another worker's
+    stored_keys: Callable[[], Sequence[Key]] = tuple  # as this process knows them
     reload: Callable[[], Awaitable[web.Response]] = no_source
     stats: bytes = b""  # the last answer of /routes
     stats_at: float = 0.0  # monotonic time of `stats`
@@ -129,6 +130,9 @@ class GatewayAdmin:
             }
             for endpoint in loads
         ]
+
+    async def known_keys(self) -> Sequence[Key]:
+        return self.stored_keys()
 
     async def scale(self) -> Mapping[str, Any]:
         return {"pools": {}} if self.autoscaler is None else self.autoscaler.view()

@@ -5,7 +5,9 @@ Rules:
 - A key is in one reply, that of its making. No reply has a digest.
 - Every change has a line in the log: what changed, of which key, from which address.
 - Gateways, workers and replicas apply a change within 2 s (`gateway.admission.keyring`). Requests in progress go on.
-- Keys of the configuration file are listed and never changed.
+- Keys of the configuration file are listed and never changed. A stored key of the same name is listed beside, and can
+  be revoked.
+- A key that the store has lost, and gateways still know, is listed and can be revoked.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from aiohttp import web
 
 from gateway.admin.admin_key import AdminKey
 from gateway.admin.admin_replies import json_response, lowercase_headers, read_body
-from gateway.admission.key_store import MAX_KEYS, KeyStore, StoreFull, operator_store
-from gateway.admission.new_keys import SETTINGS, InvalidKey, changed_key, in_file, new_key
+from gateway.admission.key_store import MAX_KEYS, KeyStore, StoredKeys, StoreFull
+from gateway.admission.new_keys import SETTINGS, InvalidKey, changed_key, in_file, is_hidden, new_key
+from gateway.admission.operator_store import operator_store
 from gateway.api.api_error import ApiError, bad_request
 from gateway.cluster.redis_client import Unavailable
-from gateway.config.config_errors import did_you_mean, nearest
+from gateway.config.config_errors import did_you_mean, nearest, sentence
 from gateway.config.models import Config, Key
 from gateway.downstream.http_request import caller_address
 from gateway.strict_json import BadJson, decode, encode
@@ -31,13 +34,15 @@ log = logging.getLogger("firsttoken")
 
 MAX_BODY = 64 * 1024  # bytes of the settings of a key
 Reply = tuple[int, Mapping[str, Any]]  # status and document
+Known = Callable[[], Awaitable[Sequence[Key]]]
 
 
 class KeyPaths:
-    """`config`: the configuration in force; `server` and `state` never change."""
+    """`config`: the configuration in force; `server` and `state` never change. `known`: stored keys as gateways know
+    them."""
 
-    def __init__(self, config: Callable[[], Config]) -> None:
-        self._config = config
+    def __init__(self, config: Callable[[], Config], known: Known) -> None:
+        self._config, self._known = config, known
         self._key: AdminKey | None = None
 
     def routes(self) -> list[web.RouteDef]:
@@ -71,7 +76,7 @@ class KeyPaths:
         if self._key is None:
             self._key = AdminKey(config.server.admin_key.get_secret_value())
         self._key.check(lowercase_headers(http), address)
-        return KeyWork(config, operator_store(config.state), address)
+        return KeyWork(config, operator_store(config.state), address, self._known)
 
 
 async def reply(work: Awaitable[Reply]) -> web.Response:
@@ -92,13 +97,27 @@ async def reply(work: Awaitable[Reply]) -> web.Response:
 class KeyWork:
     """One operation of an operator at `address`. Every method may raise Unavailable."""
 
-    def __init__(self, config: Config, store: KeyStore, address: str) -> None:
-        self._config = config
+    def __init__(self, config: Config, store: KeyStore, address: str, known: Known) -> None:
+        self._config, self._known = config, known
         self._store, self._address = store, address
 
     async def list_keys(self) -> Reply:
-        stored = [view(key, "store") for key in await self._store.read() if not in_file(self._config, key.name)]
-        return 200, {"keys": [*(view(key, "file") for key in self._config.keys), *stored]}
+        stored = await self._store.read()
+        views = [view(key, "file") for key in self._config.keys]
+        views += [view(key, "store", self._is_valid(key, stored)) for key in stored.keys]
+        views += [view(key, "lost") for key in await self._lost(stored)]
+        return 200, {"keys": views}
+
+    def _is_valid(self, key: Key, stored: StoredKeys) -> bool:
+        return key.sha256 not in stored.refused and not is_hidden(self._config, key)
+
+    async def _lost(self, stored: StoredKeys) -> list[Key]:
+        """Keys that gateways know and the store does not, where it has none."""
+        if stored.keys:
+            return []
+        of_file = {key.name for key in self._config.keys}
+        known = await self._known()
+        return [key for key in known if key.sha256 not in stored.refused and key.name not in of_file]
 
     async def make(self, settings: dict[str, Any]) -> Reply:
         """Raises InvalidKey, StoreFull, ApiError."""
@@ -110,7 +129,14 @@ class KeyWork:
 
     async def change(self, name: str, settings: dict[str, Any]) -> Reply:
         """Raises InvalidKey, ApiError."""
-        before = await self._stored(name)
+        if in_file(self._config, name):
+            raise of_file(name)
+        stored = await self._store.read()
+        if (before := stored.by_name.get(name)) is None:
+            raise unknown(name, stored.by_name)
+        if before.sha256 in stored.refused:
+            text = f"The key '{name}' is refused for good: revoke it, and make another."
+            raise ApiError(409, text, code="revoked")
         after = changed_key(self._config, before, settings)
         if not await self._store.replace(before, after):
             raise ApiError(409, f"The key '{name}' was changed at the same time; try again.", code="conflict")
@@ -119,28 +145,33 @@ class KeyWork:
 
     async def revoke(self, name: str) -> Reply:
         """Raises ApiError."""
-        key = await self._stored(name)
-        if not await self._store.revoke(name):
-            raise unknown(name)
+        stored = await self._store.read()
+        if (key := stored.by_name.get(name)) is not None:
+            if not await self._store.revoke(name):
+                raise unknown(name)
+        elif in_file(self._config, name):
+            raise of_file(name)
+        else:
+            key = await self._known_only(name, stored)
+            await self._store.refuse([key])
         self._audit("revoked", key)
         return 200, {"revoked": name}
 
-    async def _stored(self, name: str) -> Key:
-        if in_file(self._config, name):
-            raise ApiError(409, f"The key '{name}' is in the configuration file: change it there.", code="in_file")
-        stored = {key.name: key for key in await self._store.read()}
-        if name not in stored:
-            raise unknown(name, stored)
-        return stored[name]
+    async def _known_only(self, name: str, stored: StoredKeys) -> Key:
+        """A key that gateways know and the store does not. Raises ApiError."""
+        known = {key.name: key for key in await self._known() if key.sha256 not in stored.refused}
+        if name not in known:
+            raise unknown(name, {**stored.by_name, **known})
+        return known[name]
 
     def _audit(self, done: str, key: Key) -> None:
         settings = encode(key.model_dump(exclude={"name", "sha256"}, exclude_defaults=True)).decode()
         log.info("admin port: key '%s' %s from %s: %s", key.name, done, self._address, settings)
 
 
-def view(key: Key, source: str) -> dict[str, Any]:
-    """All but the digest."""
-    return {"name": key.name, "source": source, **{name: getattr(key, name) for name in SETTINGS}}
+def view(key: Key, source: str, valid: bool = True) -> dict[str, Any]:
+    """All but the digest. `valid` False: refused, since the file has the name or the key was revoked."""
+    return {"name": key.name, "source": source, "valid": valid, **{name: getattr(key, name) for name in SETTINGS}}
 
 
 def settings_in(body: bytes, known: Sequence[str]) -> dict[str, Any]:
@@ -153,9 +184,13 @@ def settings_in(body: bytes, known: Sequence[str]) -> dict[str, Any]:
         raise bad_request("The body must be a JSON object: the settings of a key.")
     for name in settings:
         if name not in known:
-            raise bad_request(f"There is no setting '{name}'{did_you_mean(name, known)}.", param=name)
+            raise bad_request(sentence(f"There is no setting '{name}'{did_you_mean(name, known)}"), param=name)
     return settings
 
 
 def unknown(name: str, known: Iterable[str] = ()) -> ApiError:
-    return ApiError(404, f"There is no key '{name}'{nearest(name, list(known))}.", code="unknown_key")
+    return ApiError(404, sentence(f"There is no key '{name}'{nearest(name, known)}"), code="unknown_key")
+
+
+def of_file(name: str) -> ApiError:
+    return ApiError(409, f"The key '{name}' is in the configuration file: change it there.", code="in_file")

@@ -31,6 +31,7 @@ from gateway.api.inference_request import GATEWAY_KEY, KEY_HEADERS
 from policies.quota.key_limits import KeyLimits
 
 SALT_CHARACTERS = 32
+DIGEST_SHOWN = 8  # hex digits of a digest that tell keys of one name apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,23 @@ class Tenant:
 
     def may_use(self, route: str) -> bool:
         return self.routes is None or route in self.routes
+
+    @property
+    def account(self) -> str:
+        """Under which the use of the key's limits counts."""
+        return account(self.name, self.digest.hex())
+
+
+def account(name: str, digest: str) -> str:
+    """A key is its name and its digest (in hex): one that is made again under an old name has used nothing. No name has
+    a space."""
+    return f"{name} {digest[:DIGEST_SHOWN] or '-'}"
+
+
+def account_parts(account: str) -> tuple[str, str]:
+    """Name, and the part of the digest."""
+    name, _, digest = account.partition(" ")
+    return name, digest or "-"
 
 
 ANYONE = Tenant("-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from gateway.config.config_errors import did_you_mean
 from gateway.config.models import Config, Key
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,63}")  # of a key that is made; older ones keep theirs
+NAME_RULE = "1 to 64 letters, digits and . _ : @ + -, a letter or a digit first"
 KIND = "ft-"  # prefix of every key, so secret scanners recognise leaked keys
 SETTINGS = (
     "routes",
@@ -35,7 +38,10 @@ class InvalidKey(Exception):
 def new_key(config: Config, name: object, settings: Mapping[str, object]) -> tuple[str, Key]:
     """The text of a new key, and the key to store. Raises InvalidKey."""
     text = KIND + secrets.token_urlsafe(32)
-    return text, _valid(config, {"name": name, "sha256": sha256(text.encode()).hexdigest(), **settings})
+    key = _valid(config, {"name": name, "sha256": sha256(text.encode()).hexdigest(), **settings})
+    if not NAME.fullmatch(key.name):
+        raise InvalidKey([("name", f"a name has {NAME_RULE}")])
+    return text, key
 
 
 def changed_key(config: Config, key: Key, settings: Mapping[str, object]) -> Key:
@@ -47,6 +53,11 @@ def changed_key(config: Config, key: Key, settings: Mapping[str, object]) -> Key
 
 def in_file(config: Config, name: str) -> bool:
     return any(key.name == name for key in config.keys)
+
+
+def is_hidden(config: Config, key: Key) -> bool:
+    """The configuration file gives the name of this stored key to another digest."""
+    return any(other.name == key.name and other.sha256 != key.sha256 for other in config.keys)
 
 
 def _valid(config: Config, settings: Mapping[str, Any]) -> Key:

@@ -6,7 +6,10 @@ Rules:
   none is left), and by its claim. A large body is not even read where the head is refused.
 - A request holds its place from its head on, and gives it back on every path: the Record settles the last reservation.
 - A claim is the largest prompt estimate of all pools, the expected answer (or the caller's own bound, if smaller) for
-  each choice, and the largest cost of both. The Record settles the claim.
+  each choice, and the largest cost of both. What is left of a limit is held beyond that, up to what SHARE of the key's
+  own answers have used; of a key without enough answers, tokens up to UNKNOWN_ANSWER and costs up to the longest answer
+  that is allowed. The Record settles the claim.
+- A refusal tells its cause: a limit that is used, one that requests in progress hold, or a request above a whole limit.
 - A claim is by the most that the estimate allows. Where it is refused by tokens or cost, the prompt is counted.
 - An estimate learns from the key's own texts, which may teach it wrong. Of what the key has left, the estimated prompts
   in flight could take no more than DOUBTED beyond their claims, with a token in each byte; the others are counted.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from time import monotonic
 
 from prometheus_client import CollectorRegistry
@@ -29,14 +33,18 @@ from gateway.admission.redis_quotas import RedisQuotas
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.observe.metrics.series import counter
-from gateway.observe.record import Record
+from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
-from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, Reservation
+from policies.quota.key_limits import HEAD_CLAIM, NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
+from policies.quota.longest_answers import LongestAnswers
+from policies.routes.route import Route
 from policies.types import Pool, PromptEstimate
 
 ESTIMATED = (QuotaLimit.TOKENS, QuotaLimit.COST)
 DOUBTED = 0.25  # of the tokens left
+UNKNOWN_ANSWER = 2_048  # tokens held for an answer of a key whose answers are not known yet
+LONGEST_ANSWER = 131_072  # tokens, where neither caller, route nor context window bounds an answer
 NO_RETRY = {"x-should-retry": "false"}  # obeyed by OpenAI's SDKs
 
 
@@ -62,15 +70,16 @@ class Admission:
         self._recorder = recorder
         self._registry = registry
         self._settling = False
-        self.doubts = Counter[str]()  # of estimated prompts in flight, by key
+        self.doubts = Counter[str]()  # of estimated prompts in flight, by account
+        self.longest = LongestAnswers()
         self.refused = counter("firsttoken_quota_refused_total")
 
     def check(self, tenant: Tenant) -> QuotaExceeded | None:
         """The reason to refuse a request of this key by the head. Claims nothing."""
         limits = tenant.limits
-        if limits is None or (limit := (verdict := self._quotas.check(tenant.name, limits)).limit) is None:
+        if limits is None or (limit := (verdict := self._quotas.check(tenant.account, limits)).limit) is None:
             return None
-        return QuotaExceeded(Reservation(tenant.name, limits, HEAD_CLAIM, verdict, 0, monotonic()), limit)
+        return QuotaExceeded(Reservation(tenant.account, limits, HEAD_CLAIM, verdict, 0, monotonic()), limit)
 
     def enter(self, tenant: Tenant, fault: ApiError | None, timeline: RequestTimeline) -> None:
         """Claim a place by the head, unless `fault` has refused the request already. Raises ApiError."""
@@ -79,7 +88,7 @@ class Admission:
         if fault is not None:
             raise fault
         if tenant.limits is not None:
-            self._reserved(self._quotas.enter(tenant.name, tenant.limits), timeline)
+            self._reserved(self._quotas.enter(tenant.account, tenant.limits), timeline)
 
     async def reserve(
         self,
@@ -87,6 +96,7 @@ class Admission:
         limits: KeyLimits,
         estimate: PromptEstimate,
         request: InferenceRequest,
+        route: Route,
         pools: Mapping[str, Pool],
         timeline: RequestTimeline,
         count: Callable[[], Awaitable[PromptEstimate]],
@@ -94,11 +104,12 @@ class Admission:
         """Claim the whole request in place of its head. Raises ApiError (429).
 
         Returns the estimate: by an exact `count`, where the limits do not admit the most that it allows."""
-        priced, choices = None if limits.cost is None else pools, request.choices
-        claim = claim_of(estimate, choices, priced, request.size)
-        if self._is_doubtful(tenant.name, limits, claim):
+        longest = self.longest.tokens(tenant.account, route.name)
+        answer = AnswerBounds(request.choices, route.output_cap(request.max_tokens), longest, limits.cost is not None)
+        claim = claim_of(estimate, answer, pools, request.size)
+        if self._is_doubtful(tenant.account, limits, claim):
             estimate = await count()
-            claim = claim_of(estimate, choices, priced)
+            claim = claim_of(estimate, answer, pools)
         try:
             await self.claim(tenant, limits, claim, timeline)
         except QuotaExceeded as exceeded:
@@ -106,20 +117,20 @@ class Admission:
                 raise
             estimate = await count()
             timeline.reserved(None)
-            await self.claim(tenant, limits, claim_of(estimate, choices, priced), timeline)
+            await self.claim(tenant, limits, claim_of(estimate, answer, pools), timeline)
         return estimate
 
-    def _is_doubtful(self, name: str, limits: KeyLimits, claim: Claim) -> bool:
+    def _is_doubtful(self, account: str, limits: KeyLimits, claim: Claim) -> bool:
         """The estimated prompts in flight, and this one, could exceed their claims by too much."""
         if limits.tokens is None or not claim.doubt:
             return False
-        return claim.doubt + self.doubts[name] > DOUBTED * self._quotas.check(name, limits).tokens_left
+        return claim.doubt + self.doubts[account] > DOUBTED * self._quotas.check(account, limits).tokens_left
 
     async def claim(self, tenant: Tenant, limits: KeyLimits, claim: Claim, timeline: RequestTimeline) -> None:
         """`reserve`, of a known claim."""
         head = timeline.record.quota
         timeline.reserved(None)
-        self._reserved(await self._quotas.reserve(tenant.name, limits, claim, head), timeline)
+        self._reserved(await self._quotas.reserve(tenant.account, limits, claim, head), timeline)
 
     def _reserved(self, made: Reservation, timeline: RequestTimeline) -> None:
         """Raises ApiError (429) for a refused reservation."""
@@ -131,7 +142,7 @@ class Admission:
         if (limit := made.verdict.limit) is not None:
             raise QuotaExceeded(made, limit)
         if made.claim.doubt:
-            self.doubts[made.name] += made.claim.doubt
+            self.doubts[made.account] += made.claim.doubt
 
     def settle(self, record: Record) -> None:
         """A sink of Records."""
@@ -140,23 +151,52 @@ class Admission:
             return
         if (limit := reservation.verdict.limit) is None:
             if doubt := reservation.claim.doubt:
-                self.doubts[reservation.name] -= doubt
+                self.doubts[reservation.account] -= doubt
                 self.doubts += Counter()  # without zeros
+            if record.output_tokens and record.end is RequestOutcome.COMPLETED:
+                self.longest.observe(reservation.account, record.route, -(-record.output_tokens // record.choices))
             self._quotas.settle(reservation, tokens_of(record), round(record.cost_usd * NANO))
         else:
-            self.refused.of[reservation.name, limit.value].value += 1
+            self.refused.of[record.tenant, limit.value].value += 1
 
 
-def claim_of(estimate: PromptEstimate, choices: int, pools: Mapping[str, Pool] | None, size: int = 0) -> Claim:
-    """`choices`: answers to generate; `pools`: for their prices; None: the key has no limit on cost. `size`: bytes of
-    the body."""
-    found, output = estimate.pools, estimate.output_tokens * choices
-    tokens = max([pool.tokens + pool.margin for pool in found.values()])
+@dataclass(frozen=True, slots=True)
+class AnswerBounds:
+    """`choices`: answers to generate; `cap`: most tokens of each that caller and route allow; `longest`: as learned of
+    the key. None: not known. `priced`: the key has a limit on cost."""
+
+    choices: int
+    cap: int | None = None
+    longest: int | None = None
+    priced: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of all choices, for a limit of tokens."""
+        each = UNKNOWN_ANSWER if self.longest is None else self.longest
+        return self.choices * (each if self.cap is None else min(each, self.cap))
+
+    def billed(self, window: int | None, prompt: int) -> int:
+        """Most tokens of all choices, for a limit of costs. `window`: context window of the pool; None: not known."""
+        allowed = LONGEST_ANSWER if window is None else max(window - prompt, 1)
+        return self.choices * min(bound for bound in (allowed, self.cap, self.longest) if bound is not None)
+
+
+def claim_of(estimate: PromptEstimate, answer: AnswerBounds, pools: Mapping[str, Pool], size: int = 0) -> Claim:
+    """`pools`: for their prices and context windows. `size`: bytes of the body."""
+    prompts = {name: pool.tokens + pool.margin for name, pool in estimate.pools.items()}
+    tokens, output = max(prompts.values()), estimate.output_tokens * answer.choices
     doubt = 0 if estimate.counted else max(size - tokens, 0)
-    if pools is None:
-        return Claim(tokens + output, doubt=doubt)
-    cost = max([pools[name].price.at_most(pool.tokens + pool.margin, output) for name, pool in found.items()])
-    return Claim(tokens + output, round(cost * NANO), doubt)
+    cost = most = 0.0
+    if answer.priced:
+        cost = max([pools[name].price.at_most(prompt, output) for name, prompt in prompts.items()])
+        most = max(
+            [
+                pools[name].price.at_most(prompt, answer.billed(pools[name].context_window, prompt))
+                for name, prompt in prompts.items()
+            ]
+        )
+    return Claim(tokens + output, round(cost * NANO), doubt, tokens + answer.tokens, round(most * NANO))
 
 
 def tokens_of(record: Record) -> int:
@@ -165,26 +205,40 @@ def tokens_of(record: Record) -> int:
 
 
 def refusal(made: Reservation, limit: QuotaLimit) -> tuple[str, str, str, Mapping[str, str]]:
-    """Message, type, code and headers of the error in OpenAI's dialect: the limit, its size, and when to retry."""
-    limits, wait = made.limits, made.verdict.wait
+    """Message, type, code and headers of the error in OpenAI's dialect: the limit, its size, the cause, and when to
+    retry."""
+    limits, wait, cause = made.limits, made.verdict.wait, made.verdict.cause
     type, code = "tokens" if limit is QuotaLimit.TOKENS else "requests", "rate_limit_exceeded"
-    headers: Mapping[str, str] = NO_RETRY
-    if limit is QuotaLimit.COST:
+    if cause is RefusalCause.SPENT:
         type = code = "insufficient_quota"
-        message = f"This key has used its {usd(limits.cost)} of this calendar month (UTC)."
-    elif wait is None:
-        type = "tokens"
+        return _spent(limits.cost or 0, made.verdict.spent, made.claim.cost), type, code, NO_RETRY
+    if cause is RefusalCause.TOO_LARGE:
         size = f"may take {made.claim.tokens} tokens, and this key has {limits.tokens} per minute"
-        message = f"The request is too large: it {size}. Shorten it, or bound its answer by max_tokens."
-    else:
-        reached = {
-            QuotaLimit.REQUESTS: f"{limits.requests} requests per minute",
-            QuotaLimit.TOKENS: f"{limits.tokens} tokens per minute",
-            QuotaLimit.CONCURRENT: f"{limits.concurrent} requests at a time",
-        }[limit]
-        message = f"This key has reached its limit of {reached}. Try again in {duration(wait)}."
-        headers = retry_later(wait)
-    return message, type, code, headers
+        if limit is QuotaLimit.COST:
+            size = f"may cost {usd(made.claim.cost)}, and this key has {usd(limits.cost)} for a whole calendar month"
+        return (
+            f"The request is too large: it {size}. Shorten it, or bound its answer by max_tokens.",
+            type,
+            code,
+            NO_RETRY,
+        )
+    size = {
+        QuotaLimit.REQUESTS: f"{limits.requests} requests per minute",
+        QuotaLimit.TOKENS: f"{limits.tokens} tokens per minute",
+        QuotaLimit.CONCURRENT: f"{limits.concurrent} requests at a time",
+        QuotaLimit.COST: f"{usd(limits.cost)} of this calendar month (UTC)",
+    }[limit]
+    message = f"This key has reached its limit of {size}."
+    if cause is RefusalCause.HELD:
+        message = f"Requests in progress hold what is left of this key's {size}, until they end."
+    return f"{message} Try again in {duration(wait or 0.0)}.", type, code, retry_later(wait or 0.0)
+
+
+def _spent(limit: int, spent: int, cost: int) -> str:
+    whole = f"{usd(limit)} of this calendar month (UTC)"
+    if spent >= limit or not cost:
+        return f"This key has used its {whole}."
+    return f"This key has {usd(limit - spent)} left of its {whole}, and the request may cost {usd(cost)}."
 
 
 def quota_headers(made: Reservation) -> Iterable[str]:
@@ -209,4 +263,7 @@ def duration(seconds: float) -> str:
 
 
 def usd(nano: int | None) -> str:
-    return f"{(nano or 0) / NANO:.2f} USD"
+    """In cents, or to three digits where cents would tell too little."""
+    amount = (nano or 0) / NANO
+    cents = f"{amount:.2f}"
+    return f"{cents if abs(float(cents) - amount) <= amount / 200 else f'{amount:.3g}'} USD"

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from gateway.cluster.redis_client import PREFIX, RedisClient, ScriptPipeline, Unavailable, ignore_result
+from gateway.cluster.redis_client import RedisClient, ScriptPipeline, Unavailable, ignore_result
+from gateway.cluster.redis_names import redis_name
 from gateway.config.models import StateSection
 from gateway.fair_cache import FairCache
 
@@ -60,7 +62,7 @@ class AnswerStore(Protocol):
 def answer_store(state: StateSection) -> AnswerStore:
     """The store that `state.answers` names."""
     if state.answers == "redis" and state.redis is not None:
-        client = RedisClient(state.redis.get_secret_value(), STORE_TIMEOUT)
+        client = RedisClient(state.redis.get_secret_value(), STORE_TIMEOUT, state.namespace)
         return RedisAnswers(client, state.namespace, state.answer_bytes)
     return MemoryAnswers(state.answer_bytes)
 
@@ -139,7 +141,7 @@ return all
 class RedisAnswers:
     def __init__(self, redis: RedisClient, namespace: str, most: int) -> None:
         self._redis, self._most = redis, most
-        self._base = f"{PREFIX}{{answers:{namespace}}}"
+        self._name = partial(redis_name, namespace, slot="answers")
         self._pipeline = ScriptPipeline(redis)
         self._looks = asyncio.Semaphore(LOOKS)
         self._decode = msgspec.msgpack.Decoder(KeptAnswer).decode
@@ -158,7 +160,7 @@ class RedisAnswers:
         except TimeoutError:
             return None
         try:
-            found: Any = await self._redis.call(lambda redis: redis.get(f"{self._base}:{key.digest}"), LOOK_TIMEOUT)
+            found: Any = await self._redis.call(lambda redis: redis.get(self._name(key.digest)), LOOK_TIMEOUT)
             return None if found is None else self._decode(found)
         except (Unavailable, msgspec.DecodeError):
             return None
@@ -168,5 +170,5 @@ class RedisAnswers:
     def put(self, key: AnswerKey, answer: KeptAnswer, ttl: float) -> None:
         value = msgspec.msgpack.encode(answer)
         args: list[str | int | bytes] = [key.digest, key.group, value, int(ttl * 1000), self._most, OVERHEAD, LONGEST]
-        stored = self._pipeline.call(PUT, [self._base], args)
+        stored = self._pipeline.call(PUT, [self._name()], args)
         stored.add_done_callback(ignore_result)  # without a place in Redis, the next equal request is sent to an engine

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from gateway.admission.key_store import MAX_KEYS, StoreFull, operator_store
-from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, new_key
+from gateway.admission.key_store import MAX_KEYS, StoredKeys, StoreFull
+from gateway.admission.new_keys import SETTINGS, InvalidKey, in_file, is_hidden, new_key
+from gateway.admission.operator_store import operator_store
 from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
@@ -102,15 +103,23 @@ def keys(args: argparse.Namespace) -> int:
         print(text)
         print("firsttoken: this is the only time that the key is shown", file=sys.stderr)
     elif args.action == "revoke":
-        if in_file(config, args.name):
-            raise ConfigError([f"the key '{args.name}' is in the configuration file: delete it there"])
         if not _asked(store.revoke(args.name)):
-            names = [key.name for key in _asked(store.read())]
+            if in_file(config, args.name):
+                raise ConfigError([f"the key '{args.name}' is in the configuration file: delete it there"])
+            names = _asked(store.read()).by_name
             raise ConfigError([f"there is no key '{args.name}'{nearest(args.name, names)}"])
         print(f"revoked {args.name}")
     else:
-        print("\n".join(aligned([COLUMNS, *map(_key_row, _asked(store.read()))])))
+        stored = _asked(store.read())
+        print("\n".join(aligned([COLUMNS, *map(_key_row, stored.keys)])))
+        for name in _invalid(config, stored):
+            text = "is refused: the configuration file has or had its name, or it was revoked; revoke it"
+            print(f"firsttoken: the stored key '{name}' {text}", file=sys.stderr)
     return 0
+
+
+def _invalid(config: Config, stored: StoredKeys) -> list[str]:
+    return [key.name for key in stored.keys if key.sha256 in stored.refused or is_hidden(config, key)]
 
 
 def _key_row(key: Key) -> tuple[str, ...]:

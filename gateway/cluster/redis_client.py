@@ -5,10 +5,15 @@ Rules:
   once.
 - One task probes Redis: at the start, each second, and while the breaker is open. Two writes within half the timeout
   close the breaker. So Redis may be absent at the start, hang, be slow, be read-only, or have no name in DNS.
+- An error about a stored value (of another type than the gateway writes, say) is the call's own: it is `UnusableKey`,
+  named in the log once, and opens no breaker, so that one broken key takes Redis from no other caller.
+- At each connect a script has to run: Redis without the right to EVAL is of no use. A `maxmemory-policy` that may drop
+  costs and keys is named in the log.
 - A reply that came in during a stall of our own loop counts; a time-out after a stall is not counted as a failure.
 - One log line per change of state. Never the password, and no traceback.
 - All calls of Lua scripts within one turn of the loop share one round trip. A script is called by digest; a script
-  unknown to Redis has not run, and is sent whole. A failure is `Unavailable` for all unanswered calls of a round trip.
+  unknown to Redis has not run, and is sent whole. A failure of Redis is `Unavailable` for all unanswered calls of a
+  round trip.
 - A cancelled caller cancels no round trip, which belongs to no single caller.
 
 redis-py is an optional dependency (`firsttoken[redis]`), imported with the first client.
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +36,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from backends.http.loop_aware_timer import LoopAwareTimer
+from gateway.cluster.redis_names import DEFAULT_NAMESPACE, redis_name
 from gateway.config.field_types import RedisTopology, RedisUrl, parse_redis_url
 from gateway.observe.metrics.series import gauge, totals
 
@@ -48,18 +55,29 @@ MAX_FAILURES, FAILURE_DECAY = 2.5, 0.9  # opens at the third failure in a row, o
 FLAPPING = 10.0  # s: after a shorter time closed, the first pause is the longest
 LATE = 0.02  # s of delay of a time-out from which our own loop has stalled
 CONNECTIONS = 64
-PREFIX = "firsttoken:"  # of every Redis key written
 BATCH = 500  # scripts in one round trip
+MAX_NAMED = 1_000  # unusable values named in the log
+PROBE_KEPT = 10_000  # ms
+SAFE_POLICY = "noeviction"
+CHECK = "redis.call('TIME') return redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])"
+_OF_A_VALUE = re.compile(  # of Redis, and of Lua within a script
+    "WRONGTYPE|not an integer|not a valid float|not a float|would overflow|out of range|attempt to |bad argument"
+)
 
 
 class Unavailable(Exception):
     """Redis is unavailable, or did not answer in time."""
 
 
-class RedisClient(Collector):
-    """`up`: the breaker is closed. `url`: from a validated configuration."""
+class UnusableKey(Unavailable):
+    """Value of this call that is not as the gateway writes it."""
 
-    def __init__(self, url: str, timeout: float = TIMEOUT) -> None:
+
+class RedisClient(Collector):
+    """`up`: the breaker is closed. `url`: from a validated configuration. `namespace`: of all names in Redis."""
+
+    def __init__(self, url: str, timeout: float = TIMEOUT, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self.namespace = namespace
         self.url = parse_redis_url(url)
         self.timeout = timeout
         self.client = create_client(self.url)
@@ -69,6 +87,8 @@ class RedisClient(Collector):
         self._logged: bool | None = None  # last state in the log
         self._reason = "not connected yet"
         self._up_since = 0.0
+        self._unusable: set[str] = set()  # in the log already
+        self._policy = SAFE_POLICY
         self._on_up: list[Callable[[], None]] = []
         self._opened = asyncio.Event()
         self._probing: asyncio.Task[None] | None = None
@@ -97,7 +117,8 @@ class RedisClient(Collector):
             callback()
 
     async def call(self, ask: Callable[[Redis], Awaitable[T]], timeout: float | None = None) -> T:
-        """Result of `ask(client)`. Raises Unavailable: at once while the breaker is open, else after `timeout`."""
+        """Result of `ask(client)`. Raises Unavailable: at once while the breaker is open, else after `timeout`; and
+        UnusableKey."""
         if not self.up:
             raise Unavailable(self._reason)
         timer = LoopAwareTimer(LATE)
@@ -105,10 +126,24 @@ class RedisClient(Collector):
             async with timer.timeout(timeout or self.timeout):
                 answer = await ask(self.client)
         except Exception as error:  # of redis-py, TLS, DNS; our own bug must not fail a request either
+            if is_about_a_value(error):
+                raise self.unusable("", error) from None
             self._on_failure(error, counts=not (timer.stalled and isinstance(error, TimeoutError)))
             raise Unavailable(self._reason) from None
         self._failures *= FAILURE_DECAY
         return answer
+
+    def unusable(self, names: str, error: Exception) -> UnusableKey:
+        """The error of a call, in the log once. `names`: of Redis that the call uses, where known."""
+        self.errors += 1
+        text = error_text(error, self.url)
+        if (named := names or text) not in self._unusable and len(self._unusable) < MAX_NAMED:
+            self._unusable.add(named)
+            message = (
+                "redis %s: %s: not as the gateway writes it: %s; decided by this process alone until it is deleted"
+            )
+            log.warning(message, self.url.redacted, names or "a value", text)
+        return UnusableKey(text)
 
     def collect(self) -> Iterable[Metric]:
         yield gauge("firsttoken_redis_up", [((), float(self.up))])
@@ -158,6 +193,7 @@ class RedisClient(Collector):
             if await self._takes_writes():
                 if not self._closed:
                     self._close_breaker()
+                    await self._warn_of_eviction()
             else:
                 self._log_state()
                 await asyncio.sleep(pause)
@@ -167,24 +203,54 @@ class RedisClient(Collector):
         """Finds an outage without calls: repeats a failed probe until success or an open breaker."""
         while self.up:
             with suppress(Unavailable):
-                await self.call(probe)
+                await self.call(self._probe)
                 return
 
     async def _takes_writes(self) -> bool:
-        """True after two writes in time; connecting may take longer."""
+        """True after a script and two writes in time; connecting may take longer."""
         try:
-            for limit in (CONNECT_TIMEOUT, self.timeout / 2, self.timeout / 2):
+            for limit, ask in ((CONNECT_TIMEOUT, self._run_script), *((self.timeout / 2, self._probe),) * 2):
                 async with asyncio.timeout(limit):
-                    await probe(self.client)
+                    await ask(self.client)
         except Exception as error:
             self._on_failure(error)
             return False
         return True
 
+    async def _probe(self, client: Redis) -> None:
+        """Writes: a read-only or full Redis is of no use."""
+        await client.set(redis_name(self.namespace, "probe"), "1", px=PROBE_KEPT)
 
-async def probe(client: Redis) -> None:
-    """Writes: a read-only or full Redis is of no use."""
-    await client.set(f"{PREFIX}probe", "1", px=10_000)
+    async def _run_script(self, client: Redis) -> None:
+        """Writes by a script, as all calls of quotas and keys do."""
+        await _run(client, [ScriptCall(CHECK, (1, redis_name(self.namespace, "probe"), PROBE_KEPT))], self)
+
+    async def _warn_of_eviction(self) -> None:
+        """Redis tells where its user may ask (INFO)."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                found = _policies(await self.client.info("memory"))
+        except Exception as error:
+            log.debug("redis %s: INFO: %s", self.url.redacted, error_text(error, self.url))
+            return
+        policy = next((each for each in found if each != SAFE_POLICY), SAFE_POLICY)
+        if policy not in (self._policy, SAFE_POLICY):
+            text = "redis %s: maxmemory-policy is %s: keys and costs of the month may be dropped; set %s"
+            log.warning(text, self.url.redacted, policy, SAFE_POLICY)
+        self._policy = policy
+
+
+def _policies(info: Any) -> list[str]:
+    """Of one server, or of each node of a cluster."""
+    each = info.values() if all(isinstance(one, dict) for one in info.values()) else [info]
+    return [str(one["maxmemory_policy"]) for one in each if "maxmemory_policy" in one]
+
+
+def is_about_a_value(error: BaseException) -> bool:
+    """Redis has answered, and refuses what is stored under a name of the call."""
+    from redis.exceptions import ResponseError
+
+    return isinstance(error, ResponseError) and _OF_A_VALUE.search(str(error)) is not None
 
 
 def error_text(error: BaseException, url: RedisUrl) -> str:
@@ -252,6 +318,16 @@ class ScriptCall:
     args: Sequence[str | int | bytes]  # number of keys, keys, other arguments
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    @property
+    def names(self) -> str:
+        """Names of Redis, for the log."""
+        return ", ".join(map(str, self.args[1 : 1 + int(self.args[0])]))
+
+    def fail(self, error: Unavailable) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # marks it as retrieved: the caller may be gone
+
 
 class ScriptPipeline:
     """One per process and Redis client."""
@@ -291,12 +367,10 @@ class ScriptPipeline:
 
     async def _round_trip(self, batch: list[ScriptCall]) -> None:
         try:
-            await self._redis.call(lambda redis: _run(redis, batch))
+            await self._redis.call(lambda redis: _run(redis, batch, self._redis))
         except Unavailable as error:
             for call in batch:
-                if not call.answer.done():
-                    call.answer.set_exception(error)
-                    call.answer.exception()  # marks it as retrieved: the caller may be gone
+                call.fail(error)
 
 
 def ignore_result(answer: asyncio.Future[Any]) -> None:
@@ -305,16 +379,18 @@ def ignore_result(answer: asyncio.Future[Any]) -> None:
         answer.exception()  # marks it as retrieved
 
 
-async def _run(redis: Redis, batch: list[ScriptCall]) -> None:
-    """Raises the first error, when all other calls have their answers."""
+async def _run(redis: Redis, batch: list[ScriptCall], client: RedisClient) -> None:
+    """Raises the first error of Redis, when all other calls have their answers."""
     from redis.exceptions import NoScriptError
 
     errors = await _send(redis, batch, by_digest=True)
     if unknown := [call for call, error in errors.items() if isinstance(error, NoScriptError)]:
         resent = await _send(redis, unknown, by_digest=False)
         errors = {call: error for call, error in errors.items() if call not in unknown} | resent
-    for error in errors.values():
-        raise error
+    for call, error in errors.items():
+        if not is_about_a_value(error):
+            raise error
+        call.fail(client.unusable(call.names, error))
 
 
 async def _send(redis: Any, batch: list[ScriptCall], by_digest: bool) -> dict[ScriptCall, Exception]:

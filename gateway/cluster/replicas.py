@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.cluster.gossip import FULL_INTERVAL, PEER_TIMEOUT, SEND_INTERVAL, Peers, PendingUpdates
 from gateway.cluster.redis_client import RedisClient, Unavailable, error_text
+from gateway.cluster.redis_names import redis_name
 from policies.fleet.peers import PeerLoad, PeerReader
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ log = logging.getLogger("firsttoken")
 SEND_TIMEOUT = 0.25  # s
 RECONNECT_PAUSE = 0.5  # s between two attempts to subscribe
 DENIED_PAUSE = 5.0  # s until the next attempt after Redis has denied the channel
-CHANNEL = "{namespace}:replicas:1"  # 1: version of the message format
+CHANNEL = "replicas", "1"  # 1: version of the message format
 
 
 class Replicas:
@@ -45,7 +46,7 @@ class Replicas:
 
     def __init__(self, redis: RedisClient, namespace: str, group: bytes, knows: Callable[[str], bool]) -> None:
         self.redis = redis
-        self.channel = CHANNEL.format(namespace=namespace)
+        self.channel = redis_name(namespace, *CHANNEL)
         self.pending = PendingUpdates(group)
         self.peers = Peers(group, knows)
         self.received_at = 0.0

@@ -81,6 +81,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def sentence(text: str) -> str:
+    """The text with a full stop, unless it ends as a question."""
+    return text if text.endswith("?") else f"{text}."
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """End of a message: the most similar of `known`, or else all of them."""
     names = list(known)

@@ -27,7 +27,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.atomic_file import NotAFile, read_regular, replace_file
-from gateway.cluster.redis_client import PREFIX, RedisClient, Unavailable
+from gateway.cluster.redis_client import RedisClient, Unavailable
+from gateway.cluster.redis_names import DEFAULT_NAMESPACE, redis_name
 from gateway.config.models import StateSection
 from gateway.observe.metrics.series import counter, gauge
 from gateway.runtime import RuntimeHolder
@@ -38,7 +39,6 @@ log = logging.getLogger("firsttoken")
 
 VERSION = 1  # of the format, and of the meaning of the coefficients
 FILE = "learned.json"
-KEY = PREFIX + "learned:{namespace}"
 MAX_BYTES = 64 << 20
 MAX_AGE = 7 * 86_400.0  # s: what is older is ignored, and expires in Redis
 MAX_AHEAD = 300.0  # s by which the clock of the writer may have been ahead of ours
@@ -122,7 +122,10 @@ class StateKey:
 
     def __init__(self, redis: RedisClient, namespace: str) -> None:
         self._redis = redis
-        self._key = KEY.format(namespace=namespace)
+        self._key = redis_name(namespace, "learned")
+        self._names = [self._key]
+        if namespace == DEFAULT_NAMESPACE:
+            self._names.append(redis_name(namespace, "learned", namespace))  # before 0.2.0
         self.name = f"key {self._key} in Redis"
 
     async def read(self) -> bytes | None:
@@ -130,10 +133,16 @@ class StateKey:
             async with asyncio.timeout(START_WAIT):
                 while not self._redis.up:  # noqa: ASYNC110 - the probe has no notification for one more reader
                     await asyncio.sleep(0.02)
-        size = await self._redis.call(lambda redis: redis.strlen(self._key), READ_LIMIT)
+        for name in self._names:
+            if (found := await self._saved(name)) is not None:
+                return found
+        return None
+
+    async def _saved(self, key: str) -> bytes | None:
+        size = await self._redis.call(lambda redis: redis.strlen(key), READ_LIMIT)
         if size > MAX_BYTES:
             raise UnusableState(f"larger than {MAX_BYTES >> 20} MiB")
-        found = await self._redis.call(lambda redis: redis.get(self._key), READ_LIMIT)
+        found = await self._redis.call(lambda redis: redis.get(key), READ_LIMIT)
         return found if isinstance(found, bytes) else None
 
     async def write(self, raw: bytes) -> None:

@@ -2,7 +2,7 @@
 
 Rules (Open Responses, section "WebSocket Transport"):
 - A turn is an HTTP request in all but its transport: it goes through `Proxy.infer`, where its key is checked, its quota
-  counted and its Record written.
+  counted and its Record written; or through `Proxy.aside` for the same, if no backend is to be asked.
 - One response at a time: a message that comes meanwhile waits, also until the caller has read the answer, for STALL at
   most. A caller that closes the socket ends its turn.
 - A socket lives for LIFETIME, and ends at a shutdown: at once if idle, else after its turn.
@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic, time
 
 from aiohttp import WSCloseCode
@@ -37,7 +39,17 @@ SHARE = 8  # a caller may hold one of so many connections as sockets
 _OF_HANDSHAKE = ("upgrade", "connection", "x-request-id", "content-length", "transfer-encoding", "expect")
 
 Serve = Callable[[HttpRequest], Awaitable[None]]
-Authorize = Callable[[HttpRequest], object]  # raises ApiError
+Answer = Callable[[HttpRequest], None]  # writes an answer, or raises ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHandlers:
+    """Of the proxy. `infer` and `aside` write an answer and emit a Record in all cases; `aside` answers by a function.
+    `precheck`: the reason to refuse a turn by the handshake's head."""
+
+    infer: Serve
+    aside: Callable[[HttpRequest, Answer], Awaitable[None]]
+    precheck: Callable[[HttpRequest], ApiError | None]
 
 
 def offers_websocket(http: HttpRequest) -> bool:
@@ -60,7 +72,7 @@ class ResponsesSockets:
         self.open: Counter[str] = Counter()  # by caller
 
     async def serve(
-        self, http: HttpRequest, caller: str, most: int, serve: Serve, authorize: Authorize, drains: Callable[[], bool]
+        self, http: HttpRequest, caller: str, most: int, handlers: TurnHandlers, drains: Callable[[], bool]
     ) -> None:
         """Serve a socket to its end. `most`: connections of the process. `drains`: each turn is now the last of its
         socket. Raises ApiError (429)."""
@@ -68,7 +80,7 @@ class ResponsesSockets:
             raise _too_many()
         self.open[caller] += 1
         try:
-            await ResponsesSocket(http, caller, self.turns, serve, authorize, drains).run()
+            await ResponsesSocket(http, caller, self.turns, handlers, drains).run()
         finally:
             self.open[caller] -= 1
             if not self.open[caller]:
@@ -83,15 +95,14 @@ class ResponsesSocket:
         http: HttpRequest,
         caller: str,
         turns: KeptTurns,
-        serve: Serve,
-        authorize: Authorize,
+        handlers: TurnHandlers,
         drains: Callable[[], bool],
     ) -> None:
         assert http.websocket is not None  # by `Proxy.precheck`
         self._http, self._socket = http, http.websocket
         self._caller = caller
         self._turns = turns
-        self._serve, self._authorize = serve, authorize
+        self._handlers = handlers
         self._drains = drains
         self._headers = {
             name: value
@@ -152,21 +163,27 @@ class ResponsesSocket:
             await asyncio.gather(turn, ahead, return_exceptions=True)
 
     async def _answered(self, message: bytes) -> None:
+        """A turn of a key at its limits is refused unread. Every other one counts as a request: also one that no
+        backend is asked for, and one that is no request."""
+        if (fault := self._handlers.precheck(self._http)) is not None:
+            await self._exchange(b"", self._handlers.infer, fault)
+            return
         kept = self._turns.get(self._caller, self)
         try:
             turn = await self._read(message, kept)
-            if not turn.generates:  # else the request is authorized
-                self._authorize(self._http)
         except ApiError as refusal:
-            self._socket.send(refusal_message(refusal))
+            await self._exchange(b"", self._aside(partial(refuse, refusal)))
             if isinstance(refusal, UnmatchedOutput):
                 self._turns.drop(self._caller, self)
             return
-        last = await self._served(turn) if turn.generates else self._prepared(turn)
+        last = await self._exchange(turn.body, self._handlers.infer if turn.generates else self._aside(prepare))
         if (found := turn.kept(last)) is not None:
             self._turns.put(self._caller, self, found)
         elif kept is not None and kept.response_id == turn.previous:
             self._turns.drop(self._caller, self)
+
+    def _aside(self, answer: Answer) -> Serve:
+        return lambda http: self._handlers.aside(http, answer)
 
     async def _read(self, message: bytes, kept: KeptTurn | None) -> SocketTurn:
         """Read a message, in a thread if slow. Raises ApiError."""
@@ -178,7 +195,8 @@ class ResponsesSocket:
             raise too_large(self._socket.max_message)
         return turn
 
-    async def _served(self, turn: SocketTurn) -> LastResponse | None:
+    async def _exchange(self, body: bytes, serve: Serve, fault: ApiError | None = None) -> LastResponse | None:
+        """Serve a turn as a request over HTTP, and send its answer."""
         frames = AnswerFrames(self._socket)
         writer = self._answer = ResponseWriter(frames, WriteCoalescer())
         writer.paused = self._http.writer.paused
@@ -190,23 +208,15 @@ class ResponsesSocket:
             http11=False,
             keep_alive=False,
             writer=writer,
-            body=turn.body,
+            body=body,
+            fault=fault,
         )
         try:
-            await self._serve(request)
+            await serve(request)
         finally:
             self._answer = None
         writer.flush()
         frames.finish()
-        return frames.last
-
-    def _prepared(self, turn: SocketTurn) -> LastResponse | None:
-        """Answer `generate: false`: the items are kept for the next turn, and no backend is asked."""
-        frames = AnswerFrames(self._socket)
-        stream = RESPONSES_TO_CHAT.stream({})
-        chunk = {"id": new_request_id(), "created": int(time()), "choices": [{"finish_reason": "stop", "delta": {}}]}
-        frames.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
-        frames.write(stream.feed(b"data: " + encode(chunk) + b"\n\n") + stream.close())
         return frames.last
 
     # -- the connection -------------------------------------------------------------------------
@@ -226,6 +236,20 @@ class ResponsesSocket:
             self._closing = asyncio.create_task(self._socket.close(WSCloseCode.GOING_AWAY))
         elif self._answer.flow_control is not None:
             self._answer.flow_control.on_shutdown()
+
+
+def prepare(http: HttpRequest) -> None:
+    """Answer `generate: false`: the items are kept for the next turn, and no backend is asked."""
+    stream = RESPONSES_TO_CHAT.stream({})
+    chunk = {"id": new_request_id(), "created": int(time()), "choices": [{"finish_reason": "stop", "delta": {}}]}
+    http.begun = True
+    http.writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    http.writer.write(stream.feed(b"data: " + encode(chunk) + b"\n\n") + stream.close())
+
+
+def refuse(refusal: ApiError, http: HttpRequest) -> None:
+    """Raises the reason that a message is no turn."""
+    raise refusal
 
 
 def _too_many() -> ApiError:

@@ -31,7 +31,7 @@ from gateway.admin.admin_server import AdminServer
 from gateway.admin.admin_views import merge_endpoints
 from gateway.admin.request_query import RequestQuery
 from gateway.api.api_error import ApiError
-from gateway.config.models import Config
+from gateway.config.models import Config, Key
 from gateway.observe.metrics.merged_metrics import MergedMetrics, decode_counts
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
 from gateway.observe.slow_counts import merge_incidents, merge_windows
@@ -40,7 +40,7 @@ from gateway.process import serve_app
 from gateway.reload import ConfigSource, Reloader
 from gateway.strict_json import encode
 from gateway.workers.shared_state import SharedState
-from gateway.workers.worker import APPLY, COUNTS, Order, follow_orders
+from gateway.workers.worker import APPLY, COUNTS, KNOWN_KEYS, Order, follow_orders
 from policies.prefix_doctor.prefix_ledger import merge_advice
 
 log = logging.getLogger("firsttoken")
@@ -139,6 +139,10 @@ class AdminAggregator:
 
     async def fleet(self) -> Sequence[Mapping[str, Any]]:
         return merge_endpoints(await self._get_all("/fleet"))
+
+    async def known_keys(self) -> Sequence[Key]:
+        found = {each["sha256"]: each for keys in (await self._get_all(KNOWN_KEYS)).values() for each in keys}
+        return [Key.model_validate(each) for each in found.values()]
 
     async def scale(self) -> Mapping[str, Any]:
         """Of the leader: the others name no pool."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 
+from gateway.admission.auth import account
 from gateway.admission.local_quotas import SharedQuotaMemory
 from gateway.cluster.gossip import new_group
 from gateway.config.field_types import ListenAddress
@@ -82,7 +83,7 @@ class Supervisor:
         self.peer_paths = [home / f"{number}.peers.sock" for number in range(count)]
         self.log_lock, self.group = home / "lines.lock", new_group()
         self.certificate = None if tls is None else ServerCertificate(tls)
-        self.quotas = SharedQuotaMemory((key.name for key in config.keys), count)
+        self.quotas = SharedQuotaMemory((account(key.name, key.sha256) for key in config.keys), count)
         self.shared = SharedState()
         self.workers = [WorkerSlot(f"worker {n + 1}", partial(self._run_worker, n)) for n in range(count)]
         self.aggregator = WorkerSlot("the admin port", self._run_aggregator)

@@ -23,11 +23,13 @@ from time import monotonic
 
 from aiohttp import web
 
+from gateway.admin.admin_replies import json_response
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr
 from gateway.observe.metrics.merged_metrics import encode_counts
 from gateway.process import tune_gc
+from gateway.strict_json import encode
 from gateway.worker_context import WorkerContext
 from gateway.workers.shared_state import SharedState
 
@@ -37,7 +39,7 @@ MIN_UPTIME = 10.0  # s: after two earlier exits in a row, the restart waits
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # s between restarts
 
 SERVING = b"s"  # report of a worker to the supervisor
-COUNTS, APPLY = "/counts", "/apply"  # paths on a worker's private port
+COUNTS, APPLY, KNOWN_KEYS = "/counts", "/apply", "/known-keys"  # paths on a worker's private port
 
 Work = Callable[[socket.socket], int]  # given the child's end of the channel; returns the exit code
 
@@ -174,7 +176,12 @@ async def serve_worker(
 
     handlers = {Order.SUPERVISOR_GONE: ended.set, Order.DRAIN: ended.set, Order.FORCE_STOP: force_stop}
     follow_orders(channel, {**handlers, Order.HANGUP: gateway.reopen_logs})
-    gateway.admin_app.add_routes([web.get(COUNTS, counts), web.post(APPLY, apply)])
+
+    async def known_keys(_: web.Request) -> web.Response:
+        keys = await gateway.admin.known_keys()
+        return json_response(200, encode([key.model_dump(exclude_defaults=True) for key in keys]))
+
+    gateway.admin_app.add_routes([web.get(COUNTS, counts), web.post(APPLY, apply), web.get(KNOWN_KEYS, known_keys)])
     await gateway.prepare(context.admin)
     if (latest := shared.config.get() or config) != config:  # reloaded since the fork, before this process was asked
         await gateway.apply_config(latest)

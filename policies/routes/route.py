@@ -16,7 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from types import NoneType
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +27,7 @@ from pydantic import (
     Field,
     ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
@@ -136,6 +138,19 @@ class Strict(BaseModel):
     """Base of models in which unknown keys are errors: a misspelt budget must not become no budget."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic takes `true` for 1."""
+        if isinstance(value, bool) and _is_number(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError("write a number, not true or false")
+        return value
+
+
+def _is_number(annotation: Any) -> bool:
+    """A number or None, and nothing else."""
+    return bool({*(get_args(annotation) or (annotation,))} <= {int, float, NoneType})
 
 
 class Ttft(Strict):

@@ -369,6 +369,6 @@ async def test_a_thousand_requests_at_once_open_no_circuit_breaker(monkeypatch: 
 async def test_what_is_no_answer_in_redis_is_not_found(stored: list[Any]) -> None:
     """No header can come from there, and no error."""
     async with redis_server() as server, in_redis(server) as store:
-        await store._redis.client.set(f"{store._base}:digest", msgspec.msgpack.encode(stored))
+        await store._redis.client.set(store._name("digest"), msgspec.msgpack.encode(stored))
         assert await store.find(AnswerKey("group", "digest")) is None
         assert store._redis.errors == 0

@@ -80,7 +80,7 @@ async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: 
             await ask(gateway, random, LESSONS)
             learned = forecast(gateway)
         async with redis.client() as client:
-            assert 0 < await client.ttl("firsttoken:learned:one") <= 7 * 86_400
+            assert 0 < await client.ttl("one:learned") <= 7 * 86_400
         async with running(pools, ROUTES, **other) as gateway:
             assert (
                 gateway.fleet.view.statistics(next(iter(gateway.runtime.current.upstreams)), monotonic()).samples == 0
@@ -88,13 +88,13 @@ async def test_redis_keeps_what_was_learned_where_there_is_no_directory(caplog: 
         async with running(pools, ROUTES, **state) as gateway:
             assert forecast(gateway).p50 == pytest.approx(learned.p50, rel=0.1)
         async with redis.client() as client:
-            await client.set("firsttoken:learned:one", b"\x00garbage")
+            await client.set("one:learned", b"\x00garbage")
         async with running(pools, ROUTES, **state) as gateway:
             await ask(gateway, random, 1)
-    assert "learned state in key firsttoken:learned:one in Redis is ignored: broken" in caplog.text
+    assert "learned state in key one:learned in Redis is ignored: broken" in caplog.text
     async with engines(1) as only, running({"only": engine_pool(*only)}, ROUTES, **state) as gateway:
         await ask(gateway, random, 1)
-    assert "learned state in key firsttoken:learned:one in Redis cannot be read" in caplog.text
+    assert "learned state in key one:learned in Redis cannot be read" in caplog.text
 
 
 async def test_a_redis_that_comes_later_is_read_before_it_is_written(
@@ -106,6 +106,8 @@ async def test_a_redis_that_comes_later_is_read_before_it_is_written(
         pools, state = {"only": engine_pool(*only)}, {"state": {"redis": redis.url}}
         async with running(pools, ROUTES, **state) as gateway:
             await ask(gateway, random, LESSONS)
+        async with redis.client() as client:
+            await client.rename("firsttoken:learned", "firsttoken:learned:firsttoken")  # as before 0.2.0
         monkeypatch.setattr("gateway.fleet.learned_keeper.SAVE_INTERVAL", 0.05)
         monkeypatch.setattr("gateway.fleet.learned_keeper.START_WAIT", 0.1)
         redis.freeze()
@@ -117,7 +119,7 @@ async def test_a_redis_that_comes_later_is_read_before_it_is_written(
             await eventually(lambda: gateway.fleet.view.statistics(endpoint, monotonic()).samples >= LESSONS)
             await ask(gateway, random, 1)
         async with redis.client() as client:
-            saved = json.loads(await client.get("firsttoken:learned:firsttoken"))
+            saved = json.loads(await client.get("firsttoken:learned"))
     assert saved["endpoints"][endpoint]["engine"]["samples"] > LESSONS
     assert sum("cannot be read" in line for line in caplog.messages) == 1
 

@@ -33,6 +33,7 @@ from tests.support.upstream import GATE, LAST_CHUNK, STREAM_HEAD, Upstream, chun
 WEB = "authorization: Bearer sk-web"
 ASK: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
 BACK = 30.0  # s
+MINUTE = f"firsttoken:{{web}}:{hashlib.sha256(b'sk-web').hexdigest()[:8]}:minute"  # in Redis
 
 
 def key(**limits: Any) -> list[dict[str, Any]]:
@@ -84,7 +85,7 @@ async def test_the_sdk_retries_after_retry_after_ms_and_succeeds() -> None:
 @pytest.mark.parametrize(
     ("limits", "code", "message"),
     [
-        ({"monthly_cost_usd": 0.000001}, "insufficient_quota", "calendar month"),
+        ({"monthly_cost_usd": 0.000001}, "rate_limit_exceeded", "too large: .* calendar month"),
         ({"tokens_per_minute": 5}, "rate_limit_exceeded", "too large"),
     ],
 )
@@ -152,7 +153,7 @@ async def test_a_key_that_has_taught_the_estimate_wrong_gets_no_burst_beyond_its
             callers = [await stack.enter_async_context(calling(gateway.url)) for _ in burst]
             asked = (caller.ask(post(each, WEB)) for caller, each in zip(callers, burst, strict=True))
             answers = await asyncio.gather(*asked)
-            assert gateway.proxy.admission.doubts["web"] > 0
+            assert gateway.proxy.admission.doubts.total() > 0
         sent = [each for each, (status, _) in zip(burst, answers, strict=True) if status == 200]
         tokens = sum(encoder("o200k_base").count(each["messages"][0]["content"]) for each in sent)
         assert 0.8 * limit < tokens <= (1 + DOUBTED) * limit
@@ -296,7 +297,7 @@ async def test_a_gateway_starts_without_redis_and_connects_later(server: RedisSe
         await connected(gateway)
         await caller.more(20)
         async with server.client() as client:
-            assert await client.hlen("firsttoken:{web}:minute") > 0
+            assert await client.hlen(MINUTE) > 0
 
 
 async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) -> None:
@@ -325,7 +326,7 @@ async def test_without_redis_each_gateway_admits_its_share(server: RedisServer) 
         async with server.client() as client:
 
             async def reported_requests() -> int:
-                found = await client.hgetall("firsttoken:{web}:minute")
+                found = await client.hgetall(MINUTE)
                 return sum(int(count) for field, count in found.items() if field.startswith("r"))
 
             async with asyncio.timeout(BACK):

@@ -93,6 +93,26 @@ async def test_a_turn_has_a_record_and_counts_in_the_keys_quota() -> None:
         assert int(third["headers"]["retry-after"]) > 0
 
 
+@pytest.mark.parametrize("kind", ["prepares", "no JSON", "no turn"])
+async def test_a_turn_that_no_backend_is_asked_for_counts_like_any_other(kind: str) -> None:
+    """One that generates nothing, and one that is no request: the third is refused, unread, and each has a Record."""
+    async with before(keys=[key("ann", requests_per_minute=2)]) as (gateway, server), socket(gateway) as ws:
+
+        async def ask() -> Json:
+            if kind == "prepares":
+                return await ws.ask(model="chat", input="hi", generate=False, store=False)
+            return await ws.ask_raw("{" if kind == "no JSON" else '{"type": "other"}')
+
+        answers = [await ask() for _ in range(4)]
+        served = "response.completed" if kind == "prepares" else 400
+        assert [each.get("status", each["type"]) for each in answers] == [served, served, 429, 429]
+        assert int(answers[-1]["headers"]["retry-after"]) > 0
+        ends = [record.end for record in gateway.recorder.recent]
+        assert (len(ends), ends[2:]) == (4, [RequestOutcome.REFUSED] * 2)
+        assert {record.tenant for record in gateway.recorder.recent} == {"ann"}
+        assert server.asked == []
+
+
 async def test_a_revoked_key_ends_with_its_next_turn() -> None:
     async with before(keys=[key("ann")]) as (gateway, server), socket(gateway) as ws:
         assert (await ws.ask(model="chat", input="hi"))["type"] == "response.completed"

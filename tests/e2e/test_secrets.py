@@ -105,13 +105,14 @@ async def test_a_successful_request_carries_the_canaries(
 async def assert_redis_was_used(world: CanaryGateway) -> None:
     """Checks that Redis received the key, quota and load, so that the recording is known to work."""
     digest = hashlib.sha256(CALLER.encode()).hexdigest()
+    used = f"firsttoken:{{caller}}:{digest[:8]}"
     async with asyncio.timeout(60):
         while '"PUBLISH" "firsttoken:replicas:1"' not in await world.redis.commands():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        while "firsttoken:{caller}:spent" not in (contents := await world.redis.contents()):  # noqa: ASYNC110
+        while f"{used}:spent" not in (contents := await world.redis.contents()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert digest in contents
-    assert "firsttoken:{caller}:minute" in contents
+    assert f"{used}:minute" in contents
     assert "lua" in await world.redis.commands()
 
 

@@ -79,7 +79,7 @@ async def test_redis_keeps_answers_within_the_bound_and_by_group() -> None:
         assert found == ["d", "e", "f"]
         assert await store.find(key("small", "s")) == kept("s")
         assert await store.find(key("small", "d")) == kept("d")  # the digest alone names the answer: the group is in it
-        base = "firsttoken:{answers:ns}"
+        base = "ns:{answers}"
         sizes = await client.hgetall(f"{base}:sizes")
         assert {int(value) for name, value in sizes.items() if name != "all"} == {size}
         assert (
@@ -105,7 +105,7 @@ async def test_what_redis_holds_that_is_no_answer_is_a_miss(raw: bytes) -> None:
         assert await store.find(key("g", "a")) is None
         store.start()
         await eventually(lambda: redis.up)
-        await client.set("firsttoken:{answers:ns}:a", raw)
+        await client.set("ns:{answers}:a", raw)
         assert await store.find(key("g", "a")) is None
         server.kill()
         store.put(key("g", "b"), kept(), 60.0)

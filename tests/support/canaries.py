@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.admission.key_store import PATIENCE, RedisKeys, one_connection
+from gateway.admission.key_store import PATIENCE
+from gateway.admission.redis_keys import RedisKeys, one_connection
 from gateway.app import Gateway
 from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
@@ -147,7 +148,7 @@ async def monitored_redis(**limits: Any) -> AsyncIterator[tuple[RedisServer, Red
     async with redis_server("--requirepass", REDIS) as server:
         url = server.url.replace("redis://", f"redis://:{REDIS}@")
         async with RedisMonitor(url) as redis_monitor:
-            store = RedisKeys(one_connection(parse_redis_url(url)), parse_redis_url(url), PATIENCE)
+            store = RedisKeys(one_connection(parse_redis_url(url)), parse_redis_url(url), PATIENCE, "firsttoken")
             assert await store.add(Key.model_validate({**key("caller", CALLER), **limits}))
             yield server, redis_monitor
 

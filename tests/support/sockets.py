@@ -28,6 +28,11 @@ class SocketCaller:
             found.append(json.loads(await self.socket.receive_str()))
         return found
 
+    async def ask_raw(self, message: str) -> Json:
+        """The last event of a turn, whatever is sent as one."""
+        await self.socket.send_str(message)
+        return (await self.events())[-1]
+
     async def ask(self, **members: Any) -> Json:
         """The last event of a turn."""
         await self.send(**members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from gateway.admin.key_paths import KeyPaths
 from gateway.admission.new_keys import SETTINGS
 from gateway.app import Gateway
-from gateway.config.models import Config
+from gateway.config.models import Config, Key
 from tests.support.builders import calling, get
 from tests.support.gateways import pool, running
 from tests.support.redis import redis_server
@@ -134,6 +134,32 @@ async def test_a_changed_limit_holds_and_null_removes_one(tmp_path: Path) -> Non
         ("POST", "/keys", {"name": "a", "routes": ["caht"]}, 400, "routes: no route 'caht'; did you mean 'chat'?"),
         ("POST", "/keys", {"name": "a", "concurrent_requests": 0}, 400, "concurrent_requests: Input should be greater"),
         ("POST", "/keys", {"name": "a", "weight": 1e-17}, 400, "weight: Input should be greater than or equal to 0.0"),
+        (
+            "POST",
+            "/keys",
+            {"name": "a", "tokens_per_minute": True},
+            400,
+            "tokens_per_minute: Value error, write a numb",
+        ),
+        (
+            "POST",
+            "/keys",
+            {"name": "a", "monthly_cost_usd": True},
+            400,
+            "monthly_cost_usd: Value error, write a numbe",
+        ),
+        (
+            "POST",
+            "/keys",
+            {"name": "a", "weight": False},
+            400,
+            "weight: Value error, write a number, not true",
+        ),
+        ("POST", "/keys", {"name": "a" * 65}, 400, "name: a name has 1 to 64 letters, digits and . _ : @ + -"),
+        ("POST", "/keys", {"name": "-"}, 400, "name: a name has 1 to 64 letters"),
+        ("POST", "/keys", {"name": "../x"}, 400, "name: a name has 1 to 64 letters"),
+        ("POST", "/keys", {"name": "a/b"}, 400, "name: a name has 1 to 64 letters"),
+        ("PATCH", "/keys/web", {"requests_per_minute": True}, 400, "requests_per_minute: Value error, write a number"),
         ("POST", "/keys", {"name": "of-file"}, 409, "There is a key 'of-file' already."),
         ("POST", "/keys", {"name": "web"}, 409, "There is a key 'web' already."),
         ("POST", "/keys", b"x" * 70_000, 413, "The body is larger than"),
@@ -153,6 +179,7 @@ async def test_a_mistake_is_named_and_changes_nothing(
         before = await sent(gateway, "GET", "/keys")
         found, reply = await sent(gateway, method, path, body)
         assert (found, reply["error"]["message"][: len(message)]) == (status, message)
+        assert "?." not in reply["error"]["message"]
         assert await sent(gateway, "GET", "/keys") == before
 
 
@@ -211,14 +238,18 @@ async def test_workers_share_stored_keys_and_the_admin_process_makes_them(tmp_pa
         await becomes(made["key"], 401)
 
 
+async def nothing_known() -> Sequence[Key]:
+    return ()
+
+
 def test_the_openapi_document_has_these_paths_and_the_settings_of_a_key() -> None:
     """docs/openapi-admin.json is written by hand."""
     document = json.loads((ROOT / "docs" / "openapi-admin.json").read_text("utf-8"))
     methods = {(path, method) for path, each in document["paths"].items() for method in each if method != "parameters"}
-    routes = KeyPaths(lambda: Config()).routes()
+    routes = KeyPaths(lambda: Config(), nothing_known).routes()
     keys = {(route.path.replace(":.+", ""), route.method.lower()) for route in routes}
     assert methods == {*keys, ("/scale", "get")}
     schemas = document["components"]["schemas"]
     assert [*schemas["Settings"]["properties"]] == [*SETTINGS]
     assert [*schemas["NewKey"]["properties"]] == ["name", *SETTINGS]
-    assert [*schemas["Key"]["properties"]] == ["name", "source", *SETTINGS]
+    assert [*schemas["Key"]["properties"]] == ["name", "source", "valid", *SETTINGS]

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from gateway.admission import key_store
-from gateway.admission.key_store import FileKeys, StoreFull, UnusableFile
+from gateway.admission.key_file import FILE, FileKeys
+from gateway.admission.key_store import StoreFull, UnusableFile
 from gateway.admission.keyring import Keyring
-from gateway.config.models import Key
+from gateway.admission.operator_store import operator_store
+from gateway.config.models import Key, StateSection
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 
@@ -33,18 +35,18 @@ async def test_a_key_is_added_changed_and_revoked(tmp_path: Path) -> None:
     limited = key("a", requests_per_minute=5)
     assert (await store.replace(key("a"), limited), await store.replace(key("a"), limited)) == (True, False)
     versions.append(await other.version())
-    assert await other.read() == [limited]
+    assert (await other.read()).keys == [limited]
     assert (await store.revoke("a"), await store.revoke("a")) == (True, False)
     versions.append(await other.version())
-    assert (await other.read(), len(set(versions)), versions[0]) == ([], 4, None)
-    assert oct(os.stat(tmp_path / "state" / key_store.FILE).st_mode & 0o777) == "0o600"
+    assert ((await other.read()).keys, len(set(versions)), versions[0]) == ([], 4, None)
+    assert oct(os.stat(tmp_path / "state" / FILE).st_mode & 0o777) == "0o600"
 
 
 async def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     """Read, change and replacement are one step under a lock."""
     names = [f"k{i:02}" for i in range(30)]
     await asyncio.gather(*(FileKeys(str(tmp_path)).add(key(name)) for name in names))
-    assert [each.name for each in await FileKeys(str(tmp_path)).read()] == names
+    assert [each.name for each in (await FileKeys(str(tmp_path)).read()).keys] == names
 
 
 @pytest.mark.parametrize(
@@ -53,11 +55,11 @@ async def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
 async def test_a_file_that_is_none_of_ours_is_neither_read_nor_overwritten(raw: bytes, tmp_path: Path) -> None:
     """It may be of a newer version, or hold keys that a mistake has broken."""
     store = FileKeys(str(tmp_path))
-    (tmp_path / key_store.FILE).write_bytes(raw)
+    (tmp_path / FILE).write_bytes(raw)
     for work in (store.read(), store.add(key("a")), store.revoke("a")):
         with pytest.raises(UnusableFile, match=r"keys\.json: not a file of keys of this version"):
             await work
-    assert (tmp_path / key_store.FILE).read_bytes() == raw
+    assert (tmp_path / FILE).read_bytes() == raw
 
 
 async def test_a_broken_file_revokes_no_key_and_is_logged_once(
@@ -67,7 +69,7 @@ async def test_a_broken_file_revokes_no_key_and_is_logged_once(
     monkeypatch.setattr("gateway.admission.keyring.CHECK_INTERVAL", 0.01)
     store = FileKeys(str(tmp_path))
     await store.add(key("a"))
-    good, file = (tmp_path / key_store.FILE).read_bytes(), tmp_path / key_store.FILE
+    good, file = (tmp_path / FILE).read_bytes(), tmp_path / FILE
     changes: list[list[str]] = []
 
     async def on_change(keys: Sequence[Key]) -> None:
@@ -105,13 +107,13 @@ async def test_the_number_of_stored_keys_is_bounded(kind: str, tmp_path: Path, m
     monkeypatch.setattr(key_store, "MAX_KEYS", 2)
     async with redis_server(start=kind == "redis") as server:
         state = {"dir": str(tmp_path), "redis": server.url, "keys": "dir" if kind == "file" else "redis"}
-        store = key_store.operator_store(key_store.StateSection.model_validate(state))
+        store = operator_store(StateSection.model_validate(state))
         assert [await store.add(key(name)) for name in "aab"] == [True, False, True]
         with pytest.raises(StoreFull):
             await store.add(key("c"))
         assert await store.revoke("a")
         assert await store.add(key("c"))
-        assert [each.name for each in await store.read()] == ["b", "c"]
+        assert [each.name for each in (await store.read()).keys] == ["b", "c"]
         assert not await store.replace(key("b", weight=2), key("b", weight=3))
         assert await store.replace(key("b"), key("b", weight=3))
-        assert (await store.read())[0].weight == 3
+        assert (await store.read()).keys[0].weight == 3

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.admission import key_store
-from gateway.admission.key_store import RedisKeys
 from gateway.admission.keyring import Keyring
+from gateway.admission.redis_keys import RedisKeys
 from gateway.cli.main import main
 from gateway.cluster.redis_client import RedisClient
+from gateway.cluster.redis_names import redis_name
 from gateway.config.field_types import parse_redis_url
 from gateway.config.models import Key
 from tests.support.builders import calling
@@ -24,11 +24,13 @@ from tests.support.gateways import pool, running
 from tests.support.redis import RedisServer, redis_server
 from tests.support.simulated import eventually
 
+NAMESPACE = "firsttoken"
+HASH = redis_name(NAMESPACE, "keys")
 SEEN = 60.0  # s, on a busy machine; the gateway looks each second
 
 
 def stored_by(link: RedisClient) -> RedisKeys:
-    return RedisKeys(link.call, link.url, link.timeout)
+    return RedisKeys(link.call, link.url, link.timeout, NAMESPACE)
 
 
 @asynccontextmanager
@@ -85,9 +87,7 @@ async def test_keys_lost_by_redis_are_not_revoked(caplog: pytest.LogCaptureFixtu
 async def test_an_invalid_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """For example a key of another version. Other keys hold; the digest is not logged."""
     async with redis_server() as server, watching(server) as (link, changes):
-        await link.call(
-            lambda redis: redis.hset(key_store.HASH, "odd", json.dumps({"name": "odd", "sha256": "CANARY"}))
-        )
+        await link.call(lambda redis: redis.hset(HASH, "odd", json.dumps({"name": "odd", "sha256": "CANARY"})))
         await stored_by(link).add(key("a"))
         await eventually(lambda: changes == [["a"]], SEEN)
     assert "'odd'" in caplog.text
@@ -157,7 +157,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
     server: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = config(tmp_path / "f.yaml", server.url)
+    file = config(tmp_path / "f.yaml", server.url, f"keys: [{{name: own, sha256: '{'0' * 64}'}}]\n")
 
     async def run_keys(*arguments: str) -> tuple[int, str, str]:
         return await asyncio.to_thread(run, capsys, *arguments)
@@ -167,7 +167,7 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
     text = out.strip()
     assert (code, len(text) > 40, text in err) == (0, True, False)
     async with server.client() as client:
-        kept = json.loads((await client.hgetall(key_store.HASH))["web"])
+        kept = json.loads((await client.hgetall(HASH))["web"])
         assert kept == {
             "name": "web",
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -185,6 +185,8 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
     assert (code, err) == (2, "there is a key 'web' already; revoke it first\n")
     code, _, err = await run_keys("revoke", "wbe", "--config", file)
     assert (code, err) == (2, "there is no key 'wbe'; did you mean 'web'?\n")
+    code, _, err = await run_keys("revoke", "own", "--config", file)
+    assert (code, err) == (2, "the key 'own' is in the configuration file: delete it there\n")
     assert (await run_keys("revoke", "web", "--config", file))[:2] == (0, "revoked web\n")
     assert len((await run_keys("list", "--config", file))[1].splitlines()) == 1
 
@@ -196,7 +198,6 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
         (["add", "two words"], "--name: Value error, a name is sent in a header: visible ASCII without spaces only"),
         (["add", "x", "--requests-per-minute", "0"], "--requests-per-minute: Input should be greater than 0"),
         (["add", "own"], "there is a key 'own' in the configuration file; take another name"),
-        (["revoke", "own"], "the key 'own' is in the configuration file: delete it there"),
         (["list"], "redis redis://127.0.0.1:1: "),
     ],
 )
@@ -217,12 +218,12 @@ async def test_a_change_between_the_look_at_a_key_and_its_replacement_is_kept(se
 
         async def ask(question: Callable[[Any], Any], timeout: float) -> Any:
             if looked_up.is_set():
-                await client.hset(key_store.HASH, "a", key("a", weight=9).model_dump_json(exclude_defaults=True))
+                await client.hset(HASH, "a", key("a", weight=9).model_dump_json(exclude_defaults=True))
             looked_up.set()
             return await question(client)
 
         looked_up = asyncio.Event()
-        store = RedisKeys(ask, parse_redis_url(server.url), 5.0)
-        await client.hset(key_store.HASH, "a", key("a").model_dump_json(exclude_defaults=True))
+        store = RedisKeys(ask, parse_redis_url(server.url), 5.0, NAMESPACE)
+        await client.hset(HASH, "a", key("a").model_dump_json(exclude_defaults=True))
         assert not await store.replace(key("a"), key("a", weight=2))
-        assert json.loads(str(await client.hget(key_store.HASH, "a")))["weight"] == 9
+        assert json.loads(str(await client.hget(HASH, "a")))["weight"] == 9

@@ -7,20 +7,22 @@ import asyncio
 import hashlib
 import inspect
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from backends.interface import Operation
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import QuotaExceeded, claim_of, duration, quota_headers
+from gateway.admission.quotas import AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.tokenize.prompt import prompt_of
 from gateway.tokenize.prompt_reader import PromptText
 from gateway.tokenize.tokenizers import encoder
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation, Verdict
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation, Verdict
 from policies.types import Pool, PoolEstimate, PrefixBlocks, Price, PromptEstimate
 from tests.support.builders import CHAT, DONE, ERROR, FINISH, TOKEN, USAGE, WHOLE, calling, post
 from tests.support.gateways import document, pool, running
@@ -49,58 +51,81 @@ def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> N
     assert duration(seconds) == written
 
 
+RETRY_1 = {"retry-after": "1", "retry-after-ms": "1000"}
+NEVER = {"x-should-retry": "false"}
+RATE, EMPTY = "rate_limit_exceeded", "insufficient_quota"
+
+
 @pytest.mark.parametrize(
-    ("limit", "wait", "type", "code", "message", "headers"),
+    ("verdict", "type", "code", "message", "headers"),
     [
         (
-            QuotaLimit.REQUESTS,
-            1.2,
-            "requests",
-            "rate_limit_exceeded",
-            "limit of 9 requests per minute. Try again in 1.2s.",
+            Verdict(QuotaLimit.REQUESTS, 1.2),
+            *("requests", RATE, "This key has reached its limit of 9 requests per minute. Try again in 1.2s."),
             {"retry-after": "2", "retry-after-ms": "1200"},
         ),
         (
-            QuotaLimit.TOKENS,
-            30.0,
-            "tokens",
-            "rate_limit_exceeded",
-            "limit of 50 tokens per minute. Try again in 30s.",
+            Verdict(QuotaLimit.TOKENS, 30.0),
+            *("tokens", RATE, "This key has reached its limit of 50 tokens per minute. Try again in 30s."),
             {"retry-after": "30", "retry-after-ms": "30000"},
         ),
         (
-            QuotaLimit.CONCURRENT,
-            1.0,
-            "requests",
-            "rate_limit_exceeded",
-            "limit of 2 requests at a time.",
-            {"retry-after": "1", "retry-after-ms": "1000"},
+            Verdict(QuotaLimit.TOKENS, 1.0, cause=RefusalCause.HELD),
+            *("tokens", RATE),
+            "Requests in progress hold what is left of this key's 50 tokens per minute, until they end. Try "
+            "again in 1s.",
+            RETRY_1,
         ),
         (
-            QuotaLimit.TOKENS,
-            None,
-            "tokens",
-            "rate_limit_exceeded",
-            "too large: it may take 70 tokens, and this key has 50",
-            {"x-should-retry": "false"},
+            Verdict(QuotaLimit.CONCURRENT, 1.0),
+            *("requests", RATE, "This key has reached its limit of 2 requests at a time. Try again in 1s."),
+            RETRY_1,
         ),
         (
-            QuotaLimit.COST,
-            None,
-            "insufficient_quota",
-            "insufficient_quota",
-            "used its 5.00 USD of this calendar month",
-            {"x-should-retry": "false"},
+            Verdict(QuotaLimit.TOKENS, None, cause=RefusalCause.TOO_LARGE),
+            *(
+                "tokens",
+                RATE,
+                "The request is too large: it may take 70 tokens, and this key has 50 per minute. Shorten",
+            ),
+            NEVER,
+        ),
+        (
+            Verdict(QuotaLimit.COST, None, cause=RefusalCause.SPENT, spent=5 * NANO),
+            *(EMPTY, EMPTY, "This key has used its 5.00 USD of this calendar month (UTC)."),
+            NEVER,
+        ),
+        (
+            Verdict(QuotaLimit.COST, None, cause=RefusalCause.SPENT, spent=4 * NANO),
+            *(EMPTY, EMPTY),
+            "This key has 1.00 USD left of its 5.00 USD of this calendar month (UTC), and the request may "
+            "cost 6.00 USD.",
+            NEVER,
+        ),
+        (
+            Verdict(QuotaLimit.COST, 1.0, cause=RefusalCause.HELD),
+            *("requests", RATE),
+            "Requests in progress hold what is left of this key's 5.00 USD of this calendar month (UTC), until they "
+            "end. Try again in 1s.",
+            RETRY_1,
+        ),
+        (
+            Verdict(QuotaLimit.COST, None, cause=RefusalCause.TOO_LARGE),
+            *("requests", RATE),
+            "The request is too large: it may cost 6.00 USD, and this key has 5.00 USD for a whole calendar month.",
+            NEVER,
         ),
     ],
 )
-def test_a_refusal_names_the_limit_and_the_remedy(
-    limit: QuotaLimit, wait: float | None, type: str, code: str, message: str, headers: dict[str, str]
+def test_a_refusal_names_the_limit_the_cause_and_the_remedy(
+    verdict: Verdict, type: str, code: str, message: str, headers: dict[str, str]
 ) -> None:
-    limits = KeyLimits(9, 50, 2, 5 * NANO)
-    found = QuotaExceeded(made(limits, Verdict(limit, wait)), limit)
+    """Spent is final; held is over as soon as a request ends; a request above the whole limit says so."""
+    assert verdict.limit is not None
+    claim, limits = Claim(70, 6 * NANO), KeyLimits(9, 50, 2, 5 * NANO)
+    found = QuotaExceeded(made(limits, verdict, claim), verdict.limit)
     assert (found.status, found.type, found.code, found.headers) == (429, type, code, headers)
-    assert message in found.message
+    assert found.message.startswith(message)
 
 
 def test_headers_show_configured_limits_only() -> None:
@@ -117,12 +142,24 @@ def test_headers_show_configured_limits_only() -> None:
 
 
 def test_a_claim_is_the_maximum_over_pools() -> None:
+    """Of the usual answer; and of the longest: of a key whose answers are not known, that which the context window
+    allows."""
     blocks = PrefixBlocks((), 16, 1.0)
     pools = {"a": PoolEstimate(100, blocks, 100, 1), "b": PoolEstimate(120, blocks, 120, 1)}
-    priced = {name: Pool(name, "served", (), price=Price(1.0, each)) for name, each in (("a", 10.0), ("b", 1.0))}
-    assert claim_of(PromptEstimate(pools, 50), 1, None) == Claim(170)
-    assert claim_of(PromptEstimate(pools, 50), 1, priced) == Claim(170, round((100 + 500) * NANO / 1e6))
-    assert claim_of(PromptEstimate(pools, 50), 8, priced) == Claim(520, round((100 + 4000) * NANO / 1e6))
+    priced = {
+        "a": Pool("a", "served", (), price=Price(1.0, 10.0), context_window=1_100),
+        "b": Pool("b", "served", (), price=Price(1.0, 1.0), context_window=500),
+    }
+    estimate, micro = PromptEstimate(pools, 50), NANO / 1e6
+    assert claim_of(estimate, AnswerBounds(1), priced) == Claim(170, most_tokens=120 + 2_048)
+    assert claim_of(estimate, AnswerBounds(1, cap=60), priced) == Claim(170, most_tokens=180)
+    assert claim_of(estimate, AnswerBounds(1, priced=True), priced) == Claim(
+        170, round(600 * micro), most_tokens=120 + 2_048, most_cost=round((100 + 10_000) * micro)
+    )
+    known = AnswerBounds(8, cap=200, longest=80, priced=True)
+    assert claim_of(estimate, known, priced) == Claim(
+        520, round(4100 * micro), most_tokens=120 + 640, most_cost=round((100 + 6_400) * micro)
+    )
 
 
 # --------------------------------------------------------------------------- through the gateway
@@ -349,8 +386,9 @@ async def test_a_lost_attempt_counts_tokens_that_may_be_billed(lost: list[Step] 
             assert record.cost_usd == failed.tokens + 9
             quotas = gateway.proxy.admission._quotas
             assert isinstance(quotas, LocalQuotas)
-            assert quotas.spent("web") == record.cost_usd * NANO
-            assert quotas._key("web").own.window.total() == (1, failed.tokens + 9)
+            account = gateway.runtime.current.keys.tenants[0].account
+            assert quotas.spent(account) == record.cost_usd * NANO
+            assert quotas._key(account).own.window.total() == (1, failed.tokens + 9)
 
 
 async def test_a_key_without_limits_has_no_quota_work() -> None:
@@ -378,3 +416,101 @@ async def test_a_reload_changes_limits_and_keeps_usage() -> None:
             assert (await caller.whole(post(CHAT, WEB)))[0] == 429
             await gateway.apply_config(Config.model_validate(document(pools, keys=key())))
             assert (await caller.whole(post(CHAT, WEB)))[0] == 200
+
+
+# --------------------------------------------------------------------------- causes of a refusal for costs
+
+DEAR = {"input": 0.0, "output": 1e6}  # a USD per token of output
+
+
+def answer_of(tokens: int) -> bytes:
+    usage = {"prompt_tokens": 7, "completion_tokens": tokens}
+    return json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": usage}).encode()
+
+
+@asynccontextmanager
+async def dear(*scripts: Any, budget: float, **more: Any) -> AsyncIterator[tuple[Gateway, Upstream]]:
+    async with Upstream(*scripts) as upstream:
+        pools = {"only": pool(upstream.url, price=DEAR)}
+        async with running(pools, keys=key(monthly_cost_usd=budget), **more) as gateway:
+            yield gateway, upstream
+
+
+async def at_once(gateway: Gateway, number: int, body: Any) -> list[asyncio.Task[Any]]:
+    async def one() -> tuple[int, Any, Any]:
+        async with calling(gateway.url) as caller:
+            status, headers, raw = await caller.whole(post(body, WEB))
+        return status, headers, json.loads(raw)
+
+    return [asyncio.create_task(one()) for _ in range(number)]
+
+
+async def test_a_budget_that_is_only_held_refuses_for_a_second() -> None:
+    """Eight at once, whose sizes nobody knows: one holds the budget, the others are told to come again, and may."""
+    async with dear([GATE, reply(answer_of(1))], budget=1000) as (gateway, upstream):
+        asked = await at_once(gateway, 8, CHAT)
+        await eventually(lambda: sum(task.done() for task in asked) == 7)
+        upstream.proceed()
+        results = [await task for task in asked]
+        refused = [(headers, body["error"]) for status, headers, body in results if status == 429]
+        assert len(refused) == 7
+        for headers, error in refused:
+            assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+            assert error["message"].startswith("Requests in progress hold what is left of this key's 1000.00 USD")
+            assert (headers["retry-after"], "x-should-retry" in headers) == ("1", False)
+        upstream.proceed()
+        [again] = await at_once(gateway, 1, CHAT)
+        assert (await again)[0] == 200
+
+
+async def test_many_dear_answers_at_once_spend_no_more_than_one_beyond_the_budget() -> None:
+    """40 at once of 3 budgets each; then the budget is spent, which is final."""
+    async with dear([reply(answer_of(3000))], budget=1000) as (gateway, upstream):
+        await asyncio.gather(*(await at_once(gateway, 40, CHAT)))
+        spent = sum(record.cost_usd for record in gateway.recorder.recent)
+        assert (spent, len(upstream.requests)) == (3000, 1)
+        [last] = await at_once(gateway, 1, CHAT)
+        status, headers, body = await last
+        assert (status, body["error"]["code"], headers["x-should-retry"]) == (429, "insufficient_quota", "false")
+        assert body["error"]["message"] == "This key has used its 1000.00 USD of this calendar month (UTC)."
+
+
+async def test_a_request_above_the_whole_budget_says_so() -> None:
+    """Five answers of 10 tokens for 20 USD a month. One of them fits."""
+    async with dear([reply(answer_of(9))], budget=20) as (gateway, upstream):
+        [large] = await at_once(gateway, 1, {**CHAT, "n": 5, "max_tokens": 10})
+        status, headers, body = await large
+        assert (status, body["error"]["code"], headers["x-should-retry"]) == (429, "rate_limit_exceeded", "false")
+        assert body["error"]["message"].startswith(
+            "The request is too large: it may cost 50.00 USD, and this key has 20.00 USD for a whole calendar month."
+        )
+        [small] = await at_once(gateway, 1, {**CHAT, "max_tokens": 10})
+        assert ((await small)[0], len(upstream.requests)) == (200, 1)
+
+
+async def test_known_answers_are_served_side_by_side() -> None:
+    """After a few short ones, a budget of 1000 USD has room for eight of a key whose answers cost 3 USD."""
+    scripts = [[reply(answer_of(3))]] * 8 + [[GATE, reply(answer_of(3))]]
+    async with dear(*scripts, budget=3000) as (gateway, upstream):
+        for _ in range(8):
+            [one] = await at_once(gateway, 1, CHAT)
+            assert (await one)[0] == 200
+        asked = await at_once(gateway, 8, CHAT)
+        await eventually(lambda: len(upstream.requests) == 16)
+        for _ in asked:
+            upstream.proceed()
+        assert {(await task)[0] for task in asked} == {200}
+
+
+async def test_tokens_held_by_answers_in_progress_refuse_for_a_second() -> None:
+    async with Upstream([GATE, reply(answer_of(1))]) as upstream:
+        pools = {"only": pool(upstream.url)}
+        async with running(pools, keys=key(tokens_per_minute=1_000)) as gateway:
+            asked = await at_once(gateway, 3, CHAT)
+            await eventually(lambda: sum(task.done() for task in asked) == 2)
+            upstream.proceed()
+            refused = [(headers, body) for status, headers, body in [await task for task in asked] if status == 429]
+            for headers, body in refused:
+                assert body["error"]["message"].startswith("Requests in progress hold what is left of this key's 1000 ")
+                assert (headers["retry-after"], body["error"]["type"]) == ("1", "tokens")
+            assert len(refused) == 2

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory, SteadyWall
+from gateway.admission.local_quotas import LocalQuotas, SharedQuotaMemory, SteadyWall, month
 from gateway.admission.quotas import Quotas
 from gateway.admission.redis_quotas import RedisQuotas
 from gateway.cluster.redis_client import RedisClient
-from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, Reservation
+from gateway.cluster.redis_names import redis_name
+from policies.quota.key_limits import NANO, Claim, KeyLimits, QuotaLimit, RefusalCause, Reservation
 from tests.support.redis import redis_server
 from tests.support.simulated import eventually
 
@@ -51,10 +52,17 @@ class QuotaStore:
         await self._synchronize()
 
     async def ask(
-        self, limits: KeyLimits, tokens: int = 1, cost: int = 0, turn: int = 0, name: str = "web"
+        self,
+        limits: KeyLimits,
+        tokens: int = 1,
+        cost: int = 0,
+        turn: int = 0,
+        name: str = "web",
+        most: tuple[int, int] = (0, 0),
     ) -> Reservation:
+        """`most`: tokens and cost that the request may use."""
         await self._synchronize()
-        return await self.quotas[turn % len(self.quotas)].reserve(name, limits, Claim(tokens, cost))
+        return await self.quotas[turn % len(self.quotas)].reserve(name, limits, Claim(tokens, cost, 0, *most))
 
     async def enter(self, limits: KeyLimits, turn: int = 0) -> Reservation:
         await self._synchronize()
@@ -291,6 +299,94 @@ async def test_running_requests_reserve_their_maximum_cost(store: QuotaStore) ->
     assert (await store.ask(limits, cost=6, turn=1)).verdict.limit is None
 
 
+async def test_what_requests_in_progress_hold_is_no_use_of_the_budget(store: QuotaStore) -> None:
+    """Held: over in a second, perhaps. Spent: final. A request above the whole budget: never, whatever is spent."""
+    limits, causes = KeyLimits(cost=10), RefusalCause
+
+    async def refused(cost: int) -> tuple[RefusalCause, float | None]:
+        verdict = (await store.ask(limits, cost=cost, turn=1)).verdict
+        assert verdict.limit is QuotaLimit.COST
+        return verdict.cause, verdict.wait
+
+    first = await store.ask(limits, cost=6)
+    assert [await refused(6), await refused(11)] == [(causes.HELD, 1.0), (causes.TOO_LARGE, None)]
+    await store.settle(first, cost=7)
+    assert [await refused(4), await refused(11)] == [(causes.SPENT, None), (causes.TOO_LARGE, None)]
+    await store.settle(await store.ask(limits, cost=3), cost=3)
+    assert [await refused(1), await refused(11)] == [(causes.SPENT, None)] * 2
+
+
+async def test_tokens_that_requests_in_progress_hold_are_not_used(store: QuotaStore) -> None:
+    """The wait is for an end of one of them; for used tokens it is until they are a minute old. A request whose minute
+    is over holds nothing of this one."""
+    limits = KeyLimits(tokens=100)
+    long = await store.ask(limits, 60)
+    await store.pass_time(70)
+    first = await store.ask(limits, 60)
+    await store.pass_time(5)
+    held = (await store.ask(limits, 60, turn=1)).verdict
+    assert (held.limit, held.cause, held.wait) == (QuotaLimit.TOKENS, RefusalCause.HELD, 1.0)
+    await store.settle(first, 60)
+    used = (await store.ask(limits, 60, turn=1)).verdict
+    assert (used.cause, used.wait) == (RefusalCause.REACHED, pytest.approx(56, abs=0.002))
+    await store.settle(long, 60)
+    assert (await store.ask(limits, 101)).verdict.cause is RefusalCause.TOO_LARGE
+
+
+async def test_a_request_holds_what_it_may_use_as_far_as_there_is_room(store: QuotaStore) -> None:
+    """Its usual size has to fit, no more; what it has not used is given back."""
+    limits = KeyLimits(tokens=100, cost=10)
+    small = await store.ask(limits, 10, 1, most=(30, 3))
+    all_left = await store.ask(limits, 10, 1, turn=1, most=(300, 30))
+    assert [(each.claim.tokens, each.claim.cost) for each in (small, all_left)] == [(30, 3), (70, 7)]
+    assert all_left.verdict.tokens_left == 0
+    assert (await store.ask(limits, 10, 1, most=(30, 3))).verdict.cause is RefusalCause.HELD
+    await store.settle(all_left, 10, 1, turn=1)
+    again = await store.ask(limits, 10, 1, turn=1, most=(30, 3))
+    assert (again.verdict.limit, again.claim.tokens, again.claim.cost) == (None, 30, 3)
+
+
+async def test_many_requests_at_once_spend_no_more_than_one_beyond_the_budget(store: QuotaStore) -> None:
+    """40 of 3 USD each, a budget of 1 USD, and nothing known of the key's answers but a usual price of 0.01."""
+    limits, asked = KeyLimits(cost=NANO), [(NANO // 100, 131 * NANO)] * 40
+    made = [await store.ask(limits, 1, cost, turn=n, most=(0, most)) for n, (cost, most) in enumerate(asked)]
+    admitted = [one for one in made if one.verdict.limit is None]
+    assert [one.verdict.cause for one in made[1:]] == [RefusalCause.HELD] * 39
+    for one in admitted:
+        await store.settle(one, 1, 3 * NANO)
+    assert len(admitted) == 1
+    assert (await store.ask(limits, 1, 1)).verdict.cause is RefusalCause.SPENT
+
+
+async def test_the_costs_of_a_clock_before_the_product_go_to_the_true_month(store: QuotaStore) -> None:
+    """A machine that boots in 1970 has one budget until its clock is set, and after."""
+    limits = KeyLimits(cost=10)
+    store.clock.wall_at = 100.0
+    await store.settle(await store.ask(limits, cost=8), cost=8)
+    assert (await store.ask(limits, cost=5)).verdict.cause is RefusalCause.SPENT
+    store.clock.wall_at = OCTOBER
+    assert (await store.ask(limits, cost=5)).verdict.cause is RefusalCause.SPENT
+    await store.settle(await store.ask(limits, cost=2), cost=2)
+    store.clock.wall_at = 200.0  # booted again
+    assert (await store.ask(limits, cost=1)).verdict.cause is RefusalCause.SPENT
+    store.clock.wall_at = NOVEMBER
+    assert (await store.ask(limits, cost=5)).verdict.limit is None
+
+
+@pytest.mark.parametrize(("began", "jumped"), [(100.0, OCTOBER), (OCTOBER, 100.0)])
+def test_a_clock_before_the_product_is_never_believed_beside_another(began: float, jumped: float) -> None:
+    """The true time holds at once, without the hour that a jump has to last; and back to 1970 never."""
+    clock = Clock()
+    clock.wall_at = began
+    wall = SteadyWall(clock.wall, clock.monotonic)
+    assert wall() == began
+    clock.wall_at = jumped
+    for _ in range(3):
+        assert month(wall()) == 202610
+        clock.at += 4000.0
+        clock.wall_at += 4000.0
+
+
 async def test_a_refusal_names_the_limit_with_the_longest_wait(store: QuotaStore) -> None:
     limits = KeyLimits(requests=1, tokens=10, concurrent=1)
     await store.ask(limits, 10)
@@ -300,9 +396,12 @@ async def test_a_refusal_names_the_limit_with_the_longest_wait(store: QuotaStore
     assert verdict.wait == pytest.approx(56)
 
 
+Step = tuple[str, float, int, int, int, tuple[int, int]]
+MOST = st.just((0, 0)) | st.tuples(st.integers(0, 90), st.integers(0, 20))
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "settle"]), st.floats(0, 25), st.integers(0, 5), st.integers(1, 60), st.integers(0, 9)
+        *(st.sampled_from(["ask", "settle"]), st.floats(0, 25), st.integers(0, 5), st.integers(1, 60)),
+        *(st.integers(0, 9), MOST),
     ),
     max_size=25,
 )
@@ -317,9 +416,7 @@ LIMITS = st.builds(
 
 @settings(max_examples=60, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, limits=LIMITS)
-async def test_all_quota_stores_give_equal_verdicts(
-    steps: list[tuple[str, float, int, int, int]], limits: KeyLimits
-) -> None:
+async def test_all_quota_stores_give_equal_verdicts(steps: list[Step], limits: KeyLimits) -> None:
     """The scripts in Redis, local memory and shared memory, for the same requests."""
     async with in_memory() as one, in_workers() as several, in_redis() as shared:
         verdicts = [await played(store, steps, limits) for store in (one, several, shared)]
@@ -327,18 +424,21 @@ async def test_all_quota_stores_give_equal_verdicts(
     assert verdicts[0] == verdicts[2]
 
 
-async def played(store: QuotaStore, steps: list[tuple[str, float, int, int, int]], limits: KeyLimits) -> list[Any]:
+async def played(store: QuotaStore, steps: list[Step], limits: KeyLimits) -> list[Any]:
     """Replays the steps; settles within LEASE, since leases expire in Redis only."""
     open_: list[tuple[Reservation, int]] = []
     said: list[Any] = []
-    for act, pause, turn, tokens, cost in steps:
+    for act, pause, turn, tokens, cost, most in steps:
         await store.pass_time(min(pause, 25.0))
         if act == "ask":
-            made = await store.ask(limits, tokens, cost, turn)
+            made = await store.ask(limits, tokens, cost, turn, most=most)
             verdict = made.verdict
             said.append(
                 (
                     verdict.limit,
+                    verdict.limit and verdict.cause,
+                    made.claim.tokens,
+                    made.claim.cost,
                     None if verdict.wait is None else pytest.approx(verdict.wait, abs=0.002),
                     verdict.requests_left,
                     verdict.tokens_left,
@@ -425,9 +525,8 @@ async def test_in_redis_everything_expires() -> None:
         await eventually(lambda: is_synchronized(quotas))
         found = await client.keys("*")
         left = {key: await client.pttl(key) for key in found}
-        assert {"minute", "running", "held", "spent", "firsttoken:members", "firsttoken:probe"} == {
-            key.rpartition("}:")[2] for key in found
-        }
+        kept = {f"firsttoken:{{web}}:-:{kind}" for kind in ("minute", "running", "held", "spent")}
+        assert {*found} == {*kept, "firsttoken:members", "firsttoken:probe"}
         assert all(ttl > 0 for ttl in left.values()), left
         await quotas.close()
         await link.close()
@@ -460,6 +559,42 @@ async def test_scripts_lost_by_redis_are_loaded_again() -> None:
         assert [one.verdict.limit for one in asked] == [None] * 3
         assert redis.redis.errors == 0
         assert all(one.second for one in asked)  # admitted by Redis itself
+
+
+@pytest.mark.parametrize("kind", ["minute", "running", "held", "spent"])
+async def test_a_broken_value_of_one_key_takes_redis_from_no_other(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own limits hold in this process until the value is deleted; its costs are counted in Redis then."""
+    async with in_redis() as store:
+        limits, quotas = KeyLimits(requests=99, tokens=99, concurrent=9, cost=10), store.quotas[0]
+        assert isinstance(quotas, RedisQuotas)
+        name = redis_name("firsttoken", "-", kind, slot="web")
+        await quotas.redis.call(lambda redis: redis.set(name, "text"))
+        for _ in range(5):
+            await store.settle(await store.ask(limits, cost=1), cost=1)
+            await store.settle(await store.ask(limits, name="other"))
+        assert (await store.ask(limits, cost=6)).verdict.limit is QuotaLimit.COST
+        assert quotas.redis.up
+        other = redis_name("firsttoken", "-", "minute", slot="other")
+        assert await quotas.redis.call(lambda redis: redis.exists(other)) == 1
+        await quotas.redis.call(lambda redis: redis.delete(name))
+        quotas.start()
+        await eventually(lambda: quotas.idle, LEASE)
+        await eventually(lambda: not quotas.withholds, LEASE)
+        await eventually(lambda: quotas.idle, LEASE)
+        assert (await store.ask(limits, cost=6, turn=1)).verdict.cause is RefusalCause.SPENT
+    assert caplog.text.count(f"{name}") == 1
+    assert "unavailable" not in caplog.text
+
+
+async def test_costs_that_redis_has_lost_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with in_redis() as store:
+        limits, quotas = KeyLimits(cost=10 * NANO), store.quotas[0]
+        assert isinstance(quotas, RedisQuotas)
+        await store.settle(await store.ask(limits), cost=2 * NANO)
+        await store.settle(await store.ask(limits))
+        await quotas.redis.call(lambda redis: redis.delete(redis_name("firsttoken", "-", "spent", slot="web")))
+        await store.ask(limits)
+    assert "has lost costs of this month: key 'web' had spent 2 USD, and now 0 USD" in caplog.text
 
 
 async def test_a_reservation_made_in_redis_and_locally_counts_once() -> None:

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 
 from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.cluster import redis_client
-from gateway.cluster.redis_client import TIMEOUT, RedisClient, Unavailable
+from gateway.cluster.redis_client import TIMEOUT, RedisClient, ScriptPipeline, Unavailable, UnusableKey
 from tests.support.redis import RedisServer, TcpProxy, cluster_port, redis_server
 from tests.support.simulated import eventually
 
@@ -220,6 +220,54 @@ async def test_a_read_only_redis_is_unavailable(caplog: pytest.LogCaptureFixture
             await eventually(lambda: link.errors >= 2, BACK)
             assert not link.up
     assert "CANARY" not in caplog.text
+
+
+async def test_a_user_without_scripts_is_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """Quotas and keys are scripts: such a Redis is unavailable, and the log names the missing right."""
+    users = "--user web on >pw ~firsttoken:* +@all -@scripting --user default off".split()
+    async with redis_server(*users) as server, linked(server.url.replace("//", "//web:pw@"), up=False) as link:
+        await eventually(lambda: "unavailable" in caplog.text, BACK)
+        assert (link.up, gauge_of(link)) == (False, 0.0)
+    assert "NoPermissionError" in caplog.text
+    assert "eval" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "noeviction"])
+async def test_a_policy_that_drops_keys_is_named_once(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Also after Redis was away."""
+    async with redis_server("--maxmemory-policy", policy) as server, linked(server.url) as link:
+        server.kill()
+        await eventually(lambda: not link.up, BACK)
+        await server.start()
+        await eventually(lambda: link.up, BACK)
+        await link.call(ping)
+        await eventually(lambda: caplog.text.count("maxmemory-policy is") == (policy != "noeviction"), BACK)
+    assert caplog.text.count("set noeviction") == (policy != "noeviction")
+
+
+async def test_a_value_of_another_type_is_the_fault_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    """A script or a plain command; the breaker stays closed, calls of one round trip have their answers, and the log
+    names the keys once."""
+    get, odd = "return redis.call('HGET', KEYS[1], 'f')", "return redis.call('GET', KEYS[1]) + {}"
+    async with redis_server() as server, linked(server.url) as link, server.client() as client:
+        await client.set("firsttoken:broken", "text")
+        await client.hset("firsttoken:good", "f", "v")
+        pipeline = ScriptPipeline(link)
+        for _ in range(6):
+            names = ["firsttoken:broken", "firsttoken:good", "firsttoken:broken", "firsttoken:good"]
+            calls = [pipeline.call(get, [name], []) for name in names] + [pipeline.call(odd, ["firsttoken:broken"], [])]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(each) for each in answers] == [UnusableKey, bytes, UnusableKey, bytes, UnusableKey]
+            with pytest.raises(UnusableKey, match="WRONGTYPE"):
+                await link.call(lambda redis: redis.hget("firsttoken:broken", "f"))
+            assert link.up
+    assert caplog.text.count("firsttoken:broken: not as the gateway writes it") == 1
+    assert caplog.text.count("a value: not as the gateway writes it: ResponseError: WRONGTYPE") == 1
+    assert "unavailable" not in caplog.text
+
+
+def gauge_of(link: RedisClient) -> float:
+    return next(sample.value for metric in link.collect() for sample in metric.samples if "redis_up" in sample.name)
 
 
 async def test_metrics_show_the_state_of_redis() -> None:
