@@ -110,8 +110,9 @@ class RaceFacts:
             blame,
             failure.retry_after,
             accepted=wire.accepted,
-            translated=failure is NOT_ASSEMBLED or self._may_translate(wire, blame),
+            translated=self._may_translate(wire, blame),
             doubtful=refused and self._doubt(wire),
+            whole=failure is NOT_ASSEMBLED,
             restart=rescue.restart() if continued and rescue is not None else None,
         )
 

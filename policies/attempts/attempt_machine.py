@@ -23,6 +23,8 @@ Rules:
 - A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
   caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
   is held ends the race like any other.
+- An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
+  the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - A committed stream is looked at when silent (`policies.attempts.pace_watch.StreamLook`): left, or held while a peer
   that is expected to be sooner is asked. The peer's first token ends it (OUTPACED); without one it goes on.
@@ -225,6 +227,10 @@ class AttemptMachine:
     def _failed(self, failure: Failed, now: float) -> None:
         attempt = self._take_failed(failure.number)
         if attempt is None:
+            return
+        if failure.whole:
+            self._walk.allow_another()
+            self._open(attempt.candidate, AttemptKind.WHOLE, now)
             return
         candidate, lost = attempt.candidate, is_lost(failure.blame)
         self._walk.deaths += lost and failure.accepted
