@@ -33,9 +33,7 @@ class WholeForm:
     parts: Mapping[str, Members] = field(default_factory=dict)
 
 
-def filled(
-    members: dict[str, Any], form: Members, parts: Mapping[str, Members], found: Differences
-) -> dict[str, Any]:
+def filled(members: dict[str, Any], form: Members, parts: Mapping[str, Members], found: Differences) -> dict[str, Any]:
     """The members in the order of the form, with its defaults; unknown members come last."""
     for name, default in form.items():
         if default is REQUIRED and name not in members:

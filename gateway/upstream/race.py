@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, UNRESCUED
+from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED, UNRESCUED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
 from gateway.observe.record import RequestOutcome, Stage
@@ -266,6 +266,8 @@ class Race:
 
     def _begin(self, wire: WireAttempt, was_kept: bool) -> None:
         """The attempt has won."""
+        if wire.attempt.kind is AttemptKind.WHOLE:
+            self._note_stream_lost(wire)
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
@@ -275,6 +277,15 @@ class Race:
             self._first_in += wire.times.kept
         self.relay.http.writer.flow_control = self
         self.delivery.begin(wire, self._first)
+
+    def _note_stream_lost(self, wire: WireAttempt) -> None:
+        """A whole answer shows that it was the stream alone that the endpoint could not give."""
+        endpoint, dispatcher = wire.attempt.candidate.endpoint.id, self.dispatcher
+        request = self.routed.request
+        tools, now = bool(request.tools), monotonic()
+        if endpoint not in dispatcher.obstacles.concerned(request.operation, request.caller, now, tools=tools):
+            lost = next(each for each in self.attempts.values() if each.unassembled)
+            self._note_lost(lost, lost.unassembled, calls=False)
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
@@ -374,6 +385,8 @@ class Race:
         self._failure = failure
         if failure is NOT_ASSEMBLED:
             self._note_unassembled(wire)
+        elif wire.assembled and failure in OF_STREAMS:
+            self._leave_stream(wire, failure.said)
         record_lost(self.routed, wire)
         if wire is self.winner:
             self.winner = self.delivery.answer = None
@@ -382,13 +395,18 @@ class Race:
     def _note_unassembled(self, wire: WireAttempt) -> None:
         """The endpoint is asked again, for an answer without tokens to be seen, and the caller pays for one."""
         assert isinstance(answer := self.delivery.answer, AssembledAnswer)
-        routed, endpoint, found = self.routed, wire.attempt.candidate.endpoint.id, answer.assembler
-        request, wire.unassembled = routed.request, found.obstacle
-        self.dispatcher.obstacles.note_lost(
-            endpoint, request.operation, request.caller, found.obstacle, monotonic(), calls=found.of_calls
-        )
-        routed.unseen |= {endpoint}
-        self._machine.limit_by(routed.limits)
+        self._note_lost(wire, answer.assembler.obstacle, calls=answer.assembler.of_calls)
+        self._leave_stream(wire, answer.assembler.obstacle)
+
+    def _note_lost(self, wire: WireAttempt, what: str, *, calls: bool) -> None:
+        request, endpoint = self.routed.request, wire.attempt.candidate.endpoint.id
+        self.dispatcher.obstacles.note_lost(endpoint, request.operation, request.caller, what, monotonic(), calls=calls)
+
+    def _leave_stream(self, wire: WireAttempt, what: str) -> None:
+        """Whatever is asked of the endpoint from here on is a whole answer."""
+        wire.unassembled = what
+        self.routed.unseen |= {wire.attempt.candidate.endpoint.id}
+        self._machine.limit_by(self.routed.limits)
 
     def _note_difference(self, wire: WireAttempt) -> None:
         """The answer was used. A stream that lacks its last event may lack the usage for that reason alone."""

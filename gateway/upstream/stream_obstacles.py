@@ -46,7 +46,9 @@ class StreamObstacles:
             if kind == [operation, tools] and _counts(known, caller, now)
         )
 
-    def note_lost(self, endpoint: str, operation: Operation, caller: str, what: str, now: float, *, calls: bool) -> None:
+    def note_lost(
+        self, endpoint: str, operation: Operation, caller: str, what: str, now: float, *, calls: bool
+    ) -> None:
         """A stream could not be put together: its answer is bought again, at the gateway's expense."""
         self.bought_twice += 1
         self._note(endpoint, operation, caller, now, calls)

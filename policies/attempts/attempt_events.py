@@ -49,6 +49,7 @@ class Failed:
     asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `restart`: an endpoint that
     refuses to continue an answer may be asked for the whole of it; None: no continuation was refused. `whole`: the
     endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
+    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Failed:
     doubtful: bool = False
     restart: bool | None = None
     whole: bool = False
+    whole_at_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
