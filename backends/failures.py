@@ -109,6 +109,10 @@ OWN_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 FAILED_INSIDE = Failure(FailureKind.SERVER, "The backend failed.", cause="200 with an error inside")
 
 
+CUT_OFF = (TRUNCATED, EMPTY)  # by a server that dies, or by one that ends no stream
+OF_STREAMS = (NOT_JSON, TEXT_LOST, LINE_TOO_LONG, *CUT_OFF)  # a whole answer of the same server may be well
+
+
 class ForbiddenAddressError(OSError):
     """A host name led to an address that no backend can have."""
 

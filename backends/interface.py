@@ -7,7 +7,7 @@ becomes a `Failure`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -32,6 +32,11 @@ class Operation(Enum):
     RERANK = "/v1/rerank"
     SCORE = "/v1/score"
     TOKENIZE = "/tokenize"
+
+
+GENERATING = frozenset(  # operations whose answers hold tokens of output
+    {Operation.CHAT, Operation.COMPLETION, Operation.RESPONSES, Operation.COMPACT, Operation.MESSAGES}
+)
 
 
 @dataclass(slots=True)
@@ -148,12 +153,15 @@ class Failure:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens as reported by the engine; None if not reported."""
+    """Tokens as reported by the engine, of all that is billed; None if not reported. `compacted`: with those of a
+    compaction, which the provider has generated of a longer prompt before the answer."""
 
     prompt: int | None = None
     completion: int | None = None
     cached: int | None = None  # of the prompt, read from a cache
     cache_write: int | None = None  # of the prompt, written into a cache
+    cache_write_1h: int | None = None  # of these, to be kept for an hour or longer
+    compacted: bool = False
 
 
 @dataclass(slots=True)
@@ -200,13 +208,21 @@ class Assembler(Protocol):
     obstacle: str  # the reason for which there will be no whole answer; empty: none so far
 
     @property
+    def difference(self) -> str:
+        """The first way in which the answer may differ from the server's own whole one, the obstacle included."""
+
+    @property
+    def of_calls(self) -> bool:
+        """All differences show in answers with tool calls alone."""
+
+    @property
     def held_bytes(self) -> int: ...
 
     def feed(self, data: bytes) -> None:
         """Read bytes of the stream, torn anywhere. Raises nothing: see `obstacle`."""
 
-    def whole(self) -> bytes:
-        """The JSON, once the body is complete. Raises `backends.stream.assembly.Unassembled`, a ValueError."""
+    def whole(self, counted: Callable[[], tuple[int, int]] | None = None) -> bytes:
+        """The JSON, once the body is complete. `counted`: tokens of prompt and answer, where no usage came. Raises `backends.stream.assembly.Unassembled`, a ValueError."""
 
 
 class Backend(Protocol):

@@ -16,6 +16,7 @@ import msgspec
 
 from backends import failures
 from backends.interface import (
+    GENERATING,
     Assembler,
     Backend,
     BackendConfig,
@@ -30,7 +31,7 @@ from backends.stream.assembled_messages import MessageAssembler
 from backends.stream.assembled_response import ResponseAssembler
 from backends.stream.messages_tap import MessagesBodyTap, MessagesTap
 from backends.stream.responses_tap import ResponsesBodyTap, ResponsesTap
-from backends.stream.taps import DONE, BodyTap, StreamTap
+from backends.stream.taps import DONE, BodyTap, SilentBodyTap, StreamTap
 from backends.stream.whole_forms import OPENAI_CHAT, OPENAI_COMPLETION, WholeForm
 
 LIMITS = ("max_completion_tokens", "max_tokens")  # the new name and the old name
@@ -158,7 +159,7 @@ class OpenAI(Backend):
         if forward.operation in (Operation.RESPONSES, Operation.COMPACT):
             return ResponsesTap(self._secret) if forward.stream else ResponsesBodyTap(self._secret)
         if not forward.stream:
-            return BodyTap(self._secret)
+            return BodyTap(self._secret) if forward.operation in GENERATING else SilentBodyTap(self._secret)
         return StreamTap(_choices(forward.body), self._secret, last=DONE)
 
     def assembly_obstacle(self, forward: BackendRequest) -> str:

@@ -14,7 +14,7 @@ from random import random
 from time import monotonic
 from typing import Any, TypeVar
 
-from backends.interface import Operation
+from backends.interface import GENERATING, Operation
 from gateway.admission.auth import Tenant
 from gateway.api.answer_quality import held_tokens
 from gateway.api.count_replies import COUNTS
@@ -102,7 +102,8 @@ class Decider:
         """
         text = _text(request, route, tenant)
         cap = route.output_cap(request.max_tokens)
-        expected = self.answer_lengths.expected_output(route.name, cap)
+        generates = request.operation in GENERATING
+        expected = self.answer_lengths.expected_output(route.name, cap) if generates else 0
         estimate = await self._read(text, expected)
         if not estimate.counted:
             now = monotonic()

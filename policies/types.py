@@ -21,6 +21,7 @@ from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 NEVER = float("-inf")
 FOREVER = float("inf")
 TINY = 1e-9
+LONG_WRITE = 2.0  # times the price of input
 UNKNOWN_TTFT: Mapping[str, float] = {"": 0.4}  # s to the first token of an API, before any; a guess
 
 # --------------------------------------------------------------------------- the fleet
@@ -42,25 +43,45 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """USD per million tokens. None: as `input`."""
+    """USD per million tokens. None: as `input`; `cache_write_1h`: see `long_write`."""
 
     input: float = 0.0
     output: float = 0.0
     cached_input: float | None = None  # read from the server's prompt cache
     cache_write: float | None = None  # written into it
+    cache_write_1h: float | None = None  # the same, to be kept for an hour or longer
 
-    def of(self, input_tokens: float, output_tokens: float, cached: float = 0.0, written: float = 0.0) -> float:
-        """USD of a request. `cached`, `written`: of the input tokens."""
+    def of(
+        self,
+        input_tokens: float,
+        output_tokens: float,
+        cached: float = 0.0,
+        written: float = 0.0,
+        written_1h: float = 0.0,
+    ) -> float:
+        """USD of a request. `cached`, `written`: of the input tokens; `written_1h`: of `written`."""
         cached = min(cached, input_tokens)
         written = min(written, input_tokens - cached)
         usd = (input_tokens - cached - written) * self.input + output_tokens * self.output
         usd += cached * (self.input if self.cached_input is None else self.cached_input)
-        usd += written * (self.input if self.cache_write is None else self.cache_write)
+        if written:
+            kept = min(written_1h, written)
+            usd += (written - kept) * (self.input if self.cache_write is None else self.cache_write)
+            usd += kept * self.long_write
         return usd / 1e6
+
+    @property
+    def long_write(self) -> float:
+        """Price of what a cache keeps for an hour or longer: without one of its own that of any write, and twice that
+        of input where a write costs more than input, as at all providers that have two prices (2026-11)."""
+        if self.cache_write_1h is not None:
+            return self.cache_write_1h
+        write = self.input if self.cache_write is None else self.cache_write
+        return max(write, LONG_WRITE * self.input) if write > self.input else write
 
     def at_most(self, input_tokens: float, output_tokens: float) -> float:
         """USD of a request, whatever is cached."""
-        dearest = max(self.input, self.cached_input or 0.0, self.cache_write or 0.0)
+        dearest = max(self.input, self.cached_input or 0.0, self.cache_write or 0.0, self.long_write)
         return (input_tokens * dearest + output_tokens * self.output) / 1e6
 
 
@@ -492,6 +513,7 @@ class AttemptKind(Enum):
     FALLBACK = "fallback"
     HEDGE = "hedge"
     RESCUE = "rescue"  # continues a broken stream
+    WHOLE = "whole"  # asks the endpoint again, for a whole answer, as its stream could not be put together
 
 
 @dataclass(slots=True)

@@ -93,38 +93,46 @@ class BackendAddress:
 # the request may have been billed, and another endpoint is the better choice.
 RESEND_WINDOW = 1.0  # s
 MAX_AGE = 300.0  # s, of a reused connection to a host name
+_LONGEST_NUMBER = 20  # digits
 STALL = 0.05  # s of delay of a time limit, from which the event loop has stalled
 _CLOCK_GRAIN = 1e-3  # s, of the event loop
 
 
 class BufferedReply:
-    """Sink for a whole reply of at most `limit` bytes, for probes."""
+    """Sink for a whole reply of at most `limit` bytes, for probes. A longer one is refused by its length where the
+    server tells it. After a failure nothing is held: the exception that tells of it may refer to the reply."""
 
     def __init__(self, limit: int) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.body = b""
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: Failure | None = None  # `complete` is then done
         self._limit = limit
         self._received = bytearray()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.status, self.headers = status, headers
+        length = headers.get("content-length", "")
+        if length.isdecimal() and len(length) < _LONGEST_NUMBER and int(length) > self._limit:
+            self.on_failure(failures.TOO_LARGE)
 
     def on_body(self, data: bytes, framed: bytes = b"") -> None:
-        if len(self._received) + len(data) <= self._limit:
+        if self.failure is None and len(self._received) + len(data) <= self._limit:
             self._received += data
         else:
             self.on_failure(failures.TOO_LARGE)
 
     def on_end(self) -> None:
         if not self.complete.done():
-            self.body = bytes(self._received)
+            self.body, self._received = bytes(self._received), bytearray()
             self.complete.set_result(None)
 
     def on_failure(self, failure: Failure) -> None:
+        """A value: an exception in the future would be part of a cycle with the frame that awaits it."""
         if not self.complete.done():
-            self.complete.set_exception(TransportError(failure))
+            self.failure, self._received = failure, bytearray()
+            self.complete.set_result(None)
 
 
 class ConnectionPool:
@@ -206,11 +214,13 @@ class ConnectionPool:
                 exchange = await self.open(call, reply)
                 try:
                     await reply.complete
-                    return reply
                 finally:
                     exchange.cancel()
         except TimeoutError:
             raise TransportError(failures.of_silence(timeout)) from None
+        if reply.failure is not None:
+            raise TransportError(reply.failure)
+        return reply
 
     @staticmethod
     def _limit(seconds: float) -> AbstractAsyncContextManager[object]:

@@ -1,7 +1,8 @@
 """Puts the events of one of Anthropic's messages together. Rules: `backends.stream.assembly`.
 
 The message begins as in message_start; blocks are filled by their deltas; message_delta adds the reason of the end and
-the last counts of tokens. A message is complete with message_stop, all blocks closed.
+the last counts of tokens. A message is complete with message_stop. A tool call that was cut has an empty input, as in
+the API's own whole answers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from typing import Any
 
 import msgspec
 
-from backends.stream.assembly import EventAssembler, Unassembled, encode
+from backends.stream.assembly import Counted, EventAssembler, Unassembled, encode
 
+_BLOCK_EVENTS = ("message_start", "content_block_start", "message_delta")
+_CUT = ("max_tokens", "model_context_window_exceeded", "refusal", "pause_turn")  # stop reasons
 _TEXT_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}  # same name in both
 
 
@@ -38,20 +41,24 @@ class MessageAssembler(EventAssembler):
             self._update(self._message, chunk)
         elif kind == "message_stop":
             self._stopped = self._ended = True
-        elif kind != "ping":
-            raise Unassembled(f"an event '{kind}' that is not expected")
+        elif kind in _BLOCK_EVENTS:
+            raise Unassembled("a block out of order")
+        elif kind != "ping":  # as clients are told to read events that they do not know
+            self.found.note("an event of an unknown type")
 
     def _update(self, message: dict[str, Any], event: dict[str, Any]) -> None:
-        message["usage"] = {**message["usage"], **(event.pop("usage", None) or {})}
+        message["usage"] = {**(message.get("usage") or {}), **(event.pop("usage", None) or {})}
         message |= {**event.pop("delta")}  # of a mapping alone, unlike `|=`
         message |= {name: value for name, value in event.items() if name != "type"}
 
-    def _assembled(self) -> bytes:
+    def _assembled(self, counted: Counted | None) -> bytes:
         message = self._message
-        closed = all(block.closed for block in self._blocks)
-        if message is None or not self._stopped or not closed or not message.get("stop_reason"):
+        if message is None or not self._stopped or not message.get("stop_reason"):
             raise Unassembled("the stream ends before its end")
-        return encode({**message, "content": [block.assembled() for block in self._blocks]})
+        if not all(block.closed for block in self._blocks):
+            self.found.note("a block without an end")
+        was_cut = message["stop_reason"] in _CUT
+        return encode({**message, "content": [block.assembled(was_cut=was_cut) for block in self._blocks]})
 
     def _forget(self) -> None:
         self._message, self._blocks = None, []
@@ -82,13 +89,15 @@ class _AssembledBlock:
             raise Unassembled("a delta of unknown form")
         self._texts.setdefault(name, []).append(text)
 
-    def assembled(self) -> dict[str, Any]:
+    def assembled(self, *, was_cut: bool) -> dict[str, Any]:
+        """`was_cut`: the model did not come to the end of what it wrote."""
         block, texts = {**self._start}, {name: "".join(parts) for name, parts in self._texts.items()}
         if arguments := texts.pop("input", ""):
             try:
                 block["input"] = msgspec.json.decode(arguments)
             except ValueError:
-                raise Unassembled("half the input of a tool") from None
+                if not was_cut:
+                    raise Unassembled("half the input of a tool", of_calls=True) from None
         block |= {name: (block.get(name) or "") + text for name, text in texts.items()}
         if self._citations:
             block["citations"] = [*(block.get("citations") or ()), *self._citations]

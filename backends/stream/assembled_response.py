@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from backends.stream.assembly import EventAssembler, Unassembled
+from backends.stream.assembly import Counted, EventAssembler, Unassembled
 
 _ENDS = ("response.completed", "response.incomplete")
 
@@ -37,7 +37,7 @@ class ResponseAssembler(EventAssembler):
                 raise Unassembled("an end without a response") from None
             self._size = len(self._response)
 
-    def _assembled(self) -> bytes:
+    def _assembled(self, counted: Counted | None) -> bytes:
         if not self._response:
             raise Unassembled("the stream ends before its end")
         return self._response

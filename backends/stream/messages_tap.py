@@ -8,7 +8,7 @@ stop reason: message_stop only repeats that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,14 +79,49 @@ class MessagesBodyTap(BodyTap):
 
 
 def read_message_usage(usage: Usage, reported: Any) -> None:
-    """Take over a `usage` object. Anthropic's input tokens are those that no cache has read or written."""
+    """Take over a `usage` object. Anthropic's input tokens are those that no cache has read or written, and its counts
+    leave out what a compaction has read and written before the message (`iterations`), though it is billed."""
     if not isinstance(reported, dict):
         return
-    cached = count_or(reported.get("cache_read_input_tokens"), None)
-    written = count_or(reported.get("cache_creation_input_tokens"), None)
-    rest = count_or(reported.get("input_tokens"), None)
-    if rest is not None:
+    compactions = _iterations(reported, "compaction")
+    billed = {name: _billed(reported, name, compactions) for name in _COUNTS}
+    cached, written = billed["cache_read_input_tokens"], billed["cache_creation_input_tokens"]
+    if (rest := billed["input_tokens"]) is not None:
         usage.prompt = rest + (cached or 0) + (written or 0)
-    usage.completion = count_or(reported.get("output_tokens"), usage.completion)
-    usage.cached = usage.cached if cached is None else cached
-    usage.cache_write = usage.cache_write if written is None else written
+    usage.completion = _known(billed["output_tokens"], usage.completion)
+    usage.cached = _known(cached, usage.cached)
+    usage.cache_write = _known(written, usage.cache_write)
+    usage.cache_write_1h = _known(billed[_HOUR], usage.cache_write_1h)
+    usage.compacted = usage.compacted or bool(compactions)
+
+
+_HOUR = "ephemeral_1h_input_tokens"  # of `cache_creation`
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", _HOUR)
+
+
+def _iterations(reported: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Passes of the model over a prompt, with counts of their own."""
+    listed = reported.get("iterations")
+    listed = listed if isinstance(listed, list) else []
+    return [each for each in listed if isinstance(each, dict) and each.get("type") == kind]
+
+
+def _billed(reported: Mapping[str, Any], name: str, compactions: Sequence[Mapping[str, Any]]) -> int | None:
+    """Tokens of the message, as told of it whole or by its passes, and of the compactions; None: not told."""
+    passes = [count for each in _iterations(reported, "message") if (count := _count(each, name)) is not None]
+    before = [count for each in compactions if (count := _count(each, name)) is not None]
+    own = _count(reported, name)
+    if own is None and not passes and not before:
+        return None
+    return max(own or 0, sum(passes)) + sum(before)
+
+
+def _count(counts: Mapping[str, Any], name: str) -> int | None:
+    if name == _HOUR:
+        kept = counts.get("cache_creation")
+        return count_or(kept.get(name), None) if isinstance(kept, dict) else None
+    return count_or(counts.get(name), None)
+
+
+def _known(count: int | None, known: int | None) -> int | None:
+    return known if count is None else count

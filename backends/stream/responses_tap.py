@@ -112,4 +112,10 @@ def read_response_usage(usage: Usage, reported: Any) -> None:
     details = reported.get("input_tokens_details")
     usage.prompt = count_or(reported.get("input_tokens"), usage.prompt)
     usage.completion = count_or(reported.get("output_tokens"), usage.completion)
-    usage.cached = count_or(details.get("cached_tokens") if isinstance(details, dict) else None, usage.cached)
+    if isinstance(details, dict):
+        kept = details.get("cache_write_tokens_details")
+        usage.cached = count_or(details.get("cached_tokens"), usage.cached)
+        usage.cache_write = count_or(details.get("cache_write_tokens"), usage.cache_write)
+        usage.cache_write_1h = count_or(
+            kept.get("ttl_12h_tokens") if isinstance(kept, dict) else None, usage.cache_write_1h
+        )

@@ -223,7 +223,7 @@ class WholeEvents:
         return rest
 
 
-def _end_of_events(data: bytes, search_from: int) -> int:
+def _end_of_events(data: bytes | bytearray, search_from: int) -> int:
     """The end of the last blank line; 0: there is none."""
     if b"\r" not in data:
         at = data.rfind(b"\n\n", search_from)
@@ -290,28 +290,42 @@ class JunkFilter:
     """Removes events that are no JSON object.
 
     Holds the end of the answer, from the finish_reason on, until [DONE] or `close`: only then is it known that no text
-    was lost with the junk (`backends.stream.taps`). From an event above JUDGED_LIMIT on, all passes.
+    was lost with the junk (`backends.stream.taps`). Where that and an incomplete event are more than JUDGED_LIMIT, all
+    passes from there on.
     """
 
     def __init__(self) -> None:
         self._overflowed = False
-        self._held = b""
-        self._end = b""
+        self._held = bytearray()  # an incomplete event
+        self._end: list[bytes] = []  # events
+        self._end_size = 0  # bytes
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._held) + self._end_size
 
     def feed(self, data: bytes) -> bytes:
         if self._overflowed:
             return data
-        *events, self._held = events_of(self._held + data)
-        passed = b"".join(map(self._passed, events))
-        self._overflowed = len(self._held) > JUDGED_LIMIT
+        search_from = max(len(self._held) - 3, 0)  # a blank line may have begun in the held bytes
+        self._held += data
+        passed = self._judge(end) if (end := _end_of_events(self._held, search_from)) else b""
+        self._overflowed = self.held_bytes > JUDGED_LIMIT
         return passed + self.close() if self._overflowed else passed
 
+    def _judge(self, end: int) -> bytes:
+        """What may pass of the events up to `end`."""
+        *events, rest = events_of(bytes(self._held[:end]))
+        self._held[:end] = rest
+        return b"".join(map(self._passed, events))
+
     def drop(self) -> bytes:
-        self._held = b""
+        self._held.clear()
         return b""
 
     def close(self) -> bytes:
-        rest, self._end, self._held = self._end + self._held, b"", b""
+        rest = b"".join([*self._end, self._held])
+        self._held, self._end, self._end_size = bytearray(), [], 0
         return rest
 
     def _passed(self, event: bytes) -> bytes:
@@ -319,14 +333,15 @@ class JunkFilter:
         if data is None:  # a comment
             return event
         if data.startswith(b"[DONE]"):
-            end, self._end = self._end, b""
+            end, self._end, self._end_size = b"".join(self._end), [], 0
             return end + event
         chunk = _object_in(data)
         if chunk is None:
             return b""
         if chunk.get("error") or not (self._end or _finishes(chunk)):
             return event
-        self._end += event
+        self._end.append(event)
+        self._end_size += len(event)
         return b""
 
 

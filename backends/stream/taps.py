@@ -199,6 +199,11 @@ class StreamTap(_ReplyTap):
             reasoning = delta is not None and reasons(delta)
             if answer or reasoning:
                 self._note_output(answer, reasoning)
+                text = choice.text if delta is None else delta.content
+                if type(text) is str:
+                    self.text_bytes += len(text.encode("utf-8", "replace"))
+                elif delta is not None:
+                    self.text_bytes += text_size([text, delta.reasoning or delta.reasoning_content, delta.tool_calls])
             if choice.finish_reason:
                 self._end_choice(choice)
         if chunk.usage is not None:
@@ -315,10 +320,24 @@ class BodyTap(_ReplyTap):
             return
         self._read_usage(body.usage)
         read_times(self.times, body.metrics)
+        if self.usage.completion is None:
+            self.text_bytes = text_size(body.choices)
         self.ended = True
 
     def _read_usage(self, reported: Any) -> None:
         read_usage(self.usage, reported)
+
+
+class SilentBodyTap(BodyTap):
+    """Tap of the reply to an operation that generates no token: an embedding, a ranking, a score."""
+
+    def __init__(self, secret: str = "") -> None:
+        super().__init__(secret)
+        self.usage.completion = 0
+
+    def _read_usage(self, reported: Any) -> None:
+        super()._read_usage(reported)
+        self.usage.completion = 0
 
 
 def _holds_error(data: bytes) -> bool:
@@ -327,6 +346,23 @@ def _holds_error(data: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(event, dict) and bool(event.get("error"))
+
+
+def text_size(value: Any, depth: int = 6) -> int:
+    """Bytes of all texts that were generated, in a choice, message or delta: of answers without a report of tokens."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, list):
+        return sum([text_size(item, depth - 1) for item in value]) if depth else 0
+    if not isinstance(value, dict) or not depth:
+        return 0
+    return sum([text_size(item, depth - 1) for name, item in value.items() if name in _GENERATED])
+
+
+_GENERATED = frozenset(
+    {"message", "delta", "content", "text", "refusal", "reasoning", "reasoning_content", "thinking", "tool_calls"}
+    | {"function", "function_call", "custom", "name", "arguments", "input", "output", "summary"}
+)
 
 
 def output_tokens(tap: Tap) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.stream.assembly import Unassembled
+from backends.stream.assembly import Differences
 
 
 class _Absent:
@@ -19,7 +19,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-REQUIRED = _Absent()  # to be found in every stream
+REQUIRED = _Absent()  # in every whole answer; a stream without it differs
 Members = Mapping[str, Any]  # defaults by name
 
 
@@ -33,10 +33,11 @@ class WholeForm:
     parts: Mapping[str, Members] = field(default_factory=dict)
 
 
-def filled(members: dict[str, Any], form: Members, parts: Mapping[str, Members]) -> dict[str, Any]:
-    """The members in the order of the form, with its defaults; unknown members come last. Raises Unassembled."""
-    if missing := [name for name, default in form.items() if default is REQUIRED and name not in members]:
-        raise Unassembled(f"no '{missing[0]}'")
+def filled(members: dict[str, Any], form: Members, parts: Mapping[str, Members], found: Differences) -> dict[str, Any]:
+    """The members in the order of the form, with its defaults; unknown members come last."""
+    for name, default in form.items():
+        if default is REQUIRED and name not in members:
+            found.note(f"no '{name}'")
     ordered = {
         name: members.get(name, default)
         for name, default in form.items()
@@ -45,7 +46,7 @@ def filled(members: dict[str, Any], form: Members, parts: Mapping[str, Members])
     ordered |= {name: value for name, value in members.items() if name not in ordered}
     for name in parts.keys() & ordered.keys():
         if isinstance(part := ordered[name], dict):
-            ordered[name] = filled(part, parts[name], parts)
+            ordered[name] = filled(part, parts[name], parts, found)
     return ordered
 
 

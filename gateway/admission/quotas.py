@@ -200,8 +200,8 @@ def claim_of(estimate: PromptEstimate, answer: AnswerBounds, pools: Mapping[str,
 
 
 def tokens_of(record: Record) -> int:
-    """Tokens to settle: of every attempt."""
-    return sum([attempt.tokens for attempt in record.attempts])
+    """Tokens to settle: of every attempt that the caller is charged for."""
+    return sum([attempt.tokens for attempt in record.attempts if attempt.charged])
 
 
 def refusal(made: Reservation, limit: QuotaLimit) -> tuple[str, str, str, Mapping[str, str]]:

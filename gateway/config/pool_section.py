@@ -44,11 +44,13 @@ class PriceSection(Section):
     """Of input that the provider reports as read from its cache; absent: as input."""
     cache_write: float | None = Field(default=None, ge=0)
     """Of input that the provider reports as written into its cache; absent: as input."""
+    cache_write_1h: float | None = Field(default=None, ge=0)
+    """Of input written into its cache for an hour or longer; absent: twice input beside a `cache_write` above input."""
     output: float = Field(default=0.0, ge=0)
 
     @property
     def value(self) -> facts.Price:
-        return facts.Price(self.input, self.output, self.cached_input, self.cache_write)
+        return facts.Price(self.input, self.output, self.cached_input, self.cache_write, self.cache_write_1h)
 
 
 class TlsSection(Section):

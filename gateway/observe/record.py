@@ -120,6 +120,7 @@ class AttemptRecord:
     cause: str = ""  # of a failure, for the operator: status, the server's code, first line of its message, scrubbed
     engine_kv_tokens: int = 0  # size of the engine's KV cache, by its own report; 0: none
     region: str = ""  # of the endpoint: where the prompt went, whoever answered
+    charged: bool = True  # to the caller; else bought in vain, by a shortcoming of the gateway
 
 
 @dataclass(slots=True)
@@ -181,7 +182,7 @@ class Record:
     endpoint: str = "-"
     region: str = ""
     scorer: str = ""
-    cost_usd: float = 0.0  # of all attempts
+    cost_usd: float = 0.0  # of all attempts that the caller is charged for
     attempts: list[AttemptRecord] = field(default_factory=list)
     escalated: str = ""  # shortcoming of an answer for which another pool was asked (`policies.routes.route`)
     held: dict[str, float] = field(default_factory=dict)  # s in the queue, by the rule that held the request

@@ -228,7 +228,8 @@ class RequestTimeline:
 
     def attempt_ended(self, attempt: AttemptRecord) -> None:
         self.record.attempts.append(attempt)
-        self.record.cost_usd += attempt.cost_usd
+        if attempt.charged:
+            self.record.cost_usd += attempt.cost_usd
 
     def won(
         self,

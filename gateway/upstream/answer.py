@@ -30,6 +30,9 @@ from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import Rewriting, RoutedRequest
 
 
+KEPT = 64 * 1024  # bytes
+
+
 class Answer(Protocol):
     """Receiver of a committed attempt. Called within the read that brought the bytes: no method may wait."""
 
@@ -155,28 +158,48 @@ class StreamedAnswer:
 
 
 class AssembledAnswer:
-    """Events are put together; the whole is rewritten and written at the end."""
+    """Events are put together; the whole is rewritten and written at the end. Reads of one token each are put together
+    KEPT bytes at a time. `counted`: tokens of prompt and answer by the gateway's count."""
 
     written = False
 
-    def __init__(self, assembler: Assembler, rewriting: Rewriting) -> None:
-        self._assembler = assembler
+    def __init__(
+        self, assembler: Assembler, rewriting: Rewriting, tap: Tap, counted: Callable[[], tuple[int, int]]
+    ) -> None:
+        self.assembler = assembler
         self._rewriting = rewriting
+        self._tap = tap
+        self._counted = counted
+        self._reads: list[bytes] = []
+        self._size = 0
 
     def start(self, data: bytes) -> bytes | Failure:
-        return self.body(data) or b""
+        return self._feed(data) or b""
 
     def body(self, data: bytes, framed: bytes = b"") -> Failure | None:
-        self._assembler.feed(data)
-        return NOT_ASSEMBLED if self._assembler.obstacle else None
+        self._reads.append(data)
+        self._size += len(data)
+        return None if self._tap.is_token and self._size < KEPT else self._read_all()
+
+    def _read_all(self) -> Failure | None:
+        """Tokens before an event of another form are read together, for they have one form."""
+        last = self._reads.pop() if self._reads and not self._tap.is_token else b""
+        before, self._reads, self._size = b"".join(self._reads), [], 0
+        return (self._feed(before) if before else None) or (self._feed(last) if last else None)
+
+    def _feed(self, data: bytes) -> Failure | None:
+        self.assembler.feed(data)
+        return NOT_ASSEMBLED if self.assembler.obstacle else None
 
     def replace_held(self, data: bytes) -> Failure | None:
         """The events before an error or junk, which no whole answer may hold."""
         return None
 
     def finish(self, missing: bytes = b"") -> bytes | Failure:
+        if self._read_all() is not None:
+            return NOT_ASSEMBLED
         try:
-            whole = self._assembler.whole()
+            whole = self.assembler.whole(self._counted)
         except ValueError:
             return NOT_ASSEMBLED
         return whole_reply(self._rewriting, whole)

@@ -44,6 +44,7 @@ from backends.stream.taps import BodyTap, output_tokens
 from gateway.upstream.attempt_figures import NO_CONSUMPTION, AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
 from gateway.upstream.upstream import EVERYWHERE, Upstream
+from gateway.upstream.usage_bounds import impossible
 from policies.blame.blame import BLAME
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.rate_limit.bucket import RateLimit
@@ -125,8 +126,11 @@ class WireAttempt:
         self.consumption = NO_CONSUMPTION
         self.fleet = fleet
         self.connecting: asyncio.Task[None] | None = None  # of a request that waits for a connection
+        self.disbelieved = ""  # report of tokens that cannot be
+        self.unassembled = ""  # reason for which the answer was bought in vain: its stream could not be put together
         self.decompressor: Decompressor | None = None
         self._exchange: Exchange | None = None
+        self._received = 0  # bytes of a reply that is over
 
     # -- sending ------------------------------------------------------------------------
 
@@ -212,7 +216,9 @@ class WireAttempt:
         return self._first_token(now) if found else None
 
     def on_end(self) -> WireEvent:
-        self._exchange = None
+        if self._exchange is not None:
+            self._received = self._exchange.bytes_in
+            self._exchange = None
         if not self.is_success:
             return self.fail(self.upstream.backend.failure(self.status, self.headers, self.held.take()))
         self.tap.close()
@@ -342,28 +348,35 @@ class WireAttempt:
         if self.state is WireState.OVER:
             return
         if self._exchange is not None:
+            self._received = self._exchange.bytes_in
             self._exchange.cancel()
         if self.connecting is not None:
             self.connecting.cancel()
+        usage = self.tap.usage
+        if (usage.prompt or 0) > len(self.call.body) or (usage.completion or 0) > self._received:
+            self._check_usage(usage)
         self.state, self.times.ended = WireState.OVER, monotonic()
         self._exchange = self.connecting = None
         self.outcome, self.failure = outcome, failure
         output = output_tokens(self.tap)
-        self.report, self.consumption = self._reported(output), self._consumed(output)
+        self.consumption = self._consumed(output)
+        self.report = self._reported(output)
         if self.times.first_in is not None and self.stream:  # unknown yet where it ends in the call of the first token
             self.fleet.on_first_token(self, self.times.first_in)
         self.fleet.on_ended(self, outcome, self.times.ended, self.report)
 
     def _reported(self, output: int) -> AttemptReport:
-        """The engine's own figures for this attempt. The prompt of a continuation holds an answer: nothing to learn."""
+        """The engine's own figures for this attempt. The prompt of a continuation holds an answer, and a compaction is
+        billed beside the prompt: nothing to learn of either."""
         times, usage, failure = self.tap.times, self.tap.usage, self.failure
-        if self.attempt.kind is AttemptKind.RESCUE:
+        if self.attempt.kind is AttemptKind.RESCUE or usage.compacted:
             usage = Usage(completion=usage.completion)
         return AttemptReport(
             prompt_tokens=usage.prompt,
             cached_tokens=usage.cached,
             completion_tokens=usage.completion,
             output_tokens=output,
+            cost_usd=self.consumption.cost_usd,
             mean_itl=times.mean_itl or (self.times.tpot(output) if self.stream else None),
             engine_ttft=times.ttft,
             retry_after=None if failure is None else failure.retry_after,
@@ -404,12 +417,32 @@ class WireAttempt:
         if self.times.sent is None or (self.times.first_in is None and failed):
             return NO_CONSUMPTION
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt
-        cost = self.upstream.price.of(prompt, output, usage.cached or 0, usage.cache_write or 0)
+        of, written = self.upstream.price.of, usage.cache_write or 0
+        cost = of(prompt, output, usage.cached or 0, written, usage.cache_write_1h or 0)
         return Consumption(prompt + output, cost)
 
+    def counted(self) -> tuple[int, int]:
+        """Tokens of prompt and answer: as reported, else the gateway's own."""
+        prompt = self.tap.usage.prompt
+        known = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if prompt is None else prompt
+        return known, self.output_tokens
+
+    def _check_usage(self, usage: Usage) -> None:
+        """Forget a report of tokens that cannot be: the gateway's own counts stand."""
+        received = self._received if self._exchange is None else self._exchange.bytes_in
+        request = self.request
+        if found := impossible(usage, self.call.body, request.body, request.max_tokens, received):
+            self.disbelieved = found
+            self.tap.usage = Usage(completion=None if usage.completion else usage.completion)
+
     def cost_usd(self) -> float:
-        """As of now, or of the end."""
-        return (self._consumed(self.output_tokens) if self.state is not WireState.OVER else self.consumption).cost_usd
+        """As of now, or of the end. 0 for an answer that was bought in vain."""
+        if self.unassembled:
+            return 0.0
+        if self.state is not WireState.OVER:
+            self._check_usage(self.tap.usage)
+            return self._consumed(self.output_tokens).cost_usd
+        return self.consumption.cost_usd
 
     def tpot(self) -> float | None:
         """As of now, or of the end."""

@@ -37,6 +37,9 @@ def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, res
     """Record the attempt whose answer the caller got; a continuation is recorded with the answer before."""
     assert wire.report is not None
     reported, output = wire.report, wire.report.output_tokens
+    if wire.tap.usage.compacted:  # of which the fleet learns nothing
+        usage = wire.tap.usage
+        reported = replace(reported, prompt_tokens=usage.prompt, cached_tokens=usage.cached)
     tpot = wire.times.tpot(output) if wire.stream else None
     continues = wire.attempt.kind is AttemptKind.RESCUE
     if wire.stream and wire.times.first_in is not None and wire.outcome is not AttemptOutcome.COMPLETED:
@@ -74,7 +77,8 @@ def _record(routed: RoutedRequest, wire: WireAttempt) -> AttemptRecord:
         cost_usd=consumed.cost_usd,
         junk=wire.tap.junk,
         status=wire.status,
-        cause="" if failure is None else failure.said,
+        cause=wire.unassembled or ("" if failure is None else failure.said),
+        charged=not wire.unassembled,
         engine_kv_tokens=wire.fleet.view.engine_kv_tokens(attempt.candidate.endpoint.id),
         region=attempt.candidate.endpoint.region,
     )

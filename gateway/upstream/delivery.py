@@ -43,7 +43,9 @@ class Delivery:
     def start(self, wire: WireAttempt, remembered: Sequence[Rewriter]) -> bytes | Failure:
         """Build the answer that begins with the bytes held. Returns the first bytes for the caller."""
         if wire.assembled:
-            self.answer = AssembledAnswer(wire.upstream.backend.assembler(wire.request), wire.rewriting)
+            self.answer = AssembledAnswer(
+                wire.upstream.backend.assembler(wire.request), wire.rewriting, wire.tap, wire.counted
+            )
         else:
             cost = self.cost_usd if self._routed.request.wants_cost else None
             self.answer = streamed_answer(self.relay, self._routed, wire.rewriting, wire.tap, remembered, cost)

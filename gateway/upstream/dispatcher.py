@@ -16,6 +16,8 @@ from backends.stream.partial_answer import TextBudget
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.operation_fit import OperationFit
 from gateway.upstream.attempt import WireAttempt
+from gateway.upstream.stream_obstacles import StreamObstacles
+from gateway.upstream.usage_bounds import DisbelievedReports
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
@@ -80,6 +82,8 @@ class Dispatcher:
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.texts = TextBudget()  # of answers that may be rescued
         self.restarting: set[str] = set()  # endpoints that do not continue an answer but begin anew
+        self.obstacles = StreamObstacles()  # to the putting together of whole answers
+        self.reports = DisbelievedReports()
         self.take_overs = asyncio.Semaphore(TAKE_OVERS)
         self.losses = WorkQueue()  # an engine that dies or hangs loses many streams at a time
         self.races: dict[WireAttempt, Callable[[Event], None]] = {}  # by attempt, until the end of its request

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, SILENT, STOPPED, UNRESCUED
+from backends.failures import DIVERGED, LATE, NOT_ASSEMBLED, NOT_READ, OF_STREAMS, SILENT, STOPPED, UNRESCUED
 from backends.http.loop_aware_timer import LoopAwareTimer
 from backends.interface import Failure
 from gateway.observe.record import RequestOutcome, Stage
 from gateway.refusals import refusal_of
-from gateway.upstream.answer import StreamedAnswer, whole_reply
+from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, whole_reply
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
 from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
@@ -64,6 +64,8 @@ class Race:
         self.dispatcher = dispatcher
         self.routed = routed
         self.relay = relay
+        if routed.assembled and dispatcher.obstacles:
+            self._leave_out_known()
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
@@ -80,6 +82,12 @@ class Race:
         self._failure: Failure | None = None  # the last one
         self._broken: BrokenOff | None = None  # the committed answer
         self._timer = LoopAwareTimer()
+
+    def _leave_out_known(self) -> None:
+        """Ask endpoints for whole answers whose streams are known not to give them."""
+        request = self.routed.request
+        known, tools = self.dispatcher.obstacles, bool(request.tools)
+        self.routed.unseen = known.concerned(request.operation, request.caller, monotonic(), tools=tools)
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""
@@ -104,6 +112,8 @@ class Race:
             if wire.state is not WireState.OVER:
                 wire.stop(AttemptOutcome.CANCELLED)
             self.dispatcher.races.pop(wire, None)
+            if wire.disbelieved:
+                self.dispatcher.reports.note(wire.attempt.candidate.endpoint.id, wire.disbelieved, monotonic())
         if self.winner is not None:
             record_winner(self.routed, self.winner, self._first_in, self.rescue)
         if self.rescue is not None:
@@ -160,8 +170,9 @@ class Race:
         rewriting = routed.rewriting(upstream, endpoint)
         strict = self.rescue is not None or rewriting.answer is not None
         hold = routed.hold if self._machine.kept is None and self.winner is None else 0
+        assembled = request.stream and not routed.request.stream
         wire = WireAttempt(
-            attempt, upstream, request, fleet, assembled=routed.assembled, rewriting=rewriting, strict=strict, hold=hold
+            attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict, hold=hold
         )
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
@@ -255,6 +266,8 @@ class Race:
 
     def _begin(self, wire: WireAttempt, was_kept: bool) -> None:
         """The attempt has won."""
+        if wire.attempt.kind is AttemptKind.WHOLE:
+            self._note_stream_lost(wire)
         self._first_in = wire.times.first_in or wire.times.opened
         if wire.request.operation not in EVERYWHERE:
             self.dispatcher.operations.served.add((wire.attempt.candidate.endpoint.pool, wire.request.operation))
@@ -264,6 +277,15 @@ class Race:
             self._first_in += wire.times.kept
         self.relay.http.writer.flow_control = self
         self.delivery.begin(wire, self._first)
+
+    def _note_stream_lost(self, wire: WireAttempt) -> None:
+        """A whole answer shows that it was the stream alone that the endpoint could not give."""
+        endpoint, dispatcher = wire.attempt.candidate.endpoint.id, self.dispatcher
+        request = self.routed.request
+        tools, now = bool(request.tools), monotonic()
+        if endpoint not in dispatcher.obstacles.concerned(request.operation, request.caller, now, tools=tools):
+            lost = next(each for each in self.attempts.values() if each.unassembled)
+            self._note_lost(lost, lost.unassembled, calls=False)
 
     def _leave(self, wire: WireAttempt, why: Leaving) -> None:
         """Stop reading a committed stream."""
@@ -304,6 +326,8 @@ class Race:
             case Milestone.ENDED:
                 if (failure := self.delivery.complete(wire)) is not None:
                     self._on_broken(wire, BrokenOff(failure))
+                elif wire.assembled:
+                    self._note_difference(wire)
             case BrokenOff():
                 self._on_broken(wire, event)
             case Failure():
@@ -359,13 +383,39 @@ class Race:
     def _on_failed(self, wire: WireAttempt, failure: Failure) -> None:
         """Nothing of an answer was written: the failure can be hidden."""
         self._failure = failure
+        if failure is NOT_ASSEMBLED:
+            self._note_unassembled(wire)
+        elif wire.assembled and failure in OF_STREAMS:
+            self._leave_stream(wire, failure.said)
         record_lost(self.routed, wire)
         if wire is self.winner:
             self.winner = self.delivery.answer = None
-        if failure is NOT_ASSEMBLED:
-            self.routed.assembled = False
-            self._machine.limit_by(self.routed.limits)  # of an answer without tokens to be seen
         self.advance(self._facts.failed(wire, failure))
+
+    def _note_unassembled(self, wire: WireAttempt) -> None:
+        """The endpoint is asked again, for an answer without tokens to be seen, and the caller pays for one."""
+        assert isinstance(answer := self.delivery.answer, AssembledAnswer)
+        self._note_lost(wire, answer.assembler.obstacle, calls=answer.assembler.of_calls)
+        self._leave_stream(wire, answer.assembler.obstacle)
+
+    def _note_lost(self, wire: WireAttempt, what: str, *, calls: bool) -> None:
+        request, endpoint = self.routed.request, wire.attempt.candidate.endpoint.id
+        self.dispatcher.obstacles.note_lost(endpoint, request.operation, request.caller, what, monotonic(), calls=calls)
+
+    def _leave_stream(self, wire: WireAttempt, what: str) -> None:
+        """Whatever is asked of the endpoint from here on is a whole answer."""
+        wire.unassembled = what
+        self.routed.unseen |= {wire.attempt.candidate.endpoint.id}
+        self._machine.limit_by(self.routed.limits)
+
+    def _note_difference(self, wire: WireAttempt) -> None:
+        """The answer was used. A stream that lacks its last event may lack the usage for that reason alone."""
+        answer, request = self.delivery.answer, self.routed.request
+        if isinstance(answer, AssembledAnswer) and answer.assembler.difference and wire.tap.terminated:
+            found, endpoint = answer.assembler, wire.attempt.candidate.endpoint.id
+            self.dispatcher.obstacles.note_odd(
+                endpoint, request.operation, request.caller, found.difference, monotonic(), calls=found.of_calls
+            )
 
     def _on_broken(self, wire: WireAttempt, broken: BrokenOff) -> None:
         """A peer continues, or the answer ends by an error."""

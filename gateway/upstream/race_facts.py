@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from heapq import nsmallest
 
-from backends.failures import NOT_ASSEMBLED
+from backends.failures import CUT_OFF
 from backends.interface import Failure
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.dispatcher import Dispatcher
@@ -110,8 +110,10 @@ class RaceFacts:
             blame,
             failure.retry_after,
             accepted=wire.accepted,
-            translated=failure is NOT_ASSEMBLED or self._may_translate(wire, blame),
+            translated=self._may_translate(wire, blame),
             doubtful=refused and self._doubt(wire),
+            whole=bool(wire.unassembled) and failure not in CUT_OFF,
+            whole_at_last=bool(wire.unassembled),
             restart=rescue.restart() if continued and rescue is not None else None,
         )
 

@@ -59,15 +59,16 @@ class RoutedRequest:
     idle: float = FOREVER  # s without a byte in mid-stream
     may_rescue: bool = field(init=False)  # a peer may continue the answer
     assembled: bool = field(init=False)  # asked for as a stream, and put together for the caller
+    unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
 
     def __post_init__(self) -> None:
         self.may_rescue = self.route.rescue == "on" and self.request.stream
         self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
-        """True if every pool of the decision can stream this answer without loss, and the route judges no whole
-        answers."""
-        if self.route.upstream_stream == "off" or self.route.escalate.when:
+        """True if every pool of the decision can stream this answer without loss, it is of use to see its tokens, and
+        the route judges no whole answers."""
+        if self.route.upstream_stream == "off" or self.route.escalate.when or not self._is_watched:
             return False
         for endpoint in one_of_each_pool(self.decision.ranked):
             backend = self.upstreams[endpoint.id].backend
@@ -76,6 +77,16 @@ class RoutedRequest:
             if backend.assembly_obstacle(sent):
                 return False
         return True
+
+    @property
+    def _is_watched(self) -> bool:
+        """Tokens that come, or do not, tell of a promise of the first token or the whole, or are the sign to go to
+        another endpoint. A stream costs the gateway, and the engine, some us for every token."""
+        if self.decision.deadline < FOREVER or self.route.total is not None:
+            return True
+        route = self.route
+        can_wait = route.workload == "batch" or route.done_within(self.request.by) < FOREVER
+        return not can_wait and route.max_attempts > 1 and len(self.decision.ranked) > 1
 
     def _spoken(self, pool: str, backend: Backend) -> tuple[Operation, Mapping[str, Any]]:
         """Operation and body in the dialect of the pool."""
@@ -112,6 +123,8 @@ class RoutedRequest:
         return AttemptLimits(
             max_attempts=route.max_attempts,
             stream=seen,
+            unseen=self.unseen,
+            whole=WHOLE_ANSWER,
             hedge=route.hedge != "off",
             first_token_limit=self.first_token_limit if seen else WHOLE_ANSWER,
             limit_at=self.timeline.record.arrival + route.total_limit,
@@ -145,7 +158,7 @@ class RoutedRequest:
             body=body,
             headers=request.dialect_headers,
             model=self.model_at(attempt.candidate.endpoint, upstream),
-            stream=request.stream or self.assembled,
+            stream=request.stream or (self.assembled and attempt.candidate.endpoint.id not in self.unseen),
             max_tokens=self.decision.output_limits.get(pool, self.route.limits.output_tokens),
             request_id=request_id,
             traceparent=traceparent,

@@ -47,7 +47,9 @@ class Failed:
 
     `retry_after`: s, as the server asked. `accepted`: the server had taken the request. `translated`: the pool can be
     asked in another dialect. `doubtful`: the endpoint refuses what its siblings answer. `restart`: an endpoint that
-    refuses to continue an answer may be asked for the whole of it; None: no continuation was refused.
+    refuses to continue an answer may be asked for the whole of it; None: no continuation was refused. `whole`: the
+    endpoint has answered by a stream that the gateway could not put together, and is asked for a whole answer.
+    `whole_at_last`: it may be the stream alone that has failed, and no other endpoint may be left.
     """
 
     number: int
@@ -57,6 +59,8 @@ class Failed:
     translated: bool = False
     doubtful: bool = False
     restart: bool | None = None
+    whole: bool = False
+    whole_at_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,8 @@ class AttemptLimits:
 
     max_attempts: int
     stream: bool = True  # tokens arrive as they are written, so silence is evidence
+    unseen: frozenset[str] = frozenset()  # endpoints that are asked for a whole answer nevertheless
+    whole: float = FOREVER  # for such an answer
     hedge: bool = False
     first_token_limit: float = FOREVER
     limit_at: float = FOREVER  # end of the time for the whole answer

@@ -23,6 +23,9 @@ Rules:
 - A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
   caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
   is held ends the race like any other.
+- An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
+  the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
+  stream has failed is asked so where no other endpoint is left.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
 - A committed stream is looked at when silent (`policies.attempts.pace_watch.StreamLook`): left, or held while a peer
   that is expected to be sooner is asked. The peer's first token ends it (OUTPACED); without one it goes on.
@@ -226,6 +229,9 @@ class AttemptMachine:
         attempt = self._take_failed(failure.number)
         if attempt is None:
             return
+        if failure.whole:
+            self._ask_whole(attempt.candidate, now)
+            return
         candidate, lost = attempt.candidate, is_lost(failure.blame)
         self._walk.deaths += lost and failure.accepted
         self._walk.lost.add(candidate.endpoint.id)
@@ -239,8 +245,16 @@ class AttemptMachine:
             self._open(candidate, self._next_kind, now)
         elif alike is None and not failure.doubtful and failure.restart is None:
             self._give_up(Ending.REFUSED, f"attempt {failure.number} failed and no other endpoint would do better")
-        elif not self._retry_elsewhere(failure, candidate, now) and not self._schedule_retry(failure, candidate, now):
+        elif self._retry_elsewhere(failure, candidate, now):
+            return
+        elif failure.whole_at_last:
+            self._ask_whole(candidate, now)
+        elif not self._schedule_retry(failure, candidate, now):
             self._give_up(*self._walk.exhausted(self._share.denied))
+
+    def _ask_whole(self, candidate: Candidate, now: float) -> None:
+        self._walk.allow_another()
+        self._open(candidate, AttemptKind.WHOLE, now)
 
     def _take_failed(self, number: int) -> Attempt | None:
         """Remove and return the failed attempt; None: the attempt had ended before."""

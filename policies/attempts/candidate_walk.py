@@ -57,6 +57,10 @@ class CandidateWalk:
     def may_open(self) -> bool:
         return self.opened < self._max_attempts and self.deaths < MAX_DEATHS
 
+    def allow_another(self) -> None:
+        """One attempt that is not the request's doing does not count."""
+        self._max_attempts += 1
+
     @property
     def upcoming(self) -> Candidate:
         """The next candidate, after `advance`."""

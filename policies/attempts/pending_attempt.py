@@ -42,14 +42,16 @@ class PendingAttempt:
     overtake_at: float = FOREVER  # next look for later requests that the endpoint has answered
     overtaken: bool = False  # at the last look
     begun: bool = False  # tokens come
+    seen: bool = True  # tokens would be seen
 
     @classmethod
     def sent(
         cls, attempt: Attempt, limits: AttemptLimits, walk: CandidateWalk, deadline: float, now: float
     ) -> PendingAttempt:
         limit_at = min(now + first_token_limit(limits, attempt), limits.limit_at)
-        pending = cls(attempt, now, limit_at, recheck_at=limit_at)
-        if not limits.stream:
+        seen = limits.stream and attempt.candidate.endpoint.id not in limits.unseen
+        pending = cls(attempt, now, limit_at, recheck_at=limit_at, seen=seen)
+        if not seen:
             pending._await_whole(limits, has_next=limits.limit_at < FOREVER and walk.advance(now))
         elif deadline < FOREVER and walk.advance(now):
             pending._await_token(walk, deadline)
@@ -123,7 +125,7 @@ class SilenceLook:
             return self._at_limit(pending)
         if pending.begun:
             return self._at_begun(pending)
-        return self._at_stream(pending) if self.limits.stream else self._at_unseen(pending)
+        return self._at_stream(pending) if pending.seen else self._at_unseen(pending)
 
     def _at_limit(self, pending: PendingAttempt) -> SilenceFinding:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
@@ -184,6 +186,8 @@ class SilenceLook:
 def first_token_limit(limits: AttemptLimits, attempt: Attempt) -> float:
     """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
     own = attempt.candidate.endpoint.first_token_limit
+    if limits.unseen and attempt.candidate.endpoint.id in limits.unseen:
+        return max(own or 0.0, limits.whole)
     if own is None or attempt.kind is AttemptKind.RESCUE:
         return limits.first_token_limit
     return own if limits.stream else max(own, limits.first_token_limit)

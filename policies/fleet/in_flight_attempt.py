@@ -44,6 +44,7 @@ class AttemptReport:
     blame: Blame | None = None  # of a failed attempt; None: by its outcome
     cause: str = ""  # of a failure: "401 invalid_api_key: Incorrect API key provided", "connection refused"
     output_tokens: int = 0  # without a report too: as far as the answer was read
+    cost_usd: float | None = None  # of all that the server bills; None: by the counts above
 
 
 @dataclass(slots=True)
@@ -180,6 +181,8 @@ class InFlightAttempt:
 
     def cost(self, report: AttemptReport) -> float:
         """USD."""
+        if report.cost_usd is not None:
+            return report.cost_usd
         tokens = self.prompt_tokens if report.prompt_tokens is None else report.prompt_tokens
         return self.state.pool.price.of(tokens, report.completion_tokens or 0, report.cached_tokens or 0)
 

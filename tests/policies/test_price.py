@@ -22,6 +22,25 @@ def test_without_prices_of_their_own_they_cost_as_input() -> None:
     assert Price(3.0, 15.0).of(1e6, 1e6, 5e5, 1e5) == pytest.approx(18.0)
 
 
+@pytest.mark.parametrize(
+    ("price", "usd"),
+    [
+        (CACHING, 6.0),  # twice the input, where a write costs 1.25 times the input
+        (Price(3.0, 15.0, cache_write=3.75, cache_write_1h=7.0), 7.0),
+        (Price(3.0, 15.0), 3.0),
+        (Price(3.0, 15.0, cache_write=0.0), 0.0),
+        (Price(3.0, 15.0, cache_write=9.0), 9.0),
+        (Price(3.0, 15.0, cache_write_1h=7.0), 7.0),
+    ],
+)
+def test_what_a_cache_keeps_for_an_hour_has_a_price_of_its_own(price: Price, usd: float) -> None:
+    short = price.input if price.cache_write is None else price.cache_write
+    assert price.of(1e6, 0, written=1e6, written_1h=1e6) == pytest.approx(usd)
+    assert price.of(1e6, 0, written=1e6, written_1h=9e9) == pytest.approx(usd)
+    assert price.of(1e6, 0, written=1e6, written_1h=5e5) == pytest.approx((usd + short) / 2)
+
+
 def test_the_most_that_a_request_can_cost_holds_for_every_cache() -> None:
-    assert CACHING.at_most(1e6, 1e6) == pytest.approx(18.75)
+    """The dearest is what a cache keeps for an hour."""
+    assert CACHING.at_most(1e6, 1e6) == pytest.approx(21.0)
     assert Price(3.0, 15.0, cached_input=0.3).at_most(1e6, 0) == pytest.approx(3.0)

@@ -187,7 +187,7 @@ class RecordingExchange(Exchange):
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        self.sent_at, self.connect_seconds = monotonic(), 0.0
+        self.sent_at, self.connect_seconds, self.bytes_in = monotonic(), 0.0, 0
 
     def pause(self) -> None:
         self.steps.append("pause")

@@ -32,6 +32,7 @@ PRICES = {
     "output_cost_per_token": "output",
     "cache_read_input_token_cost": "cached_input",
     "cache_creation_input_token_cost": "cache_write",
+    "cache_creation_input_token_cost_above_1hr": "cache_write_1h",
 }
 MOST_PER_MINUTE = 10**9
 _RESOURCE = re.compile(r"https://[A-Za-z0-9-]+\.openai\.azure\.com(?=/|$)")

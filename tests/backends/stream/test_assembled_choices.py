@@ -275,11 +275,18 @@ def test_an_event_with_more_than_a_text_is_always_parsed() -> None:
     assert (message["content"], message["reasoning"]) == ("aaa", "bbb")
 
 
-def test_a_stream_without_a_member_of_every_answer_is_refused() -> None:
-    """A client would miss it."""
+def built(stream: bytes, form: WholeForm = OPENAI_CHAT) -> tuple[ChoicesAssembler, Any]:
+    assembler = ChoicesAssembler(form)
+    assembler.feed(stream)
+    return assembler, json.loads(assembler.whole(lambda: (7, 5)))
+
+
+def test_a_stream_without_a_member_of_every_answer_tells_so() -> None:
+    """A client may miss it, so the next answer is better asked for whole; the words of this one are all there."""
     nameless = (chunk({"content": "a"}, "stop") + END).replace(b'"model": "m"', b'"seed": 1')
-    with pytest.raises(Unassembled, match="model"):
-        assemble(nameless)
+    assembler, whole = built(nameless)
+    assert (assembler.difference, assembler.of_calls) == ("no 'model'", False)
+    assert (whole["choices"][0]["message"]["content"], "model" in whole) == ("a", False)
 
 
 def test_a_stream_without_usage_is_no_answer() -> None:
@@ -287,6 +294,15 @@ def test_a_stream_without_usage_is_no_answer() -> None:
     unfinished = event({**ENVELOPE, "choices": [], "usage": None})
     with pytest.raises(Unassembled):
         assemble(chunk({"content": "a"}, "stop") + unfinished)
+
+
+@pytest.mark.parametrize("usage", [None, {}, 5, {"prompt_tokens": 3}])
+def test_a_count_of_the_gateway_stands_in_for_a_usage_that_no_server_tells(usage: Any) -> None:
+    assembler, whole = built(chunk({"content": "a"}, "stop") + event({**ENVELOPE, "choices": [], "usage": usage}))
+    counts = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert whole["usage"] == {**counts, **(usage if isinstance(usage, dict) else {})}
+    assert assembler.difference == "no usage in the stream"
+    assert built(chunk({"content": "a"}, "stop") + END)[0].difference == ""
 
 
 def test_a_content_without_text_is_null_beside_reasoning_and_calls() -> None:
@@ -315,15 +331,10 @@ def test_an_unknown_member_is_kept() -> None:
 @pytest.mark.parametrize(
     "parts_of_answer",
     [
-        [chunk({"mood": "calm"}), chunk({"mood": "calm"}, "stop")],
         [chunk({"audio": {"data": "AA"}}), chunk({"audio": {"data": "BB"}}, "stop")],
-        [chunk({}, None, seen=1), chunk({}, "stop", seen=2)],
-        [event({**ENVELOPE, "trace": "t", "choices": []}), event({**ENVELOPE, "trace": "u", "choices": []})],
-        [event({**ENVELOPE, "id": "another", "choices": []}), chunk({"content": "a"}, "stop")],
-        [chunk({"content": [{"type": "text", "text": "a"}]}, "stop")],
-        [chunk({"tool_calls": [{"id": "a", "function": {"name": "f"}}]}, "stop")],
         [chunk({}, "stop", index=1)],
-        [b"data: junk\n\n", chunk({"content": "a"}, "stop")],
+        [chunk({"content": 5}, "stop")],
+        [chunk({"content": ["a"]}, "stop")],
         [b'data: {"choices": 3}\n\n', chunk({"content": "a"}, "stop")],
         [b'data: {"choices": [{"delta": 3}]}\n\n', chunk({"content": "a"}, "stop")],
     ],
@@ -331,6 +342,91 @@ def test_an_unknown_member_is_kept() -> None:
 def test_what_is_not_known_to_be_exact_is_refused(parts_of_answer: list[bytes]) -> None:
     with pytest.raises(Unassembled):
         assemble(b"".join(parts_of_answer) + END)
+
+
+def calls_of(*parts: bytes) -> tuple[str, list[tuple[Any, ...]]]:
+    """Id, name and arguments of each call, and the difference, which is of calls alone."""
+    assembler, whole = built(b"".join(parts) + chunk({}, "tool_calls") + END)
+    assert assembler.of_calls
+    found = whole["choices"][0]["message"]["tool_calls"]
+    assert not any("index" in each for each in found)
+    named = [(each["id"], each["function"]["name"], each["function"]["arguments"]) for each in found]
+    return assembler.difference, named
+
+
+def part(index: int | None = 0, id: str | None = None, name: str | None = None, args: str = "") -> bytes:
+    function = {"arguments": args} if name is None else {"name": name, "arguments": args}
+    labels = {"index": index, "id": id, "type": "function" if id else None}
+    return chunk({"tool_calls": [{k: v for k, v in labels.items() if v is not None} | {"function": function}]})
+
+
+F, G = ("a", "f", '{"x": 1}'), ("b", "g", "{}")
+
+
+@pytest.mark.parametrize(
+    ("parts_of_calls", "calls"),
+    [
+        ([part(None, "a", "f", '{"x"'), part(None, args=": 1}")], [F]),
+        ([part(None, "a", "f", '{"x"'), part(None, "a", args=": 1}"), part(None, "b", "g", "{}")], [F, G]),
+        ([part(None, "a", "f", '{"x": 1}'), part(None, "b", "g", "{}")], [F, G]),
+        ([part(0, "a", "f", '{"x": 1}'), part(0, "b", "g", "{}")], [F, G]),
+        ([part(0, "a", "f", '{"x": 1}'), part(0, "b", "f", "{}")], [F, ("b", "f", "{}")]),
+        ([part(0, "a", "f"), part(0, args='{"x": 1}'), part(0, "b", "g"), part(0, args="{}")], [F, G]),
+        ([part(0, "a", "f", '{"x"'), part(0, "z", args=": 1}")], [F]),
+        ([part(0, "a", "f", '{"x"'), part(0, "z", "f", args=": 1}")], [F]),
+        ([part(0, "a", "f"), part(0, "z", "f", '{"x"'), part(0, "y", "f", ": 1}")], [F]),
+        ([part(0, "a", "f", '{"x"'), part(0, name="f", args=": 1}")], [F]),
+        ([part(0, "a", "get_"), part(0, name="time", args="{}")], [("a", "get_time", "{}")]),
+    ],
+)
+def test_calls_are_put_together_however_their_parts_are_labelled(
+    parts_of_calls: list[bytes], calls: list[tuple[str, str, str]]
+) -> None:
+    """No index, one index for all, an id that changes, a name in each part."""
+    difference, found = calls_of(*parts_of_calls)
+    assert found == calls
+    assert difference
+
+
+def test_calls_that_cannot_be_told_apart_are_no_answer() -> None:
+    """A guess that leaves arguments that are no JSON was wrong."""
+    odd = part(None, "a", "f", '{"x"') + part(None, "b", "g", "{}") + chunk({}, "tool_calls") + END
+    with pytest.raises(Unassembled, match="told apart") as refused:
+        assemble(odd)
+    assert refused.value.of_calls
+
+
+@pytest.mark.parametrize(
+    ("parts_of_answer", "message"),
+    [
+        ([chunk({"mood": "calm"}), chunk({"mood": "calm"}, "stop")], {"mood": "calm"}),
+        ([chunk({"aside": "a"}), chunk({"aside": "b"}, "stop")], {"aside": "ab"}),
+        ([chunk({"notes": [1]}), chunk({"notes": [2]}, "stop")], {"notes": [1, 2]}),
+        ([chunk({"extra": {"a": "x", "b": 1}}), chunk({"extra": {"a": "x", "b": 2}}, "stop")], {"extra": {"a": "x", "b": 2}}),
+        ([chunk({"content": "a"}, None, seen=1), chunk({}, "stop", seen=2)], {"content": "a"}),
+        ([event({**ENVELOPE, "trace": "t", "choices": []}), event({**ENVELOPE, "trace": "u", "choices": []}), chunk({}, "stop")], {}),
+        ([event({**ENVELOPE, "id": "another", "choices": []}), chunk({"content": "a"}, "stop")], {"content": "a"}),
+        ([chunk({"role": "assistant", "content": "a"}), chunk({"role": "bot"}, "stop")], {"content": "a", "role": "assistant"}),
+        ([chunk({"content": [{"type": "text", "text": "a"}]}), chunk({"content": [{"type": "text", "text": "b"}]}, "stop")], {"content": "ab"}),
+        ([chunk({"content": "a"}), chunk({"content": [{"type": "text", "text": "b"}]}), chunk({"content": "c"}, "stop")], {"content": "abc"}),
+        (
+            [
+                chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "h"}]}]}),
+                chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "m"}]}]}),
+                chunk({"content": "a"}, "stop"),
+            ],
+            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}]},
+        ),
+        ([b"data: OK\n\n", chunk({"content": "a"}, "stop")], {"content": "a"}),
+        ([chunk({"content": "a"}, "stop", score=1).replace(b'"score": 1', b'"score": NaN')], {"content": "a"}),
+    ],
+)  # fmt: skip
+def test_labels_cost_no_answer(parts_of_answer: list[bytes], message: dict[str, Any]) -> None:
+    """The words are all there, and the answer tells that it may differ from the server's own whole one."""
+    assembler, whole = built(b"".join(parts_of_answer) + END)
+    assert message.items() <= whole["choices"][0]["message"].items()
+    assert assembler.difference
+    assert not assembler.of_calls
 
 
 # ---------------------------------------------------------------- incomplete streams

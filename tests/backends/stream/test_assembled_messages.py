@@ -130,20 +130,38 @@ TOOL = event("content_block_start", index=0, content_block={"type": "tool_use", 
 @pytest.mark.parametrize(
     "body",
     [
-        TEXT,
         event("content_block_start", index=1, content_block={"type": "text", "text": ""}),
         TEXT + event("content_block_delta", index=0, delta={"type": "new_delta", "new": "a"}) + CLOSED,
         TEXT + event("content_block_delta", index=0, delta={"type": "text_delta"}) + CLOSED,
         TEXT + event("content_block_delta", index=3, delta={"type": "text_delta", "text": "a"}) + CLOSED,
         TOOL + event("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": "{"}) + CLOSED,
         event("error", error={"type": "overloaded_error", "message": "Overloaded"}),
-        event("new_event"),
-        b"data: junk\n\n",
     ],
 )
 def test_what_is_not_known_to_be_exact_is_refused(body: bytes) -> None:
     with pytest.raises(Unassembled):
         assemble(stream_of(message([]), body))
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
+def test_a_call_that_was_cut_has_an_empty_input(reason: str) -> None:
+    """As in the API's own whole answers."""
+    half = event("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": '{"path": "/a'})
+    assembler = MessageAssembler()
+    assembler.feed(stream_of({**message([]), "stop_reason": reason}, TOOL + half + CLOSED))
+    found = json.loads(assembler.whole())
+    assert found["content"] == [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]
+    assert (found["stop_reason"], assembler.difference) == (reason, "")
+
+
+@pytest.mark.parametrize("odd", [event("new_event"), b"data: OK\n\n", b""])
+def test_labels_cost_no_message(odd: bytes) -> None:
+    """An event that clients are told to ignore, no JSON, a block without its end."""
+    text = event("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"})
+    assembler = MessageAssembler()
+    assembler.feed(stream_of(message([]), TEXT + text + odd + (CLOSED if odd else b"")))
+    assert json.loads(assembler.whole())["content"] == [{"type": "text", "text": "a"}]
+    assert (bool(assembler.difference), assembler.of_calls) == (True, False)
 
 
 NESTED = b'event: ping\ndata: {"type":"ping","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n\n"

@@ -205,3 +205,67 @@ def test_the_count_of_a_prompt_is_a_whole_reply() -> None:
     tap.feed(b'{"input_tokens": 14}')
     tap.close()
     assert (tap.ended, tap.failure, tap.usage) == (True, None, Usage())
+
+
+COMPACTED = {
+    "input_tokens": 23_000,
+    "output_tokens": 1_000,
+    "iterations": [
+        {"type": "compaction", "input_tokens": 180_000, "output_tokens": 3_500},
+        {"type": "message", "input_tokens": 23_000, "output_tokens": 1_000},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("usage", "billed"),
+    [
+        (COMPACTED, (203_000, 4_500, None, None, None)),
+        ({**COMPACTED, "iterations": COMPACTED["iterations"][:1]}, (203_000, 4_500, None, None, None)),
+        ({**COMPACTED, "input_tokens": 0, "output_tokens": 0}, (203_000, 4_500, None, None, None)),
+        ({**COMPACTED, "iterations": [{"type": "advisor_message", "input_tokens": 9}, 5]}, (23_000, 1_000, None, None, None)),
+        ({**COMPACTED, "iterations": "odd"}, (23_000, 1_000, None, None, None)),
+        (
+            {
+                "input_tokens": 10,
+                "output_tokens": 1,
+                "cache_read_input_tokens": 5,
+                "cache_creation_input_tokens": 300,
+                "cache_creation": {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200},
+                "iterations": [
+                    {
+                        "type": "compaction",
+                        "input_tokens": 1,
+                        "output_tokens": 2,
+                        "cache_read_input_tokens": 50,
+                        "cache_creation_input_tokens": 40,
+                        "cache_creation": {"ephemeral_1h_input_tokens": 40},
+                    }
+                ],
+            },
+            (10 + 5 + 300 + 1 + 50 + 40, 3, 55, 340, 240),
+        ),
+        ({"input_tokens": 1, "cache_creation": 5, "iterations": None}, (1, None, None, None, None)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("streamed", [True, False])
+def test_all_that_is_billed_is_counted(usage: Any, billed: tuple[int | None, ...], streamed: bool) -> None:
+    """What a compaction has read and written, which the counts of the message leave out; what is kept for an hour.
+    The end of a stream need not repeat the counts of its start."""
+    if streamed:
+        first = {name: count for name, count in usage.items() if name not in ("output_tokens", "iterations")}
+        last = {name: count for name, count in usage.items() if name in ("output_tokens", "iterations")}
+        parts: list[tuple[str, Any]] = [
+            ("message_start", {"message": {"usage": first}}),
+            ("message_delta", {"delta": {"stop_reason": "end_turn"}, "usage": last}),
+        ]
+        stream = b"".join(
+            b"event: %b\ndata: %b\n\n" % (k.encode(), json.dumps({"type": k, **v}).encode()) for k, v in parts
+        )
+        found = read(stream).usage
+    else:
+        tap = MessagesBodyTap()
+        tap.feed(json.dumps({"type": "message", "usage": usage}).encode())
+        tap.close()
+        found = tap.usage
+    assert (found.prompt, found.completion, found.cached, found.cache_write, found.cache_write_1h) == billed

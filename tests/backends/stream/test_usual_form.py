@@ -81,10 +81,10 @@ SPACED = b'data: {"choices": [{"index": 0, "delta": {"content": "%s"}, "finish_r
 
 @pytest.mark.parametrize("form", [COMPLETION, SPACED], ids=["a completion", "with spaces"])
 def test_other_servers_forms_are_known_too(form: bytes) -> None:
-    """Only bytes of a known form are counted; one with an end teaches none."""
+    """An event of a known form is not decoded; one with an end teaches none."""
     tap = StreamTap()
     assert [tap.feed(form % text) for text in (b"a", b"bc", b"def")] == [True] * 3
-    assert (tap.tokens, tap.text_bytes, tap.ended) == (3, 5, False)
+    assert (tap.tokens, tap.text_bytes, tap.is_token, tap.ended) == (3, 6, True, False)
     tap.feed((form % b"g").replace(b"null", b'"stop"'))
     tap.feed((form % b"h").replace(b"null", b'"stop"'))
-    assert (tap.text_bytes, tap.ended) == (5, True)
+    assert (tap.is_token, tap.ended) == (False, True)

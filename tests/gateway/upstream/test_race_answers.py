@@ -11,7 +11,8 @@ from backends.failures import LATE, NOT_ASSEMBLED, STOPPED
 from gateway.api.api_error import ApiError
 from gateway.observe.record import RequestOutcome
 from gateway.upstream.routed_request import WHOLE_ANSWER
-from policies.types import AttemptOutcome
+from policies.attempts.pending_attempt import first_token_limit
+from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import ANSWER, CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.relay_fixture import RESET, Relaying, error_event
@@ -120,9 +121,9 @@ COUNTS = CHUNK % (b"", b',"usage":{"prompt_tokens":7,"completion_tokens":2,"tota
 
 
 async def assembling(*reads: bytes) -> Relaying:
-    """A whole answer that is asked for as a stream."""
+    """A whole answer that is asked for as a stream, as its route has a promise to keep."""
     talk = Relaying(*reads, stream=False)
-    await talk.to(upstream_stream="auto")
+    await talk.to(upstream_stream="auto", total={"budget": "60s", "limit": "off"})
     assert talk.attempt.assembled
     return talk
 
@@ -191,11 +192,12 @@ async def test_an_unwritten_answer_that_breaks_every_time_is_the_callers_error()
 
 async def test_a_stream_that_cannot_be_put_together_is_asked_for_again_as_a_whole() -> None:
     """At once, of the same endpoint, which is not to blame: the gateway is."""
-    talk = await assembling(TOKEN, FINISH, DONE)
-    talk.run.on_end()
+    talk = await assembling(PART, CHUNK % (b'{"index":7,"delta":{"content":"x"}}', b""))
     assert talk.race._failure is NOT_ASSEMBLED
     assert [each.request.stream for each in talk.race.attempts.values()] == [True, False]
-    assert talk.race._machine._limits.first_token_limit == WHOLE_ANSWER
+    assert talk.race.attempts[2].attempt.kind is AttemptKind.WHOLE
+    limits = talk.race._machine._limits
+    assert first_token_limit(limits, talk.race.attempts[2].attempt) == WHOLE_ANSWER
     talk.connections.sink.on_head(200, {"content-type": "application/json"})
     talk.connections.sink.on_body(WHOLE)
     talk.connections.sink.on_end()

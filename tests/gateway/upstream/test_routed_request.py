@@ -94,11 +94,13 @@ def test_only_streams_are_rescued(rescue: str, stream: bool, may: bool) -> None:
     ("body", "on", "assembled"),
     [
         ({}, {}, False),
-        ({}, {"upstream_stream": "auto"}, True),
+        ({}, {"upstream_stream": "auto"}, False),
+        ({}, {"upstream_stream": "auto", "total": {"budget": "9s"}}, True),
+        ({}, {"upstream_stream": "off", "total": {"budget": "9s"}}, False),
         ({"stream": True}, {"upstream_stream": "auto"}, False),
     ],
 )
-def test_a_whole_answer_is_asked_for_as_a_stream_where_the_route_allows_it(
+def test_a_whole_answer_is_asked_for_as_a_stream_where_that_is_of_use(
     body: dict[str, Any], on: dict[str, Any], assembled: bool
 ) -> None:
     """So its tokens are seen: the first one has a limit, and silence shows something."""

@@ -1,0 +1,86 @@
+"""Endpoints whose streams cannot be put together into the whole answer that a caller wants, or not exactly.
+
+Rules:
+- An endpoint is asked for whole answers from the first such stream on: by the caller that has met with it, and by all
+  once a second caller has. What shows in tool calls alone concerns requests with tools.
+- KEPT seconds later it may be asked for a stream again: servers are upgraded.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from backends.interface import Operation
+
+log = logging.getLogger("firsttoken")
+
+KEPT = 86_400.0  # s
+WITNESSES = 2  # callers, from which on it concerns all
+MOST = 1000  # endpoints, operations and kinds of request
+
+Kind = tuple[str, Operation, bool]  # endpoint, operation of the caller, with tools
+
+
+@dataclass(slots=True)
+class _Obstacle:
+    until: float
+    callers: set[str] = field(default_factory=set)
+
+
+class StreamObstacles:
+    """What is known of the streams of endpoints. `bought_twice`: whole answers that were asked for again."""
+
+    def __init__(self) -> None:
+        self.bought_twice = 0
+        self._known: dict[Kind, _Obstacle] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def concerned(self, operation: Operation, caller: str, now: float, *, tools: bool) -> frozenset[str]:
+        """The endpoints to be asked for a whole answer."""
+        return frozenset(
+            endpoint
+            for (endpoint, *kind), known in self._known.items()
+            if kind == [operation, tools] and _counts(known, caller, now)
+        )
+
+    def note_lost(
+        self, endpoint: str, operation: Operation, caller: str, what: str, now: float, *, calls: bool
+    ) -> None:
+        """A stream could not be put together: its answer is bought again, at the gateway's expense."""
+        self.bought_twice += 1
+        self._note(endpoint, operation, caller, now, calls)
+        log.warning(
+            "endpoint %s: the stream of a whole answer cannot be put together (%s); it is asked again, which no key is "
+            "charged for; such answers are asked for whole from now on",
+            endpoint,
+            what,
+        )
+
+    def note_odd(self, endpoint: str, operation: Operation, caller: str, what: str, now: float, *, calls: bool) -> None:
+        """An answer was used that may differ from the server's own."""
+        self._note(endpoint, operation, caller, now, calls)
+        log.info(
+            "endpoint %s: the stream of a whole answer differs from a whole answer (%s); it was used, and such answers "
+            "are asked for whole from now on",
+            endpoint,
+            what,
+        )
+
+    def _note(self, endpoint: str, operation: Operation, caller: str, now: float, calls: bool) -> None:
+        for tools in (True,) if calls else (True, False):
+            kind = endpoint, operation, tools
+            known = self._known.pop(kind, None)
+            if known is None or known.until <= now:
+                known = _Obstacle(now + KEPT)
+            if len(known.callers) < WITNESSES:
+                known.callers.add(caller)
+            self._known[kind] = known
+        while len(self._known) > MOST:
+            del self._known[next(iter(self._known))]
+
+
+def _counts(known: _Obstacle, caller: str, now: float) -> bool:
+    return now < known.until and (caller in known.callers or len(known.callers) >= WITNESSES)
