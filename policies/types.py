@@ -304,6 +304,7 @@ class Forecast:
     tpot: float = 0.0
     samples: int = 0  # first tokens observed there
     prefill: float = 0.0  # s of engine time for this prompt; 0 for an API
+    silent_s: float = 0.0  # budgets up to this have been tried lately, and the API was silent
 
     def quantile(self, q: float) -> float:
         """TTFT, s, not exceeded by a share `q` of such requests."""
@@ -422,6 +423,11 @@ class Candidate:
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
     rtt: float = 0.0  # s of a round trip to the endpoint, part of the forecast; 0: not measured
+    trial_s: float = 0.0  # s left for the trial of an API whose forecast is a guess; 0: no trial
+
+    def qualifies(self, target: float) -> bool:
+        """Sent there, the request makes its deadline with the `target` probability, or shows whether the API does."""
+        return self.probability >= target or self.trial_s > 0
 
     @property
     def hit_tiers(self) -> dict[str, int]:

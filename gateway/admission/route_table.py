@@ -3,9 +3,10 @@
 Names, in the order in which they are tried (`policies.routes.model_names` orders the patterns):
 - exact: a route, an alias, `POOL/MODEL` for a model that the pool lists, and MODEL alone where one pool lists it;
 - patterns: aliases with `*`, and `POOL/*` for a pool that takes every model;
+- a model's name without its tag, with or without the pool: `llama3.2` of a listed `llama3.2:latest`, or of the only tag;
 - `passthrough`, which takes every other name.
 
-A 404 names the nearest names among those that the caller may use, which GET /v1/models lists too. Its log line has the
+A name that means several models, of those that the caller may use, is a 404 with all of them. Any other 404 names the nearest names among those that the caller may use, which GET /v1/models lists too. Its log line has the
 name that was asked for, if it looks like one.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from gateway.admission.auth import ANYONE, Tenant, sent_keys
 from gateway.api.api_error import ApiError
-from policies.routes.model_names import ANY, by_precedence, is_pattern, matches, nearest, own_names
+from policies.routes.model_names import ANY, by_precedence, by_untagged, is_pattern, matches, nearest, own_names
 from policies.routes.route import Route
 
 SHOWN_NAME = 100  # characters of an unknown name in messages and logs
@@ -71,6 +72,7 @@ class Routes:
             self._exact[name] = found
         self._patterns = [(name, self._exact.pop(name)) for name in by_precedence(filter(is_pattern, self._exact))]
         self._exact |= {name: RoutedName(route) for name, route in by_name.items()}
+        self._shared = self._shared_names()
 
     def _aliases(self) -> Iterator[tuple[str, RoutedName]]:
         for route in self.by_name.values():
@@ -87,6 +89,17 @@ class Routes:
         for model, pool in own_names({pool: found.names for pool, found in self.models.items()}).items():
             yield model, RoutedName(self.models[pool].route, model, via=f"{pool}/{model}")
 
+    def _shared_names(self) -> dict[str, list[RoutedName]]:
+        """Names that may mean several models: without a tag, and those that several pools list."""
+        shared: dict[str, list[RoutedName]] = {}
+        for pool, found in self.models.items():
+            listed = [model for model in found.names if model != ANY]
+            for name, models in (*by_untagged(listed).items(), *((model, [model]) for model in listed)):
+                routed = [RoutedName(found.route, model, via=f"{pool}/{model}") for model in models]
+                shared.setdefault(name, []).extend(routed)
+                shared.setdefault(f"{pool}/{name}", []).extend(routed)
+        return shared
+
     @property
     def all(self) -> tuple[Route, ...]:
         """Every route, those of models after the named ones, `passthrough` last."""
@@ -99,7 +112,7 @@ class Routes:
 
     def match(self, model: str, tenant: Tenant = ANYONE, headers: Mapping[str, str] = NO_HEADERS) -> RoutedName:
         """Raises ApiError (404 model_not_found). `headers`: the caller's, whose keys are not to be logged."""
-        found = self._exact.get(model) or self._by_pattern(model)
+        found = self._exact.get(model) or self._by_pattern(model) or self._by_shared_name(model, tenant)
         if found is None and self.passthrough is not None:
             found = RoutedName(self.passthrough, model)
         if found is None:
@@ -114,6 +127,17 @@ class Routes:
                 if rest := model[len(pattern) - 1 :]:
                     return RoutedName(found.route, rest, pattern)
         return None
+
+    def _by_shared_name(self, model: str, tenant: Tenant) -> RoutedName | None:
+        """Raises ApiError (404) for a name of several models, unless `passthrough` takes it."""
+        found = [each for each in self._shared.get(model, ()) if tenant.may_use(each.route.name)]
+        if len(found) == 1:
+            return found[0]
+        if not found or self.passthrough is not None:
+            return None
+        names = " or ".join(each.via for each in found[:SHOWN_NAMES])
+        message = f"The model '{model}' is several here: {names}. Name one of them."
+        raise ApiError(404, message, code="model_not_found", param="model", logged="ambiguous model")
 
     def listed(self, tenant: Tenant) -> list[str]:
         """Names that the caller may send, for GET /v1/models: routes, aliases, models of pools. A pattern of aliases is

@@ -17,8 +17,9 @@ Rules:
   that is not trained is a guess; past the deadline, the silence of such an attempt has lasted long enough where it is
   longer than the forecast by what a fresh attempt would take: the two together take twice the better one at most.
 - An API that has shown nothing yet may hang, and no look into it tells. It is left at the last moment that leaves the
-  next candidate the same chance of its forecast as its own silence has used up, of one half at least (`leave_by`). An
-  engine is not: its siblings would take as long.
+  next candidate the same chance of its forecast as its own silence has used up, of one half at least (`leave_by`). Its
+  guess claims half of the time at most; so it gets half before a next that has shown nothing yet either. An engine
+  is not left so: its siblings would take as long.
 - Where a second copy may be sent, the first need not be given up: see `hedge_at`.
 - Moments are searched on a fixed grid, so a replay finds the same ones.
 """
@@ -46,10 +47,11 @@ def leave_by(own: Forecast, upcoming: Forecast, sent: float, deadline: float) ->
     there is no time for both, or this rule does not apply."""
     if own.trained or own.prefill:
         return FOREVER
+    half = (deadline - sent) / 2
     for i in range(len(QUANTILES) - 1, MEDIAN - 1, -1):
         last = deadline - upcoming.ratios[i] * upcoming.point_estimate
-        if sent + own.ratios[i] * own.point_estimate <= last:
-            return last
+        if min(own.ratios[i] * own.point_estimate, half) <= last - sent:
+            return last if upcoming.samples else min(last, sent + half)
     return FOREVER
 
 

@@ -25,6 +25,7 @@ from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstim
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
+TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
 PACED = 8  # tokens from which an answer shows a pace
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
@@ -222,6 +223,9 @@ class InFlightAttempt:
         if not self._may_have_waited_for_blocks:
             learner = self.state.predictor.learner_of(self.prompt.effort, now)
             learner.observe_at_least(self.sample(now - self.sent_at - self._waited), now)
+            trial_s = self.candidate.trial_s
+            if trial_s and now - self.sent_at >= TRIAL * trial_s:  # not where the caller has left before
+                learner.observe_silent_trial(trial_s, now)
 
     @property
     def _predictor(self) -> TtftPredictor:

@@ -6,6 +6,8 @@ Rules:
 - Requests that name no effort are a class too, with all that was learned before the first request named one: no caller
   makes the forecast of others a guess again.
 - Before the first token an API takes the time of its kind and model (`Pool.prior_ttft`).
+- A trial that ends in silence shows no time, but that the API does not make such a budget: after KNOWN_SAMPLES of them
+  within KNOWN_AGE, budgets up to the least of these are not tried again (`Forecast.silent_s`).
 - Means are of samples less the factor of their hour, which all efforts share.
 """
 
@@ -17,7 +19,7 @@ from math import exp, log
 
 from policies.latency.hours_of_day import HoursOfDay
 from policies.latency.learned_state import LearnedApi, LearnedMean, kept_share
-from policies.latency.online_learning import CHANGE_SAMPLES
+from policies.latency.online_learning import CHANGE_SAMPLES, KNOWN_AGE, KNOWN_SAMPLES
 from policies.latency.ttft_predictor import PrefillWork, TtftPredictor, TtftSample
 from policies.types import MEDIAN, NEVER, NINETIETH, UNKNOWN_TTFT, Forecast, Load
 
@@ -84,6 +86,7 @@ class ApiPredictor(TtftPredictor):
         self._overall = _DecayedMean()
         self._by_length: dict[int, _DecayedMean] = {}
         several = prior.items() if len(prior) > 1 else ()
+        self._silent: list[tuple[float, float]] = []  # s that a silent trial had, and its end; KNOWN_SAMPLES at most
         self._by_effort = {effort: ApiPredictor(0.0, {"": seconds}, self) for effort, seconds in several}
 
     def of(self, effort: str) -> ApiPredictor:
@@ -117,7 +120,17 @@ class ApiPredictor(TtftPredictor):
         self, load: Load, tokens: int, hit: int, now: float, wait: float = 0.0, load_s: float = 0.0
     ) -> Forecast:
         estimate = load.wait + wait + self._estimate(tokens, now)
-        return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples)
+        silent_s = self._silent_s(now) if self._silent else 0.0
+        return Forecast(estimate, self._idle_errors.quantiles(now), load.tpot, self.samples, silent_s=silent_s)
+
+    def _silent_s(self, now: float) -> float:
+        recent = [within for within, at in self._silent if now - at < KNOWN_AGE]
+        return min(recent) if len(recent) >= KNOWN_SAMPLES else 0.0
+
+    def observe_silent_trial(self, within: float, now: float) -> None:
+        """Of several, those with most time count."""
+        recent = [(seconds, at) for seconds, at in self._silent if now - at < KNOWN_AGE]
+        self._silent = sorted([*recent, (within, now)])[-KNOWN_SAMPLES:]
 
     def warm_start_from(self, sibling: ApiPredictor, now: float) -> None:
         known = sibling._overall.read(now, sibling._prior, 1.0) + sibling._hours.at(now)

@@ -188,6 +188,9 @@ class TtftPredictor(ABC):
         beyond = forecast.quantile((1 + forecast.probability(sample.ttft + sample.network)) / 2) - sample.network
         self.observe(replace(sample, ttft=max(beyond, sample.ttft)), now)
 
+    def observe_silent_trial(self, within: float, now: float) -> None:  # noqa: B027
+        """An API that was tried on a guess stayed silent until too little was left of `within` seconds."""
+
     def quantiles(self, queued_tokens: float, now: float) -> Quantiles:
         """Of actual / predicted."""
         return self._errors_of(queued_tokens).quantiles(now)

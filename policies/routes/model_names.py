@@ -16,6 +16,7 @@ from heapq import nlargest
 
 LONGEST = 256  # characters
 ANY = "*"
+LATEST = "latest"  # the tag that Ollama adds to a name without one
 NEAR = 0.4  # least similarity of a name that is suggested
 SHOWN = 3  # names that are suggested
 COMPARED = 1000  # known names, at most, to compare an unknown name with
@@ -53,6 +54,23 @@ def own_names(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
         for name in names:
             pools.setdefault(name, []).append(pool)
     return {name: found[0] for name, found in pools.items() if len(found) == 1 and not is_pattern(name)}
+
+
+def without_tag(model: str) -> str:
+    """`llama3.2` of `llama3.2:latest`; empty: the name has no tag, or several colons, as fine-tuned models of OpenAI."""
+    path, slash, last = model.rpartition("/")
+    name, colon, tag = last.partition(":")
+    return f"{path}{slash}{name}" if name and tag and ":" not in tag else ""
+
+
+def by_untagged(models: Iterable[str]) -> dict[str, list[str]]:
+    """Models of a server by their names without tag. Where one has the tag `latest`, it alone is meant."""
+    found: dict[str, list[str]] = {}
+    for model in models:
+        if name := without_tag(model):
+            found.setdefault(name, []).append(model)
+    latest = {name: f"{name}:{LATEST}" for name in found}
+    return {name: [latest[name]] if latest[name] in tagged else tagged for name, tagged in found.items()}
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

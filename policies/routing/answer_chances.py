@@ -3,7 +3,9 @@
 Rules:
 - A budget of the answer leaves time for its reasoning, and for the judging of its opening.
 - A route that promises the whole answer alone is decided by the chance of that.
-- An API of which a prior alone is known is tried by one request at a time, whatever the prior says.
+- An API of which a prior alone is known is tried by one request at a time: by its prior alone it would never be known.
+  Where the prior lies beyond the deadline, only if no other candidate would make it, or one would after a stream has
+  been silent for half of the time; and not for a budget in which the API has lately been silent.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import replace
 from policies.routing.fleet_view import FleetView
 from policies.routing.placement_request import PlacementRequest
 from policies.types import Candidate
+
+ALIKE = 1.2  # of two budgets, the greater by the less
+LIKELY = 0.5  # chance of a prior that lies within the deadline
 
 
 def with_answer(queued: PlacementRequest, candidates: list[Candidate], left: float) -> list[Candidate]:
@@ -31,12 +36,26 @@ def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: fl
     return forecast.probability(within - (queued.judging or {}).get(pool, 0.0))
 
 
-def to_be_tried(candidates: list[Candidate], target: float) -> list[Candidate]:
-    """The candidates of an API; while a prior is all that is known of its first token and nothing is in progress or
-    waited for there, with the `target` chance at least: by its prior alone it would never be known."""
+def to_be_tried(candidates: list[Candidate], target: float, left: float) -> list[Candidate]:
+    """The candidates of an API; as trials while a prior is all that is known of its first token and nothing is in
+    progress or waited for there. `left`: s until the deadline."""
     if any(each.forecast.trained or each.load.in_flight or each.load.wait for each in candidates):
         return candidates
-    return [replace(each, probability=max(each.probability, target)) for each in candidates]
+    return [
+        each if each.probability >= target or left <= ALIKE * each.forecast.silent_s else replace(each, trial_s=left)
+        for each in candidates
+    ]
+
+
+def with_time_for_trials(
+    tiers: list[list[Candidate]], target: float, left: float, stream: bool
+) -> list[list[Candidate]]:
+    """The tiers without the trials that would take another candidate's time. `left`: s until the deadline; `stream`:
+    silence is seen."""
+    others = [each for tier in tiers for each in tier if each.probability >= target]
+    if not others or (stream and any(each.forecast.probability(left / 2) >= target for each in others)):
+        return tiers
+    return [[replace(each, trial_s=0.0) if each.probability < LIKELY else each for each in tier] for tier in tiers]
 
 
 def with_total(

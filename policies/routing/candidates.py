@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from policies.rate_limit.send_limits import UNLIMITED
 from policies.routes.route import Route, Tier
-from policies.routing.answer_chances import to_be_tried, with_answer, with_total
+from policies.routing.answer_chances import to_be_tried, with_answer, with_time_for_trials, with_total
 from policies.routing.fleet_view import FleetView
 from policies.routing.placement_request import PlacementRequest
 from policies.types import (
@@ -84,12 +84,15 @@ class CandidateSet:
     unfit: int = 0  # tiers never able to take the request
     waiting: bool = False  # endpoints at their cap, and waits without a deadline, are taken too
     waited_for: bool = False  # such an endpoint was rejected
+    has_trials: bool = False  # of APIs whose forecast is a guess
 
     def add_tiers(self, last_resort: bool = False) -> None:
         self.rejected.clear()
         self.unfit = 0
         for number, tier in enumerate(self.queued.route.tiers):
             self.add_tier(number, tier, last_resort)
+        if self.has_trials:
+            self.tiers = with_time_for_trials(self.tiers, self.target, self.left, self.queued.request.stream)
 
     def add_tier(self, number: int, tier: Tier, last_resort: bool = False) -> None:
         """`last_resort`: endpoints that are believed closed, and may be open, are candidates too."""
@@ -112,7 +115,8 @@ class CandidateSet:
                 able = with_answer(self.queued, able, self.left)
             able = with_total(self.queued, self.view, able, self.now) if self.queued.answer_tokens else able
             if not (pool.local or self.left <= 0 or self.queued.extra_unseen(pool.name)):
-                able = to_be_tried(able, self.target)
+                able = to_be_tried(able, self.target, self.left)
+                self.has_trials |= able[0].trial_s > 0
             regions = self.queued.route.region
             self.tiers += [able] if regions is None else regions.parts(able)
 

@@ -87,7 +87,7 @@ def walk_tiers(found: CandidateSet) -> TierOrder:
     for tier in found.tiers:
         able = TierCandidates()
         for each in tier:
-            (able if each.probability >= found.target else others).append(each)
+            (able if each.qualifies(found.target) else others).append(each)
         if able:
             qualifying.append(able)
     by, preference = _PREFERENCES[found.queued.route.prefer]
@@ -122,7 +122,7 @@ def _keeps_tpot(found: CandidateSet, candidate: Candidate, budget: float | None,
         return True
     own, view = found.queued.route.tpot_target, found.view
     chance, target = view.tpot_chance(candidate, budget, found.now), own or found.target
-    chance *= 1.0 if own else candidate.probability
+    chance *= 1.0 if own or candidate.trial_s else candidate.probability
     return chance >= target or (against_rest and chance >= target * view.tpot_chance_at_rest(candidate, budget))
 
 
@@ -191,6 +191,8 @@ def _reason(found: CandidateSet, order: TierOrder, tier: TierCandidates) -> str:
         after = "" if number == chosen else f", after tier {chosen}"
         return f"{scorer} in tier {number}{after}; not weighed: p50 %.0f ms, chance %.3f"
     numbers = _numbers(found.target, found.left == FOREVER, found.queued.promises_total_alone)
+    if tier[0].trial_s:
+        numbers = f"p50 %.0f ms, chance %.3f for {in_ms(found.left)}; tried, as this forecast is a guess"
     if number == chosen:
         return numbers if tier is order.qualifying[0] else f"{numbers}; {_why_behind(found, tier, order.qualifying[0])}"
     return f"qualifies in tier {number}; tier {chosen} preferred{order.by}: {numbers}"
@@ -269,6 +271,7 @@ def ranked(candidate: Candidate, score: float, reason: str) -> Candidate:
         blocks=candidate.blocks,
         to_load=candidate.to_load,
         rtt=candidate.rtt,
+        trial_s=candidate.trial_s,
     )
 
 

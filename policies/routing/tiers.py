@@ -62,7 +62,7 @@ def _outcome(found: CandidateSet, ranking: Sequence[Candidate]) -> Decision:
     first = ranking[0]
     if found.queued.route.scorer != "predicted":
         return _decision(found, _PLACE, ranking, first.reason)
-    if first.probability >= found.target:
+    if first.qualifies(found.target):
         return _decision(found, _PLACE, ranking, f"tier {first.tier + 1}: {first.reason}")
     return _miss(found, ranking)
 

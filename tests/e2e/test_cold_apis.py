@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.builders import CHAT, DONE, FINISH, TOKEN, calling, last, post
+from tests.support.builders import CHAT, DONE, FINISH, TOKEN, WHOLE, calling, last, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import eventually
 from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
@@ -33,3 +33,38 @@ async def test_the_first_hang_of_a_cold_api_costs_no_budget(model: str, budget: 
     assert [attempt.pool for attempt in record.attempts] == ["first", "second"]
     assert record.ttft is not None
     assert record.ttft < budget
+
+
+@pytest.mark.parametrize(
+    ("model", "ttft", "stream"),
+    [
+        ("gpt-5", 4.0, True),
+        ("gpt-5", 60.0, True),
+        ("gpt-5", 60.0, False),
+        ("gpt-4.1", 4.0, True),
+        ("gpt-4.1-mini", 60.0, True),
+    ],
+)
+async def test_a_slow_api_before_a_quick_engine_breaks_no_budget(model: str, ttft: float, stream: bool) -> None:
+    """From the first request on, whatever its guess; and what a few trials have shown costs no later request a wait."""
+    routes = {"balanced": {"tiers": ["api", "engine"], "ttft": {"budget": "1s"}}}
+    whole = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(WHOLE)}\r\n\r\n".encode()
+    async with (
+        Upstream([Pause(ttft), ANSWER]) as first,
+        Upstream([Pause(0.1), ANSWER if stream else whole + WHOLE]) as second,
+        running(
+            {
+                "api": {"backend": "openai", "model": model, "api_key": "sk-backend", "base_url": f"{first.url}/v1"},
+                "engine": {"backend": "ollama", "model": "served", "endpoints": [second.url]},
+            },
+            routes,
+        ) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for _ in range(12):
+            _, headers = await caller.ask(post({**CHAT, "model": "balanced", "stream": stream}))
+            await (caller.chunks() if stream else caller.body(headers))
+        await eventually(lambda: len(gateway.recorder.recent) == 12)
+        found = [record.ttft for record in gateway.recorder.recent]
+    assert all(ttft is not None and ttft < 1.0 for ttft in found), found
+    assert all(ttft is not None and ttft < 0.3 for ttft in found[-4:]), found

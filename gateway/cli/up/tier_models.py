@@ -1,7 +1,8 @@
 """Chooses the models of the routes `best`, `balanced` and `fast` among those that servers list.
 
 Of each API the newest large model and the newest small one, by the provider's own naming; of a server of this machine
-the model in its memory, or else its first. An API with names of no known form has one only where it lists few.
+the model in its memory, or else its first. An API with names of no known form has one only where it lists few, or where
+no other server has any: then its first.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ def large_model(found: FoundServer) -> str:
     return answering[0] if answering and len(found.models) <= FEW else ""
 
 
+def _first_model(found: FoundServer) -> str:
+    """Of an API, whatever its name; empty: it lists none that answers."""
+    is_listed = found.is_api and found.reach is Reach.OK
+    return next((name for name in found.models if is_listed and not _EMBEDDING.search(name)), "")
+
+
 def small_model(found: FoundServer) -> str:
     """Of an API; empty: none is known."""
     return _newest(_SMALL.get(found.kind, ()), found.models)
@@ -62,6 +69,14 @@ def tier_models(found: FoundServer) -> dict[str, str]:
     else:
         chosen = {"-best": large_model(found), "-fast": small_model(found)}
     return {ending: model for ending, model in chosen.items() if model}
+
+
+def models_of_tiers(found: Sequence[FoundServer]) -> dict[str, dict[str, str]]:
+    """By the name of the server, as `tier_models`. There is a tier wherever there is a model that answers."""
+    tiers = {each.server.name: tier_models(each) for each in found}
+    if not any(tiers.values()) and (first := next(filter(_first_model, quality_order(found)), None)):
+        tiers[first.server.name] = {"-best": _first_model(first)}
+    return tiers
 
 
 def quality_order(found: Sequence[FoundServer]) -> list[FoundServer]:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from gateway.cli.up.known_servers import FoundServer, Reach
-from gateway.cli.up.tier_models import quality_order, tier_models
+from gateway.cli.up.tier_models import models_of_tiers, quality_order
 
 WIDTH = 110
 OPEN_ENDED = ("ollama", "compatible")  # servers of this machine that get further models while they run
@@ -70,18 +70,20 @@ def config_text(found: Sequence[FoundServer], listen: str, admin: str, access_lo
     """`found`: usable servers with names of their own."""
     first = {"server": {"listen": listen, "admin": admin}, "telemetry": {"access_log": access_log}}
     parts = [HEADER.format(file=file), _yaml(first), "\npools:\n"]
+    tiers = models_of_tiers(found)
     for each in found:
-        parts += [f"  # {each.reach.value}; models found: {len(each.models)}\n", _indented(_pools(each))]
+        pools = _indented(_pools(each, tiers[each.server.name]))
+        parts += [f"  # {each.reach.value}; models found: {len(each.models)}\n", pools]
     if (passthrough := _passthrough(found)) is not None:
         parts.append(PASSTHROUGH.format(pool=passthrough))
-    if routes := _routes(found):
+    if routes := _routes(found, tiers):
         parts += [ROUTES, _yaml({"routes": routes})]
     return "".join(parts)
 
 
-def _pools(found: FoundServer) -> dict[str, Any]:
+def _pools(found: FoundServer, chosen: Mapping[str, str]) -> dict[str, Any]:
     """The pool with all models of a server; of an API one more for each model of a tier, whose times are its own."""
-    section, chosen, name = _reached(found), tier_models(found), found.server.name
+    section, name = _reached(found), found.server.name
     models = FlowList(_written(model) for model in found.models)
     if found.is_api or found.kind in OPEN_ENDED:
         models.append(QuotedText("*"))
@@ -114,12 +116,12 @@ def _passthrough(found: Sequence[FoundServer]) -> str | None:
     return unlisted[0].server.name
 
 
-def _routes(found: Sequence[FoundServer]) -> dict[str, Any]:
-    """`best`, `balanced` and `fast`, where there is more than one tier."""
+def _routes(found: Sequence[FoundServer], models: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """`best`, `balanced` and `fast`, where there is a tier. `models`: by server and ending of its pool's name."""
     ordered = quality_order([each for each in found if each.is_api]) + [each for each in found if not each.is_api]
-    pools = {each.server.name + ending: ending for each in ordered for ending in tier_models(each)}
+    pools = {each.server.name + ending: ending for each in ordered for ending in models[each.server.name]}
     tiers = sorted(pools, key=lambda pool: ("-best", "-fast", "").index(pools[pool]))
-    if len(tiers) < 2:
+    if not tiers:
         return {}
     quick = [pool for pool in tiers if pools[pool] != "-best"] or tiers
     return {

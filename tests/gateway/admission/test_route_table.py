@@ -103,6 +103,57 @@ def test_a_name_without_a_single_place_is_unknown(model: str) -> None:
     assert refused(NAMED, model).status == 404
 
 
+TAGGED = {
+    "ollama": PoolModels(
+        OLLAMA, ["llama3.2:latest", "llama3.2:1b", "qwen3:8b", "hf.co/x/y:Q4", "gemma3:1b", "gemma3:4b", "*"]
+    ),
+    "other": PoolModels(OPENAI, ["qwen3:8b", "phi4:14b", "ft:gpt-4o:org:x", "same:1", "same:2"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "via"),
+    [
+        ("llama3.2", "ollama/llama3.2:latest"),
+        ("llama3.2:1b", "ollama/llama3.2:1b"),
+        ("hf.co/x/y", "ollama/hf.co/x/y:Q4"),
+        ("phi4", "other/phi4:14b"),
+        ("other/phi4", "other/phi4:14b"),
+    ],
+)
+def test_a_model_is_found_without_its_tag(model: str, via: str) -> None:
+    """`latest`, as Ollama means it, or the only one."""
+    found = Routes({"chat": CHAT}, models=TAGGED).match(model)
+    assert (found.via, found.model) == (via, via.partition("/")[2])
+
+
+@pytest.mark.parametrize(
+    ("model", "several"),
+    [
+        ("qwen3", "ollama/qwen3:8b or other/qwen3:8b"),
+        ("qwen3:8b", "ollama/qwen3:8b or other/qwen3:8b"),
+        ("gemma3", "ollama/gemma3:1b or ollama/gemma3:4b"),
+        ("other/same", "other/same:1 or other/same:2"),
+    ],
+)
+def test_a_name_of_several_models_is_refused_with_all_of_them(model: str, several: str) -> None:
+    """Those that the key may use; one of them alone is meant."""
+    routes = Routes({"chat": CHAT}, models=TAGGED)
+    refusal = refused(routes, model)
+    assert (refusal.status, refusal.code) == (404, "model_not_found")
+    assert refusal.message == f"The model '{model}' is several here: {several}. Name one of them."
+    assert Routes({"chat": CHAT}, REST, TAGGED).match(model) == RoutedName(REST, model)
+    assert routes.match("qwen3", Tenant("web", routes=frozenset({OLLAMA.name}))).via == "ollama/qwen3:8b"
+
+
+@pytest.mark.parametrize("model", ["ft:gpt-4o", "ft", "llama3", "llama3.2:", ":latest", ""])
+def test_other_parts_of_a_name_are_no_name(model: str) -> None:
+    """A tag is what follows the only colon."""
+    assert refused(Routes({"chat": CHAT}, models=TAGGED), model).message.startswith(
+        f"The model '{model}' does not exist"
+    )
+
+
 def test_a_404_names_the_nearest_names() -> None:
     """The names that the caller may use, and no others; the log has the name that was asked for."""
     refusal = refused(NAMED, "lama3.2")

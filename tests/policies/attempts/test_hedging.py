@@ -154,7 +154,17 @@ def test_a_cold_api_that_hangs_leaves_the_next_its_forecast(
 def test_only_an_api_with_a_guessed_forecast_is_left_early() -> None:
     """An engine's siblings would take as long; what was learned tells of silence by itself."""
     cold, upcoming = Forecast(1.5, COLD), Forecast(1.0, COLD)
-    assert leave_by(cold, upcoming, 0.0, 4.0) == pytest.approx(4.0 - upcoming.quantile(0.7))
+    assert leave_by(cold, upcoming, 0.0, 4.0) == pytest.approx(2.0)
+    known = replace(upcoming, samples=1)
+    assert leave_by(cold, known, 0.0, 4.0) == pytest.approx(4.0 - upcoming.quantile(0.8))
     assert leave_by(replace(cold, prefill=0.3), upcoming, 0.0, 4.0) == FOREVER
     assert leave_by(replace(cold, samples=100), upcoming, 0.0, 4.0) == FOREVER
     assert leave_by(cold, cold, 0.0, 2.9) == FOREVER
+
+
+@pytest.mark.parametrize("own_p50", [0.4, 0.9, 0.95, 1.5, 4.0, 12.0, 60.0])
+def test_a_later_guess_takes_no_more_of_the_next_candidates_time(own_p50: float) -> None:
+    """A cold API before a model of 0.1 s, under 1 s: the next keeps its 90th percentile, whatever the guess."""
+    own, upcoming = Forecast(own_p50, COLD), Forecast(0.1, COLD, samples=3)
+    asked_at = min(patience_until(own, upcoming.p50, 0.0, 1.0), leave_by(own, upcoming, 0.0, 1.0))
+    assert 0.5 <= abandon_at(own, upcoming, 0.0, asked_at, 1.0) <= 1.0 - upcoming.p90

@@ -121,3 +121,44 @@ def test_an_api_that_limits_its_rate_is_not_waited_for_to_be_known() -> None:
     by.on_rate_limits(0, [spent])
     by.on_ended(0, AttemptOutcome.RATE_LIMITED, 0.1)
     assert placed(by, 1) == "small"
+
+
+def tried(by: Fleet, number: int, seconds: float = 1.0, stream: bool = True, left_after: float = 0.0) -> Decision:
+    """The decision of a request, which is sent, and cancelled without a token after `left_after` seconds."""
+    route, now = preset("chat", {"tiers": ["api", "small"], **budget(seconds)}), 10.0 * number
+    prompt = PromptEstimate({"api": PoolEstimate(1_000), "small": PoolEstimate(1_000)})
+    queued = QueuedRequest(number, RequestView(now, stream=stream), prompt, route, number)
+    decision = decide(queued, by.snapshot(now), by.view, now)
+    assert decision.chosen is not None
+    by.on_sent(number, decision.chosen, PoolEstimate(1_000), now, stream=stream)
+    by.on_ended(number, AttemptOutcome.CANCELLED, now + left_after)
+    return decision
+
+
+def pools(decisions: list[Decision]) -> list[str]:
+    return [decision.chosen.endpoint.pool for decision in decisions if decision.chosen is not None]
+
+
+def test_a_trial_is_told_with_its_own_figures() -> None:
+    """Not as a chance that the guess beside it contradicts."""
+    decision = tried(api_before_an_engine(), 0)
+    assert decision.chosen is not None
+    assert decision.chosen.probability == decision.chosen.forecast.probability(1.0) < 0.05
+    assert decision.reason == "tier 1: p50 4500 ms, chance 0.015 for 1000 ms; tried, as this forecast is a guess"
+
+
+def test_three_silent_trials_are_enough_for_a_budget_of_their_length() -> None:
+    """For ten minutes; a longer budget is another question. A caller that leaves early has asked none."""
+    by = api_before_an_engine()
+    assert pools([tried(by, number, left_after=0.1) for number in range(5)]) == ["api"] * 5
+    assert pools([tried(by, number, left_after=0.6) for number in range(5, 13)]) == ["api"] * 3 + ["small"] * 5
+    assert pools([tried(by, 14, 3.0)]) == ["api"]
+    assert pools([tried(by, 80, left_after=0.6)]) == ["api"]
+
+
+def test_no_trial_takes_the_time_of_the_next_candidate() -> None:
+    """A stream is left after half of the time, which a slow engine needs; a whole answer shows no silence."""
+    by = api_before_an_engine()
+    assert pools([tried(by, 0, stream=False)]) == ["small"]
+    assert pools([tried(by, 1, seconds=0.2)]) == ["small"]
+    assert pools([tried(by, 2, seconds=0.03, stream=False)]) == ["api"]

@@ -15,6 +15,7 @@ from gateway.config.yaml_source import parse
 from tests.gateway.cli.up.test_tier_models import api, local
 
 ENVIRON = {"KEY": "sk-0123456789abcdef", "SECRET": "a secret"}
+ROUTES = ("best", "balanced", "fast")
 TIERS = ["openai-best", "openai-fast", "ollama"]
 
 
@@ -38,15 +39,26 @@ def test_every_model_answers_under_its_pool() -> None:
     assert config.pools["openai"].keys == (ENVIRON["KEY"],)
 
 
-def test_routes_exist_where_there_is_more_than_one_tier() -> None:
-    """Best first; `fast` leaves the large models out."""
+def test_the_routes_exist_wherever_there_is_a_model() -> None:
+    """Best first; `fast` leaves the large models out, unless there is no other."""
     config = loaded(local("llama3.2"), api("openai", "gpt-5", "gpt-5-mini"))
     assert {name: list(route.pools) for name, route in config.routes.items()} == {
         "best": TIERS,
         "balanced": TIERS,
         "fast": TIERS[1:],
     }
-    assert dict(loaded(local("llama3.2")).routes) == {}
+    many = api("openrouter", "text-embedding-x", *(f"a/{i}" for i in range(300)))
+    for found, only in (
+        ([local("llama3.2")], "ollama"),
+        ([api("openai", "gpt-5")], "openai-best"),
+        ([api("openai", "gpt-5-mini"), api("groq", reach=Reach.REFUSED)], "openai-fast"),
+        ([many], "openrouter-best"),
+    ):
+        config = loaded(*found)
+        assert {name: list(route.pools) for name, route in config.routes.items()} == dict.fromkeys(ROUTES, [only])
+    assert loaded(many).pools["openrouter-best"].model == "a/0"
+    assert list(loaded(many, local("llama3.2")).routes["best"].pools) == ["ollama"]
+    assert dict(loaded(local("nomic-embed-text")).routes) == {}
 
 
 @pytest.mark.parametrize(
