@@ -127,16 +127,11 @@ class Proxy:
             return wrong_method(methods)
         if http.path in PROBES:
             return None
-        large = http.path in BODIES and has_large_body(http)
-        return self.precheck_key(http, is_limited=large)
-
-    def precheck_key(self, http: HttpRequest, is_limited: bool = True) -> ApiError | None:
-        """The reason to refuse a request by its key, and by the key's limits."""
         try:
             tenant = self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
-        return self.admission.check(tenant) if is_limited else None
+        return self.admission.check(tenant) if http.path in BODIES and has_large_body(http) else None
 
     def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
         offer = http.websocket
@@ -144,7 +139,18 @@ class Proxy:
             return websocket_refused()
         if self.draining:
             return stopped()
-        return self.precheck_key(http, is_limited=False)
+        try:
+            self.reader.authorize(http)
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    def precheck_turn(self, http: HttpRequest) -> ApiError | None:
+        """The reason to refuse a turn of a WebSocket before it is read: its key, or the key's limits."""
+        try:
+            return self.admission.check(self.reader.authorize(http))
+        except ApiError as refusal:
+            return refusal
 
     async def websocket(self, http: HttpRequest) -> None:
         """Serve Responses over a WebSocket; each turn checks the key again."""
@@ -152,7 +158,7 @@ class Proxy:
         handlers = TurnHandlers(
             infer=partial(self.infer, operation=Operation.RESPONSES),
             aside=self.answer_turn,
-            precheck=self.precheck_key,
+            precheck=self.precheck_turn,
         )
         try:
             await self.sockets.serve(http, self.reader.caller(http, tenant), most, handlers, lambda: self.draining)

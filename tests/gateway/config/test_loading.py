@@ -53,6 +53,16 @@ SERVER_KEYS = (
         ("server: {workers: many}", "server.workers: expected an integer, got 'many'"),
         ("server: {workers: 1.5}", "server.workers: expected an integer, got 1.5"),
         ("server: {workers: [1]}", "server.workers: expected an integer, got a list"),
+        ("server: {workers: true}", "server.workers: write a number, not true or false"),
+        ("routes: {r: {tiers: [p], max_attempts: true}}", "routes.r.max_attempts: write a number, not true or false"),
+        (
+            f"keys: [{{name: a, sha256: '{DIGEST}', tokens_per_minute: true}}]",
+            "keys[0].tokens_per_minute: write a number, not true or false",
+        ),
+        (
+            f"keys: [{{name: a, sha256: '{DIGEST}', monthly_cost_usd: true}}]",
+            "keys[0].monthly_cost_usd: write a number, not true or false",
+        ),
         ("server: {open: maybe}", "server.open: expected true or false, got 'maybe'"),
         ("server: 8080", f"server: expected {{{SERVER_KEYS}}}, got 8080"),
         ("server:", f"server: expected {{{SERVER_KEYS}}}, got nothing"),
