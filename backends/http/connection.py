@@ -120,6 +120,12 @@ class Exchange:
         if isinstance(self.carrier, Connection):
             self.carrier.resume()
 
+    def rest(self, seconds: float) -> None:
+        """Read again later: what comes meanwhile is one read."""
+        if isinstance(self.carrier, Connection):
+            self.carrier.pause()
+            asyncio.get_running_loop().call_later(seconds, self.resume)
+
     def cancel(self) -> None:
         """Close the connection at once, so the server notices; no effect after the end."""
         carrier, self.carrier = self.carrier, None

@@ -305,6 +305,11 @@ class WireAttempt:
         self.times.read_from(monotonic())  # nothing was read
         self.read_on()
 
+    def rest(self, seconds: float) -> None:
+        """Let tokens gather in the kernel before the next read."""
+        if self._exchange is not None:
+            self._exchange.rest(seconds)
+
     def stop_reading(self) -> None:
         if self._exchange is not None:
             self._exchange.pause()

@@ -16,6 +16,8 @@ from gateway.upstream.answer import Answer
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from policies.types import AttemptOutcome
 
+REST, LEAST_REST, MOST_REST = 0.02, 0.004, 0.05  # share of the time so far; s; s
+
 
 @dataclass(slots=True, eq=False)
 class AttemptSink:
@@ -88,3 +90,17 @@ class AnswerSink(AttemptSink):
         if failure is None:
             return Milestone.ENDED if written is None else BrokenOff(written)
         return BrokenOff(failure, mask_secret(tap.error_event, wire.upstream.backend.secret))
+
+
+@dataclass(slots=True, eq=False)
+class WholeAnswerSink(AnswerSink):
+    """The same of a stream of which the caller gets nothing before its end: tokens gather for REST of the time so far,
+    as each read costs as much as the reading of ten tokens. The end comes later by half of that in the mean."""
+
+    def on_body(self, data: bytes, framed: bytes = b"") -> None:
+        AnswerSink.on_body(self, data, framed)
+        times = self.wire.times
+        seconds = min(REST * (times.last_byte - times.opened), MOST_REST)
+        if seconds > LEAST_REST:
+            self.wire.rest(seconds)
+            times.quiet_since += seconds  # not the server's silence

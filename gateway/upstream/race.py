@@ -23,7 +23,7 @@ from gateway.refusals import refusal_of
 from gateway.upstream.answer import AssembledAnswer, StreamedAnswer, whole_reply
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
 from gateway.upstream.attempt_records import note_won, record_lost, record_winner
-from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink
+from gateway.upstream.attempt_sinks import AnswerSink, AttemptSink, WholeAnswerSink
 from gateway.upstream.delivery import Delivery
 from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.race_facts import RaceFacts
@@ -238,7 +238,9 @@ class Race:
         if wire.whole is not None:
             return Milestone.ENDED
         assert self.delivery.answer is not None
-        event = AnswerSink(wire, self.on_wire, self._lose, self.delivery.answer).join()
+        gathers = wire.assembled and self.routed.route.gap is None  # each silence counts for a promised `gap`
+        sink = WholeAnswerSink if gathers else AnswerSink
+        event = sink(wire, self.on_wire, self._lose, self.delivery.answer).join()
         if self.relay.is_paused:
             self.on_write_paused()
         return event

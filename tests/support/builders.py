@@ -195,6 +195,9 @@ class RecordingExchange(Exchange):
     def resume(self) -> None:
         self.steps.append("resume")
 
+    def rest(self, seconds: float) -> None:
+        self.steps.append("rest")
+
     def cancel(self) -> None:
         self.steps.append("cancel")
 
