@@ -43,7 +43,7 @@ from gateway.observe.metrics.series import histogram
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.recorder import Recorder
 from gateway.observe.trace_context import Tracer
-from gateway.process import HANDLER_GRACE, bind, serve_app, url_of
+from gateway.process import ADMIN_KEY, HANDLER_GRACE, LISTEN_KEY, bind, naming, serve_app, url_of
 from gateway.proxy import Proxy
 from gateway.records.record_logs import RecordLogs
 from gateway.redis_state import RedisState
@@ -261,8 +261,13 @@ class Gateway:
         OSError if a port is taken."""
         server = self.config.server
         with ExitStack() as stack:
-            data, admin = (stack.enter_context(bind(address)) for address in (server.listen, server.admin))
-            self.url = url_of(data, server.listen.host, tls=self.data_port.certificate is not None)
+            data = None
+            if self.config.opens_data_port:
+                with naming(server.listen, LISTEN_KEY):
+                    data = stack.enter_context(bind(server.listen))
+                self.url = url_of(data, server.listen.host, tls=self.data_port.certificate is not None)
+            with naming(server.admin, ADMIN_KEY):
+                admin = stack.enter_context(bind(server.admin))
             self.admin_url = url_of(admin, server.admin.host)
             await self.prepare(admin)
             before_open()
@@ -288,10 +293,11 @@ class Gateway:
             await self.learned_keeper.start()
         self.discovery.start(self._apply_addresses)
 
-    async def open(self, data: socket) -> None:
-        """Opens the data port."""
+    async def open(self, data: socket | None) -> None:
+        """Opens the ports of callers: the data port, unless `data` is None, and that of the picker."""
         self.metrics.loop_lag.start(asyncio.get_running_loop())
-        await self.data_port.open(data, self.config.defaults.max_body)
+        if data is not None:
+            await self.data_port.open(data, self.config.defaults.max_body)
         if self.picker is not None and self.config.pick is not None:
             await self.picker.start(self.config.pick, shared=self.worker is not None)
 

@@ -7,8 +7,8 @@ import ctypes
 import gc
 import resource
 import socket
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gateway.config.field_types import ListenAddress
 from gateway.config.models import Drain
 from gateway.observe.logs import unhandled
 
+LISTEN_KEY, ADMIN_KEY, PICK_KEY = "server.listen", "server.admin", "pick.listen"  # of the configuration
 BACKLOG = 4096  # connections in the kernel, not accepted yet
 FILES = 1 << 20  # open files, where the system allows as many
 HANDLER_GRACE = 0.1  # s for a handler to end after an abort of the connection
@@ -67,6 +68,15 @@ def drain_message(drain: Drain) -> str:
     return f"firsttoken: draining, {waiting}{drain.grace:g} s at most; a second signal ends it"
 
 
+@contextmanager
+def naming(address: ListenAddress, key: str) -> Iterator[None]:
+    """An OSError of the block names the address and its configuration key."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"on {address} ({key}): {error.strerror or error}") from error
+
+
 def bind(address: ListenAddress, *, shared: bool = False) -> socket.socket:
     """Binds a TCP socket without listening. Raises OSError.
 
@@ -114,6 +124,13 @@ async def serve_app(app: web.Application, bound: socket.socket, *, auto_decompre
     await runner.setup()
     await web.SockSite(runner, bound, backlog=BACKLOG).start()
     return runner
+
+
+def serving_line(url: str, admin_url: str, picker: str = "") -> str:
+    """`url`: empty without a data port; `picker`: address of its port, empty without one."""
+    ports = [f"serving {url}/v1"] if url else []
+    ports += [f"picking endpoints for Envoy on {picker}"] if picker else []
+    return f"firsttoken: {', '.join(ports)}, admin {admin_url}"
 
 
 def url_of(listening: socket.socket, host: str, *, tls: bool = False) -> str:

@@ -10,18 +10,14 @@ from collections.abc import Callable
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.logs import to_stderr
-from gateway.process import SWITCH_INTERVAL, drain_message, raise_file_limit, run_loop, tune_gc
+from gateway.process import SWITCH_INTERVAL, drain_message, raise_file_limit, run_loop, serving_line, tune_gc
 from gateway.reload import ConfigSource, Reloader
 from gateway.workers.supervisor import supervise
 
 Greeting = Callable[[str, str], str]  # of the URLs of both ports
 
 
-def serving_line(url: str, admin_url: str) -> str:
-    return f"firsttoken: serving {url}/v1, admin {admin_url}"
-
-
-def serve(config: Config, source: ConfigSource | None = None, greeting: Greeting = serving_line) -> int:
+def serve(config: Config, source: ConfigSource | None = None, greeting: Greeting | None = None) -> int:
     """Exit code: 0 after SIGINT or SIGTERM, 2 if a port is taken. `source`: where reloads read the configuration.
     `greeting`: printed when the only process listens."""
     source = source or ConfigSource(lambda: config)
@@ -33,7 +29,7 @@ def serve(config: Config, source: ConfigSource | None = None, greeting: Greeting
     return run_loop(_serve_in_one_process(config, source, greeting))
 
 
-async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: Greeting) -> int:
+async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: Greeting | None) -> int:
     gateway = Gateway(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -57,10 +53,12 @@ async def _serve_in_one_process(config: Config, source: ConfigSource, greeting: 
         await gateway.start(tune_gc)
     except OSError as error:
         await gateway.stop()
-        print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
+        print(f"firsttoken: cannot listen {error.strerror or error}", file=sys.stderr)
         return 2
     reloader.start()
-    print(greeting(gateway.url, gateway.admin_url), file=sys.stderr, flush=True)
+    picker = "" if gateway.picker is None else gateway.picker.url.partition("//")[2]
+    text = greeting or (lambda url, admin_url: serving_line(url, admin_url, picker))
+    print(text(gateway.url, gateway.admin_url), file=sys.stderr, flush=True)
     await stop.wait()
     await reloader.close()
     drain = config.server.drain

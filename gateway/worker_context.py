@@ -25,11 +25,12 @@ class WorkerLink(PeerLink, SharedPolls, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Resources of a worker, from the supervisor. `data`: socket for callers; `admin`: Unix socket for the aggregator;
-    `group`: name of this gateway among replicas; `log_lock`: file to lock while writing the access log."""
+    """Resources of a worker, from the supervisor. `data`: socket for callers, if there is a data port; `admin`: Unix
+    socket for the aggregator; `group`: name of this gateway among replicas; `log_lock`: file to lock while writing the
+    access log."""
 
     number: int
-    data: socket
+    data: socket | None
     admin: socket
     peers: WorkerLink
     group: bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-from gateway.cli.arguments import COUNT, FILES, PORT, WORKERS, WORKERS_HELP, AddCommand, positive
+from gateway.cli.arguments import COUNT, FILES, PORT, WORKERS, WORKERS_HELP, AddCommand, positive, with_scheme
 
 
 def add_commands(command: AddCommand) -> None:
@@ -73,7 +73,8 @@ def _add_capacity(capacity: ArgumentParser) -> None:
 def _add_live(replay: ArgumentParser) -> None:
     """Options of a replay in real time."""
     add = replay.add_argument
-    add("--live", metavar="URL", help="send the trace there, to an OpenAI-compatible API (default: none, virtual time)")
+    there = "send the trace there, to an OpenAI-compatible API (default: none, virtual time)"
+    add("--live", type=with_scheme, metavar="URL", help=there)
     add(
         "--ttft",
         metavar="TIME",

@@ -3,11 +3,12 @@
 Names, in the order in which they are tried (`policies.routes.model_names` orders the patterns):
 - exact: a route, an alias, `POOL/MODEL` for a model that the pool lists, and MODEL alone where one pool lists it;
 - patterns: aliases with `*`, and `POOL/*` for a pool that takes every model;
-- a model's name without its tag, with or without the pool: `llama3.2` of a listed `llama3.2:latest`, or of the only tag;
+- a model's name without its tag, with or without the pool: `llama3.2` of a listed `llama3.2:latest`, or the only tag;
 - `passthrough`, which takes every other name.
 
-A name that means several models, of those that the caller may use, is a 404 with all of them. Any other 404 names the nearest names among those that the caller may use, which GET /v1/models lists too. Its log line has the
-name that was asked for, if it looks like one.
+A name that means several models, of those that the caller may use, is a 404 with all of them. Any other 404 names the
+nearest names among those that the caller may use, which GET /v1/models lists too. Its log line has the name that was
+asked for, if it looks like one.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a command line
 MAX_WINDOW = 60  # minutes that the gateway can compare, as gateway.observe.slow_counts
@@ -24,6 +26,8 @@ EXPORTS = {  # files by kind, as patterns of paths
     "systemd": "deploy/systemd/*.service",
 }
 FILES: dict[str, Any] = {"metavar": "FILE", "type": Path, "nargs": "+", "action": "extend", "default": []}
+FILE_LIST: dict[str, Any] = {**FILES, "nargs": "*"}  # the same without `--config`
+ADMIN = "http://127.0.0.1:9090"  # of a gateway of this machine
 
 # Arguments: name, help, and "MODULE:FUNCTION" to run, which is imported when the command runs.
 AddCommand = Callable[[str, str, str], argparse.ArgumentParser]
@@ -68,6 +72,38 @@ def positive(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return number
+
+
+def with_scheme(text: str) -> str:
+    return text if "://" in text else f"http://{text}"
+
+
+def address(text: str, port: int = 9090) -> str:
+    """URL of a gateway. Without a scheme it is HTTP, and `port` where there is none; a port alone is of this machine."""
+    url = with_scheme(text)
+    if alone := re.fullmatch(r":?(\d{1,5})", text):
+        url = f"http://127.0.0.1:{alone[1]}"
+    elif url != text and not re.search(r":\d+(/|$)", text):
+        url = f"{url}:{port}"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+    except ValueError:
+        usable = None
+    if not usable or parts.fragment:
+        shown = "this" if "@" in text else f"'{text}'"  # it may have a password
+        raise argparse.ArgumentTypeError(f"{shown} is not an address of HTTP, such as {ADMIN}")
+    return url.rstrip("/")
+
+
+def data_address(text: str) -> str:
+    return address(text, 8080)
+
+
+def log_or_address(text: str) -> str:
+    """Path of a log, or the address of a gateway."""
+    is_address = re.match(r"https?://|[\w.-]*:\d+$", text) and not Path(text).exists()
+    return address(text) if is_address else text
 
 
 def period(text: str) -> float:

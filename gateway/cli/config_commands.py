@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from gateway.admission.key_store import MAX_KEYS, StoredKeys, StoreFull
@@ -22,7 +22,7 @@ from gateway.cli.tables import aligned
 from gateway.cluster.redis_client import Unavailable
 from gateway.config import schema as schemas
 from gateway.config.config_errors import ConfigError, nearest
-from gateway.config.loading import load
+from gateway.config.loading import load, load_without_secrets
 from gateway.config.models import Config, Key
 from gateway.config.notes import duration, notes
 from policies.routes.route import Route, Tier, Ttft
@@ -35,10 +35,17 @@ COLUMNS = ("name", "routes", "requests/min", "tokens/min", "at a time", "USD/mon
 def check(args: argparse.Namespace) -> int:
     """Raises ConfigError if the configuration is invalid, if a budget is infeasible by the profile in `state.dir`, or
     with --live if an endpoint is not as configured."""
-    config = load(args.files, os.environ)
     if not args.live and (args.no_tokens or args.timeout is not None):
         raise ConfigError(["firsttoken: --no-tokens and --timeout belong to --live: add --live"])
+    if args.no_secrets and (args.live or not args.files):
+        raise ConfigError(["firsttoken: --no-secrets reads files alone: name them, and leave --live out"])
+    config, unset = _read(args)
+    if config is None:
+        print(f"ok, but for values that nothing can stand for: set the variables of {', '.join(unset)}")
+        return 0
     print(report(config))
+    if unset:
+        print(f"note: not checked, as the variable is not set: {', '.join(unset)}")
     if config.state.dir is not None:
         from gateway.cli.live.known_profile import check_budgets
 
@@ -49,6 +56,11 @@ def check(args: argparse.Namespace) -> int:
 
         live_check(config, tokens=not args.no_tokens, timeout=args.timeout or TIMEOUT)
     return 0
+
+
+def _read(args: argparse.Namespace) -> tuple[Config | None, Sequence[str]]:
+    """The configuration, and keys whose variables are not set."""
+    return load_without_secrets(args.files, os.environ) if args.no_secrets else (load(args.files, os.environ), ())
 
 
 def report(config: Config) -> str:

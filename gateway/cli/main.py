@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.cli.arguments import (
+    ADMIN,
     COUNT,
     EXPORTS,
+    FILE_LIST,
     FILES,
     ORDERS,
     PORT,
@@ -26,6 +28,9 @@ from gateway.cli.arguments import (
     WORKERS_HELP,
     AddCommand,
     CommandParser,
+    address,
+    data_address,
+    log_or_address,
     period,
     positive,
     window,
@@ -122,17 +127,18 @@ def _imported(function: str) -> Callable[[argparse.Namespace], int]:
 def _add_commands(command: AddCommand) -> None:
     _add_up(command("up", "find model servers and API keys on this machine, and serve them", "gateway.cli.up.up:up"))
     serve = command("serve", "run the gateway; without a file, of the servers that `up` finds", f"{__name__}:serve")
-    serve.add_argument("--config", dest="files", help=FROM_MACHINE, **FILES)
+    _add_files(serve, FROM_MACHINE)
     _add_ports(serve)
     serve.add_argument("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
     serve.set_defaults(picker=False)
     pick = command("pick", "run the gateway with an endpoint picker for Envoy", f"{__name__}:serve")
-    pick.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
+    _add_files(pick, "merged in this order")
     _add_ports(pick)
     pick.add_argument("--workers", type=WORKERS, metavar="N", help=WORKERS_HELP)
     pick.set_defaults(picker=True)
     check = command("check", "validate a configuration without starting anything", "gateway.cli.config_commands:check")
-    check.add_argument("files", metavar="FILE", type=Path, nargs="*", help=FROM_ENVIRONMENT)
+    _add_files(check, FROM_ENVIRONMENT)
+    check.add_argument("--no-secrets", action="store_true", help="check files whose variables are not set here")
     check.add_argument("--live", action="store_true", help="ask every endpoint for its models and one token too")
     check.add_argument("--no-tokens", action="store_true", help="with --live: ask for nothing that costs anything")
     check.add_argument("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 10)")
@@ -142,9 +148,8 @@ def _add_commands(command: AddCommand) -> None:
     explain.add_argument("request", metavar="REQUEST.json", type=Path, nargs="?", help="the body of a request")
     explain.add_argument("--config", dest="files", help=FROM_ENVIRONMENT, **FILES)
     explain.add_argument("--route", metavar="NAME", help="route (default: the model in the request)")
-    explain.add_argument(
-        "--admin", metavar="URL", help="ask a running gateway, by its admin port (default: none, decide here)"
-    )
+    running = "ask a running gateway, by its admin port (default: none, decide here)"
+    explain.add_argument("--admin", type=address, metavar="URL", help=running)
     explain.add_argument(
         "--key-env", metavar="NAME", help="with --admin: the variable with the API key to ask as (default: none)"
     )
@@ -153,7 +158,7 @@ def _add_commands(command: AddCommand) -> None:
     keys = "stored keys of callers: add, revoke, list"
     _add_keys(command("keys", keys, "gateway.cli.config_commands:keys"))
     top = command("top", "live view of a running gateway: routes, endpoints, slowest requests", "gateway.cli.top:top")
-    top.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="its admin port")
+    top.add_argument("--admin", type=address, metavar="URL", default=ADMIN, help="its admin port")
     top.add_argument("--interval", type=positive, default=2.0, metavar="S", help="seconds between two polls")
     top.add_argument("--once", action="store_true", help="print one frame")
     top.add_argument("--sort", choices=ORDERS, default=ORDERS[0], help=f"order of the tables: {', '.join(ORDERS)}")
@@ -165,13 +170,15 @@ def _add_commands(command: AddCommand) -> None:
     why.add_argument("request_id", metavar="REQUEST_ID", nargs="?", help="`x-request-id` of the answer")
     why.add_argument("--route", metavar="NAME", help="all slow requests of a route, by cause (default: none)")
     why.add_argument("--last", type=window, default=15, metavar="TIME", help="with --route: 1m to 60m (default: 15m)")
-    why.add_argument("--admin", metavar="URL", default="http://127.0.0.1:9090", help="admin port of the gateway")
+    why.add_argument("--admin", type=address, metavar="URL", default=ADMIN, help="admin port of the gateway")
     why.add_argument("--records", metavar="DIR", type=Path, help="ask a directory of records (default: the gateway)")
     why.add_argument("--json", action="store_true", help="print the reply of the gateway")
     text = "a report: what breaks prefixes, and how prompts grow, with costs and mends"
     advise = command("advise", text, "gateway.cli.advise.advise:advise")
-    source = "access log, or admin port of a running gateway"
-    advise.add_argument("--from", dest="source", metavar="LOG|URL", default="http://127.0.0.1:9090", help=source)
+    admin = "admin port of a running gateway"
+    advise.add_argument("--admin", dest="source", type=address, metavar="URL", default=ADMIN, help=admin)
+    log = "an access log in its place (default: none)"
+    advise.add_argument("--from", dest="source", type=log_or_address, metavar="LOG", help=log)
     advise.add_argument("--html", type=Path, metavar="FILE", help="write it as one page, with plots (default: none)")
     without = "with a log: write the same log without the breaks, for a replay beside it (default: none)"
     advise.add_argument("--mended", type=Path, metavar="FILE", help=without)
@@ -186,6 +193,11 @@ def _add_commands(command: AddCommand) -> None:
     command("schema", "print the JSON Schema of the configuration", "gateway.cli.config_commands:schema")
     files = "write files for Grafana, Prometheus, proxies, Kubernetes or systemd into a folder"
     _add_export(command("export", files, "gateway.cli.export:export"))
+
+
+def _add_files(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("files", help=text, **FILE_LIST)
+    command.add_argument("--config", dest="files", help="the same (default: none)", **FILES)
 
 
 def _add_ports(command: argparse.ArgumentParser) -> None:
@@ -217,7 +229,9 @@ def _add_up(up: argparse.ArgumentParser) -> None:
 
 def _add_agents(agents: argparse.ArgumentParser) -> None:
     agents.add_argument("agent", metavar="AGENT", nargs="?", help="such as claude-code (default: list their names)")
-    agents.add_argument("--url", metavar="URL", default="http://127.0.0.1:8080", help="of the running gateway")
+    agents.add_argument("--admin", type=address, metavar="URL", help="admin port of the gateway (default: see --url)")
+    url = "its data port, as agents reach it (default: as --admin tells, or http://127.0.0.1:8080)"
+    agents.add_argument("--url", type=data_address, metavar="URL", help=url)
     agents.add_argument("--key-env", metavar="NAME", help="the variable with a key to ask its models (default: none)")
     agents.add_argument("--model", metavar="NAME", help="the model to use (default: the first of its list)")
     agents.add_argument("--small-model", metavar="NAME", help="for titles and summaries (default: the same)")
@@ -273,6 +287,8 @@ def _version(args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
+    if args.picker and not args.files:
+        raise ConfigError(["firsttoken: name a file: firsttoken pick FILE"])
     if not args.files:
         from gateway.cli.up.up import serve_found
 
@@ -284,8 +300,8 @@ def serve(args: argparse.Namespace) -> int:
     from gateway.tokenize.tokenizers import EncoderError
 
     def read() -> Config:
-        config = load(args.files, os.environ).with_ports(args.port, args.admin_port)
-        config = config.with_picker() if args.picker else config
+        config = load(args.files, os.environ)
+        config = (config.with_picker() if args.picker else config).with_ports(args.port, args.admin_port)
         return config if args.workers is None else config.with_workers(args.workers)
 
     source = ConfigSource(read, args.files)

@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import argparse
+import sys
 from time import monotonic, sleep, strftime
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from gateway.cli.foreground import has_keyboard
 from gateway.cli.gateway_client import ErrorReply, Gone, ask, not_the_admin_port
 from gateway.cli.top_tables import Look, frame
 from gateway.cli.top_view import NOW, Sort, View, keyboard
@@ -67,7 +69,7 @@ def top(args: argparse.Namespace) -> int:
     except Gone as gone:
         raise ConfigError([not_the_admin_port(args.admin, gone)]) from None
     watched = Watched(args.admin, first, view)
-    if console.is_terminal:
+    if console.is_terminal and (has_keyboard() or not sys.stdin.isatty()):
         _watch_screen(watched, args.interval, console)
     else:
         _watch_text(watched, args.interval, console)

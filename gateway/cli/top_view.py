@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from time import sleep
 
+from gateway.cli.foreground import has_keyboard
+
 ESCAPE, ERASE, ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
 LONGEST = 40  # characters of a filter
 NOW = "now"  # the last 10 s
@@ -96,7 +98,7 @@ class Keyboard:
 @contextmanager
 def keyboard() -> Iterator[Keyboard]:
     """The keyboard; the terminal is left as it was."""
-    if not sys.stdin.isatty():
+    if not has_keyboard():
         yield Keyboard(None)
         return
     fd = sys.stdin.fileno()

@@ -1,7 +1,7 @@
 """Configuration files and environment variables -> a valid Config, or a ConfigError.
 
-Steps: read, merge, validate each section, check between sections. A step runs if the previous one found no problem;
-each step reports all of its problems in the order of the lines.
+Steps: read, merge, validate each section, check between sections. The problems of all files are reported together, in
+the order of the lines; none that follows from another one alone. The last step runs if every section is valid.
 
 Without a file, API keys in the environment are the configuration: every API with a key becomes a pool whose models are
 asked for as POOL/MODEL, and the first one receives all other requests, model names unchanged.
@@ -28,12 +28,13 @@ from gateway.config.field_types import authority
 from gateway.config.models import SMALLEST_FILE, Config
 from gateway.config.name_conflicts import names
 from gateway.config.schema import messages
-from gateway.config.yaml_source import Document, merge, parse
+from gateway.config.yaml_source import Document, merge, put, read, unreadable
 from policies.routes.route import Route, Tier
 
 FIXED_AT_START = ("server", "state", "telemetry", "records")
 COMBINED = SourceLocation("config, with server, state, telemetry and records as at start-up")
 PUBLISHERS = ("vllm", "sglang")  # backends with KV cache events
+PLACEHOLDERS = ("https://unset.invalid", "redis://unset.invalid", "0" * 64, "127.0.0.1:1", "1", "1s", "-")
 _ABSENT = object()
 
 
@@ -44,37 +45,66 @@ def load(paths: Sequence[Path], environ: Mapping[str, str]) -> Config:
 
 def validated(document: Document) -> Config:
     """Raises ConfigError. `x-...` sections belong to the operator and are ignored."""
-    try:
-        config = Config.model_validate({k: value for k, value in document.data.items() if not k.startswith("x-")})
-    except ValidationError as error:
-        raise _error(messages(error.errors(), document), document) from None
-    if found := problems(config):
+    config, found = _checked(document)
+    if config is None or document.problems or found:
         raise _error(found, document)
     return config
 
 
-def _documents(paths: Sequence[Path], environ: Mapping[str, str]) -> list[Document]:
-    documents: list[Document] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            documents.append(parse(path.read_text("utf-8"), str(path), environ))
-        except ConfigError as error:
-            problems += error.problems
-        except OSError as error:
-            problems.append(f"{path}: cannot be read: {error.strerror}")
-        except UnicodeDecodeError as error:
-            problems.append(f"{path}: not UTF-8 text at byte {error.start}")
-    if problems:
-        raise ConfigError(problems)
-    return documents
+def load_without_secrets(paths: Sequence[Path], environ: Mapping[str, str]) -> tuple[Config | None, list[str]]:
+    """The configuration with a placeholder for each variable that is not set, and the keys of these; None where no
+    placeholder fits. Raises ConfigError for every problem besides."""
+    document = reduce(merge, _documents(paths, environ, any_variable=True))
+    config, found = _checked(document)
+    if document.problems or found:
+        raise _error(found, document)
+    return config, sorted(map(dotted, document.unset))
+
+
+def _checked(document: Document) -> tuple[Config | None, list[Problem]]:
+    """The configuration, if every section is valid, and the problems of values that are known. For a variable that is
+    not set there are several placeholders, so that its key hides no problem of another."""
+    for placeholder in PLACEHOLDERS:
+        config, found = _validated(document)
+        known = [problem for problem in found if not document.is_unknown(problem.path)]
+        wrong = [path for path in document.unset if any(each.path[: len(path)] == path for each in found)]
+        if config is not None or known or not wrong:
+            break
+        for path in wrong:
+            put(document.data, path, placeholder)
+    return config, known
+
+
+def _validated(document: Document) -> tuple[Config | None, list[Problem]]:
+    """The configuration, if every section is valid, and all problems of its values."""
+    try:
+        config = Config.model_validate({k: value for k, value in document.data.items() if not k.startswith("x-")})
+    except ValidationError as error:
+        raised = [each for each in error.errors() if not (document.lost and each["type"] == "missing")]
+        return None, messages(raised, document)
+    return config, [] if document.lost else problems(config)
+
+
+def _documents(paths: Sequence[Path], environ: Mapping[str, str], any_variable: bool = False) -> list[Document]:
+    return [_document(path, environ, any_variable) for path in paths]
+
+
+def _document(path: Path, environ: Mapping[str, str], any_variable: bool) -> Document:
+    try:
+        return read(path.read_text("utf-8"), str(path), environ, any_variable)
+    except OSError as error:
+        problem = f"{path}: cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        problem = f"{path}: not UTF-8 text at byte {error.start}"
+    return unreadable(SourceLocation(str(path)), problem)
 
 
 def _error(problems: Iterable[Problem], document: Document) -> ConfigError:
     located = [(document.location(problem.path), problem) for problem in problems]
-    files = ["config", *dict.fromkeys(location.file for location in document.locations.values())]
-    located.sort(key=lambda pair: (files.index(pair[0].file), pair[0].line))
-    return ConfigError([problem.at(location) for location, problem in located])
+    lines = document.problems + [(location, problem.at(location)) for location, problem in located]
+    files = ["config", *document.files, *(location.file for location, _ in lines)]
+    lines.sort(key=lambda pair: (files.index(pair[0].file), pair[0].line))
+    return ConfigError([line for _, line in lines])
 
 
 def _from_environment(environ: Mapping[str, str]) -> Document:

@@ -217,6 +217,7 @@ class Config(Section):
     kubernetes: KubernetesSection = KubernetesSection()
     """The API server that is asked for endpoints."""
     _discovered: Discovered | None = None  # None: discovery has not begun
+    _picks: bool = False  # a picker by command
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -231,16 +232,21 @@ class Config(Section):
         return self.model_copy(update={"server": self.server.model_copy(update={"workers": count})})
 
     def with_picker(self) -> Config:
-        """A copy with a picker, by its defaults where the file has none."""
-        return self.model_copy(update={"pick": self.pick or PickSection()})
+        """A copy with a picker, by its defaults where the file has none, and no data port that is not asked for."""
+        copied = self.model_copy(update={"pick": self.pick or PickSection()})
+        copied._picks = True
+        return copied
+
+    @property
+    def opens_data_port(self) -> bool:
+        """Of a picker only where the file or the command line names its address: Envoy carries the requests."""
+        return not self._picks or "listen" in self.server.model_fields_set
 
     def with_ports(self, data: int | None, admin: int | None) -> Config:
         """A copy with other ports, where given."""
         listen, other = self.server.listen, self.server.admin
-        ports = {
-            "listen": listen if data is None else replace(listen, port=data),
-            "admin": other if admin is None else replace(other, port=admin),
-        }
+        ports = {} if data is None else {"listen": replace(listen, port=data)}
+        ports |= {} if admin is None else {"admin": replace(other, port=admin)}
         return self.model_copy(update={"server": self.server.model_copy(update=ports)})
 
     def resolved_hosts(self) -> Mapping[str, float]:

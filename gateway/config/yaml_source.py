@@ -29,6 +29,7 @@ _SCALARS: Mapping[str, Callable[[str], Any]] = {
     _TAG + "float": float,
     _TAG + "str": str,
 }
+PLACEHOLDER = "a-variable-that-is-not-set"
 _QUOTED = re.compile(r"'([^']*)'")
 # A dollar sign, or a reference; the last branch matches a malformed reference.
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\{[^}]*\}?))")
@@ -52,11 +53,17 @@ for _tag, _pattern, _first in (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`raw`: the original text of values in which a variable was replaced."""
+    """`raw`: the original text of values in which a variable was replaced; `problems`: of the text, with their lines;
+    `unknown`: paths of values that are not known because of these; `lost`: some sections may be missing."""
 
     data: dict[str, Any] = field(default_factory=dict)
     locations: dict[Path, SourceLocation] = field(default_factory=dict)
     raw: dict[Path, str] = field(default_factory=dict)
+    problems: list[tuple[SourceLocation, str]] = field(default_factory=list)
+    unknown: set[Path] = field(default_factory=set)
+    unset: set[Path] = field(default_factory=set)  # of these, values of variables that are not set
+    lost: bool = False
+    files: list[str] = field(default_factory=list)  # in the order of their merge
 
     def location(self, path: Path) -> SourceLocation:
         """Location of the value at `path`, or of the innermost value around it."""
@@ -64,21 +71,54 @@ class Document:
             path = path[:-1]
         return self.locations.get(path, SourceLocation("config"))
 
+    def is_unknown(self, path: Path) -> bool:
+        """The value at `path`, or one around it, has a problem already."""
+        return any(path[:length] in self.unknown for length in range(1, len(path) + 1))
+
 
 def parse(text: str, file: str, environ: Mapping[str, str]) -> Document:
     """Raises ConfigError with all problems of the file. `text` holds one YAML document."""
+    document = read(text, file, environ)
+    if document.problems:
+        raise ConfigError([problem for _, problem in document.problems])
+    return document
+
+
+def read(text: str, file: str, environ: Mapping[str, str], any_variable: bool = False) -> Document:
+    """The document, with the problems of its text. `text` holds one YAML document. `any_variable`: one that is not set
+    is no problem."""
     try:
         node = yaml.compose(text, _Loader)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError([_syntax(file, error, text)]) from None
+        mark = error.problem_mark or error.context_mark
+        return unreadable(SourceLocation(file, mark.line + 1 if mark else 0), _syntax(file, error, text))
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError([f"{file}:{line}: not YAML: the character U+{error.character:04X}"]) from None
-    builder = _Builder(file, environ)
+        problem = f"{file}:{line}: not YAML: the character U+{error.character:04X}"
+        return unreadable(SourceLocation(file, line), problem)
+    builder = _Builder(file, environ, any_variable)
     data = {} if node is None else builder.root(node)
-    if builder.problems:
-        raise ConfigError(builder.problems)
-    return Document(data, builder.locations, builder.raw)
+    return Document(
+        data or {},
+        builder.locations,
+        builder.raw,
+        builder.problems,
+        builder.unknown,
+        builder.unset,
+        lost=data is None,
+        files=[file],
+    )
+
+
+def unreadable(location: SourceLocation, problem: str) -> Document:
+    return Document(problems=[(location, problem)], lost=True, files=[location.file])
+
+
+def put(data: Any, path: Path, value: Any) -> None:
+    """Replaces the value at `path`."""
+    for part in path[:-1]:
+        data = data[part]
+    data[path[-1]] = value
 
 
 def merge(under: Document, over: Document) -> Document:
@@ -87,7 +127,16 @@ def merge(under: Document, over: Document) -> Document:
     data = _overlay((), under.data, over.data, replaced)
     kept = {path: location for path, location in under.locations.items() if not _within(path, replaced)}
     raw = {path: text for path, text in under.raw.items() if not _within(path, replaced)}
-    return Document(data, kept | over.locations, raw | over.raw)
+    return Document(
+        data,
+        kept | over.locations,
+        raw | over.raw,
+        under.problems + over.problems,
+        under.unknown | over.unknown,
+        under.unset | over.unset,
+        under.lost or over.lost,
+        under.files + over.files,
+    )
 
 
 def _overlay(path: Path, under: dict[str, Any], over: dict[str, Any], replaced: list[Path]) -> dict[str, Any]:
@@ -128,12 +177,15 @@ def _shown(tag: str) -> str:
 class _Builder:
     """Walks a node graph once and builds plain data, with locations and original texts by path."""
 
-    def __init__(self, file: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, file: str, environ: Mapping[str, str], any_variable: bool) -> None:
         self.locations: dict[Path, SourceLocation] = {}
         self.raw: dict[Path, str] = {}
-        self.problems: list[str] = []
+        self.problems: list[tuple[SourceLocation, str]] = []
+        self.unknown: set[Path] = set()
+        self.unset: set[Path] = set()
         self._file = file
         self._environ = environ
+        self._any_variable = any_variable
         self._open: set[int] = set()  # nodes in progress: an alias to such a node is a cycle
 
     def root(self, node: yaml.Node) -> Any:
@@ -142,8 +194,12 @@ class _Builder:
         self.locations[()] = SourceLocation(self._file)
         return self._value(node, ())
 
-    def _problem(self, node: yaml.Node, path: Path, text: str) -> None:
-        self.problems.append(Problem(path, text).at(SourceLocation(self._file, node.start_mark.line + 1)))
+    def _problem(self, node: yaml.Node, path: Path, text: str, *, known: bool = False) -> None:
+        """`known`: the value at `path` is not the problem."""
+        location = SourceLocation(self._file, node.start_mark.line + 1)
+        self.problems.append((location, Problem(path, text).at(location)))
+        if not known:
+            self.unknown.add(path)
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         if id(node) in self._open:
@@ -175,9 +231,10 @@ class _Builder:
             if key.tag == _MERGE:
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                self._problem(key, path, "a key must be a name")
+                self._problem(key, path, "a key must be a name", known=True)
             elif key.value in lines:
-                self._problem(key, (*path, key.value), f"duplicate key, first on line {lines[key.value]}")
+                text = f"duplicate key, first on line {lines[key.value]}"
+                self._problem(key, (*path, key.value), text, known=True)
             else:
                 lines[key.value] = key.start_mark.line + 1
                 data[key.value] = self._item(key, value, (*path, key.value))
@@ -191,7 +248,7 @@ class _Builder:
             if isinstance(value, dict):
                 data |= value
             else:
-                self._problem(source, path, "<< takes a mapping, or a list of them")
+                self._problem(source, path, "<< takes a mapping, or a list of them", known=True)
         return data
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
@@ -212,6 +269,10 @@ class _Builder:
         self.raw[path] = node.value
         value = self._environ.get(name)
         if value is None and default is None:
-            text = f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}"
-            self._problem(node, path, text)
+            self.unknown.add(path)
+            self.unset.add(path)
+            if not self._any_variable:
+                text = f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}"
+                self._problem(node, path, text)
+            return PLACEHOLDER
         return value or default or ""

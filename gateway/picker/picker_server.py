@@ -8,7 +8,7 @@ from gateway.config.models import PickSection
 from gateway.downstream.intake import Intake
 from gateway.picker.grpc_port import GrpcServer
 from gateway.picker.picker_service import PickerService
-from gateway.process import BACKLOG, bind, url_of
+from gateway.process import BACKLOG, PICK_KEY, bind, naming, url_of
 
 
 class PickerServer:
@@ -21,7 +21,8 @@ class PickerServer:
 
     async def start(self, settings: PickSection, *, shared: bool) -> None:
         """Listens; `shared`: with the other workers. Raises OSError if the port is taken."""
-        listener = bind(settings.listen, shared=shared)
+        with naming(settings.listen, PICK_KEY):
+            listener = bind(settings.listen, shared=shared)
         self.url = url_of(listener, settings.listen.host)
         self._server = await asyncio.get_running_loop().create_server(self._calls, sock=listener, backlog=BACKLOG)
 

@@ -31,7 +31,21 @@ from gateway.admission.local_quotas import SharedQuotaMemory
 from gateway.cluster.gossip import new_group
 from gateway.config.field_types import ListenAddress
 from gateway.config.models import Config
-from gateway.process import BACKLOG, bind, drain_message, listen_unix, reserve_port, run_loop, tune_gc, url_of
+from gateway.process import (
+    ADMIN_KEY,
+    BACKLOG,
+    LISTEN_KEY,
+    PICK_KEY,
+    bind,
+    drain_message,
+    listen_unix,
+    naming,
+    reserve_port,
+    run_loop,
+    serving_line,
+    tune_gc,
+    url_of,
+)
 from gateway.reload import ConfigSource
 from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
@@ -62,19 +76,37 @@ def supervise(config: Config, source: ConfigSource) -> int:
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="firsttoken-")))
         try:
-            reserved, admin = reserve_port(config.server.listen), bind(config.server.admin)
-            admin.listen(BACKLOG)
+            reserved, admin = _reserved(config, stack), _admin(config)
         except OSError as error:
-            print(f"firsttoken: cannot listen: {error.strerror or error}", file=sys.stderr)
+            print(f"firsttoken: cannot listen {error.strerror or error}", file=sys.stderr)
             return 2
         return Supervisor(config, source, reserved, admin, home).run()
+
+
+def _reserved(config: Config, stack: ExitStack) -> socket.socket | None:
+    """Holds the shared ports, that of the picker until the end of `stack`. Returns the data port's, if it is opened.
+    Raises OSError."""
+    if config.pick is not None:
+        with naming(config.pick.listen, PICK_KEY):
+            stack.enter_context(reserve_port(config.pick.listen))
+    if not config.opens_data_port:
+        return None
+    with naming(config.server.listen, LISTEN_KEY):
+        return reserve_port(config.server.listen)
+
+
+def _admin(config: Config) -> socket.socket:
+    with naming(config.server.admin, ADMIN_KEY):
+        admin = bind(config.server.admin)
+        admin.listen(BACKLOG)
+    return admin
 
 
 class Supervisor:
     """`reserved` is bound to the shared port and never listens; `home` is a directory for private files."""
 
     def __init__(
-        self, config: Config, source: ConfigSource, reserved: socket.socket, admin: socket.socket, home: Path
+        self, config: Config, source: ConfigSource, reserved: socket.socket | None, admin: socket.socket, home: Path
     ) -> None:
         count, tls = config.server.workers, config.server.tls
         self.config, self.source = config, source
@@ -125,11 +157,14 @@ class Supervisor:
     # -- start ------------------------------------------------------------------------------
 
     def _run_worker(self, number: int, channel: socket.socket) -> int:
-        address = ListenAddress(self.config.server.listen.host, self.reserved.getsockname()[1])
+        data = None
+        if self.reserved is not None:
+            port = self.reserved.getsockname()[1]
+            data = bind(ListenAddress(self.config.server.listen.host, port), shared=True)
         self._close_inherited(self.admin, self.reserved)
         context = WorkerContext(
             number=number,
-            data=bind(address, shared=True),
+            data=data,
             admin=listen_unix(self.private_paths[number]),
             peers=WorkerPeers(number, self.peer_paths),
             group=self.group,
@@ -145,20 +180,24 @@ class Supervisor:
         config = self.shared.config.get() or self.config
         return run_loop(serve_aggregator(config, self.source, self.private_paths, self.shared, self.admin, channel))
 
-    def _close_inherited(self, *unused: socket.socket) -> None:
+    def _close_inherited(self, *unused: socket.socket | None) -> None:
         """In a child: a socket listens, and a channel is open, as long as any process holds it."""
         for each in (*unused, *(slot.child.channel for slot in self.slots if slot.child is not None)):
-            each.close()
+            if each is not None:
+                each.close()
 
     def _on_serving(self, worker: WorkerSlot) -> None:
         if self.phase is Phase.SERVING:
             log.info("%s is serving again", worker.name)
         elif self.phase is Phase.STARTING and all(each.serving for each in self.workers):
             self.phase = Phase.SERVING
-            server = self.config.server
+            print(f"{self._serving_line()}, {len(self.workers)} workers", file=sys.stderr)
+
+    def _serving_line(self) -> str:
+        server, pick, data = self.config.server, self.config.pick, ""
+        if self.reserved is not None:
             data = url_of(self.reserved, server.listen.host, tls=self.certificate is not None)
-            admin = url_of(self.admin, server.admin.host)
-            print(f"firsttoken: serving {data}/v1, admin {admin}, {len(self.workers)} workers", file=sys.stderr)
+        return serving_line(data, url_of(self.admin, server.admin.host), "" if pick is None else str(pick.listen))
 
     # -- signals and exits ------------------------------------------------------------------
 
@@ -181,7 +220,8 @@ class Supervisor:
         """`within`: s after which processes are killed."""
         self.phase = Phase.ENDING
         signal.alarm(ceil(within))
-        self.reserved.close()
+        if self.reserved is not None:
+            self.reserved.close()
         for slot in self.slots:
             slot.restart_at = None
         for worker in self.workers:

@@ -89,7 +89,7 @@ def test_a_port_in_use_is_exit_code_2(port: str, workers: int, capsys: pytest.Ca
         assert serve(config) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("firsttoken: cannot listen: ")
+    assert err.startswith(f"firsttoken: cannot listen on {server[port]} (server.{port}): ")
     assert os.strerror(errno.EADDRINUSE).lower() in err.lower()
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from gateway.cli.agents.recipes import AGENTS, GatewayFacts, settings, shown
-from gateway.cli.gateway_client import ErrorReply, Gone, ask, authorization, key_in
+from gateway.cli.gateway_client import ErrorReply, Gone, ask, ask_admin, authorization, key_in
 from gateway.config.config_errors import ConfigError, did_you_mean
 
 PLACEHOLDER = "YOUR-KEY"
+DATA = "http://127.0.0.1:8080"
+EVERYWHERE = ("0.0.0.0", "::")  # all addresses of a machine
 _PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # needs no quotes in a shell, JSON, TOML or YAML
 MOST_BYTES = 4 * 2**20  # of a list of models
 
@@ -22,10 +25,26 @@ def agents(args: argparse.Namespace) -> int:
         return 0
     if (agent := AGENTS.get(args.agent)) is None:
         raise ConfigError([f"firsttoken: no agent '{args.agent}'{did_you_mean(args.agent, tuple(AGENTS))}"])
-    url = args.url.rstrip("/").removesuffix("/v1")
+    url = (args.url or data_url(args.admin)).removesuffix("/v1")
     facts = asked(url, key_in(args.key_env), args.model, args.small_model)
     print("\n".join(shown(settings(agent, facts))))
     return 0
+
+
+def data_url(admin: str | None) -> str:
+    """Address of the data port; by the configuration of the gateway with this admin port. Raises ConfigError."""
+    if admin is None:
+        return DATA
+    found, own = ask_admin(admin, "/config"), urlsplit(admin)
+    try:
+        listen, tls = urlsplit(f"//{found['server']['listen']}"), found["server"]["tls"]
+        host, port = listen.hostname or "", listen.port
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError([f"{admin}: this is not the admin port of a gateway of this version"]) from None
+    if not port:
+        raise ConfigError([f"{admin}: the gateway was given no port; name its address: --url URL"])
+    host = (own.hostname or "") if host in EVERYWHERE else host
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def asked(url: str, key: str, model: str | None = None, small_model: str | None = None) -> GatewayFacts:
@@ -43,8 +62,6 @@ def asked(url: str, key: str, model: str | None = None, small_model: str | None 
 
 def _windows(url: str, key: str) -> Mapping[str, int | None]:
     """Context windows by model."""
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError([f"{url}: not an address of HTTP, such as http://127.0.0.1:8080"])
     try:
         listed = ask(url, "/v1/models", headers=authorization(key), most=MOST_BYTES)["data"]
         found = {str(each["id"]): each.get("max_model_len") for each in listed if each["owned_by"] == "firsttoken"}

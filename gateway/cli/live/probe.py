@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from backends.interface import FailureKind
+from gateway.cli.foreground import may_ask
 from gateway.cli.live import live_findings as findings
 from gateway.cli.live.live_check import PROMPT_TOKENS, LiveFleet, ask_endpoint, live_fleet
 from gateway.cli.live.live_facts import harmless, secrets_of
@@ -109,7 +110,7 @@ def agree(config: Config, pool: str, tokens: bool | None) -> None:
     section = config.pools[pool]
     if tokens or (section.kind.local and not section.price.value.at_most(1, 1)):
         return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not may_ask():
         raise ConfigError(["firsttoken: nothing was sent: add --tokens to agree to the price"])
     print(QUESTION, end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

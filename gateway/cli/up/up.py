@@ -17,6 +17,7 @@ from shlex import quote
 from textwrap import shorten
 
 from gateway import serve as server
+from gateway.cli.foreground import may_ask
 from gateway.cli.tables import aligned
 from gateway.cli.up.asking import TOKEN_TIME, ask, first_tokens
 from gateway.cli.up.known_servers import FoundServer, apis, local_servers
@@ -27,6 +28,7 @@ from gateway.config.loading import load, validated
 from gateway.config.models import Config
 from gateway.config.notes import notes
 from gateway.config.yaml_source import parse
+from gateway.process import serving_line
 from gateway.reload import ConfigSource
 from gateway.synthetic_request import PING
 from gateway.tokenize.tokenizers import EncoderError
@@ -141,9 +143,9 @@ def _timed_models(found: FoundServer, priced: bool | None) -> list[str]:
 
 
 def _agreed(found: Sequence[FoundServer]) -> list[FoundServer]:
-    """APIs whose first token may be timed: all or none, as the user answers on a terminal."""
+    """APIs whose first token may be timed: all or none, as the user answers on a terminal; none in the background."""
     priced = [each for each in found if each.is_api and _timed_models(each, True)]
-    if not priced or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not priced or not may_ask():
         return []
     models = ", ".join(f"{each.server.name}/{model}" for each in priced for model in _timed_models(each, True))
     try:
@@ -175,7 +177,7 @@ def greeting_of(config: Config, url: str, admin_url: str) -> str:
     name = "balanced" if "balanced" in names else names[0].replace("*", "MODEL")
     body = quote(json.dumps({"model": name, **PING}))
     lines = PASTE.format(url=url, admin=admin_url, body=body, name=quote(name), names=", ".join(names[:SHOWN_MODELS]))
-    return f"{server.serving_line(url, admin_url)}\n{lines}"
+    return f"{serving_line(url, admin_url)}\n{lines}"
 
 
 def _free_port(first: int) -> int:

@@ -109,8 +109,7 @@ def test_a_body_with_prompt_is_a_completion(capsys: pytest.CaptureFixture[str]) 
         ),
         (
             ("r.json", "--admin", "127.0.0.1"),
-            "127.0.0.1: this is not the admin port of a running gateway: unknown url type: "
-            "'127.0.0.1/explain?path=/v1/chat/completions'",
+            "http://127.0.0.1:9090: this is not the admin port of a running gateway: [Errno 111] Connection refused",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_wrong_configuration_is_exit_code_2(capsys: pytest.CaptureFixture[str]
         ([], f"name a command: {KNOWN} (see firsttoken --help)"),
         (["chekc"], "no command 'chekc'; did you mean 'check'? (see firsttoken --help)"),
         (["fly"], f"no command 'fly'; known: {KNOWN} (see firsttoken --help)"),
-        (["serve", "--confg", "x"], "unrecognized arguments: --confg x (see firsttoken --help)"),
+        (["serve", "--confg", "x"], "unrecognized arguments: --confg (see firsttoken --help)"),
         (
             ["serve", "--workers", "0"],
             "argument --workers: '0' is not a number of workers, 1 to 256 (see firsttoken serve --help)",

@@ -90,13 +90,53 @@ async def test_top_reads_the_number_of_engines(capsys: pytest.CaptureFixture[str
     assert "only: engines desired 2, 2 now (1 to 9); no replay has ended yet" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "nonsense", "http://[::1", "http://x y"])
-def test_a_wrong_url_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A single error line."""
-    code = main(["top", "--once", "--admin", url])
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://127.0.0.1:9", "http://127.0.0.1:9"),
+        ("127.0.0.1:9/", "http://127.0.0.1:9"),
+        ("9", "http://127.0.0.1:9"),
+        (":9", "http://127.0.0.1:9"),
+        ("[::1]:9", "http://[::1]:9"),
+        ("127.0.0.1", "http://127.0.0.1:9090"),
+        ("http://x y", "http://x y"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["top", "--once"], ["why", "0123"], ["explain", "r.json"], ["advise"], ["agents", "codex"]]
+)
+def test_an_address_needs_no_scheme(
+    command: list[str],
+    url: str,
+    asked: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--admin` is the word of every command; a single error line."""
+    monkeypatch.chdir(tmp_path)
+    Path("r.json").write_text('{"model": "chat", "messages": []}')
+    code = main([*command, "--admin", url])
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"{url}: this is not the admin port of a running gateway: ")
+    assert err.startswith(f"{asked}: this is not the admin port of a running gateway: ")
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "ftp://a", "http://me:secret@[", "127.0.0.1:99999", "http://a/?b", ""])
+def test_a_wrong_address_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single error line, without a password."""
+    code = main(["top", "--once", "--admin", url])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n"), "secret" in err) == (2, "", 1, False)
+    assert "is not an address of HTTP, such as http://127.0.0.1:9090 (see firsttoken top --help)" in err
+
+
+def test_the_spellings_of_before_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of `advise` and `agents`."""
+    for command, port in ((["advise", "--from"], "admin"), (["agents", "codex", "--url"], "data")):
+        for url in ("127.0.0.1:9", "http://127.0.0.1:9"):
+            assert main([*command, url]) == 2
+            assert capsys.readouterr().err.startswith(f"http://127.0.0.1:9: this is not the {port} port of a running")
 
 
 async def test_the_data_port_is_refused_as_admin_port(capsys: pytest.CaptureFixture[str]) -> None:

@@ -203,9 +203,7 @@ async def test_wrong_options_are_one_line(command: LiveReplay, options: list[str
     assert command.error.startswith(f"firsttoken: {message.format(trace=command.trace)}")
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:80", "ftp://a", "http://", "http://me:secret@a", "http://a/b?c=d", "http://[::1"]
-)
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://me:secret@a", "http://a/b?c=d", "http://[::1"])
 async def test_a_wrong_url_is_one_line(command: LiveReplay, url: str) -> None:
     """Without the password in it."""
     assert await command.run(url, "--ttft", "1s") == 2

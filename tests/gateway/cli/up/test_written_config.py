@@ -55,7 +55,7 @@ def test_the_routes_exist_wherever_there_is_a_model() -> None:
         ([many], "openrouter-best"),
     ):
         config = loaded(*found)
-        assert {name: list(route.pools) for name, route in config.routes.items()} == dict.fromkeys(ROUTES, [only])
+        assert {name: list(route.pools) for name, route in config.routes.items()} == {key: [only] for key in ROUTES}
     assert loaded(many).pools["openrouter-best"].model == "a/0"
     assert list(loaded(many, local("llama3.2")).routes["best"].pools) == ["ollama"]
     assert dict(loaded(local("nomic-embed-text")).routes) == {}
