@@ -106,6 +106,7 @@ STOPPED = Failure(
 )
 NO_SOCKET = _gateway("The gateway has no socket left for a connection to the backend.", cause="no socket left")
 OWN_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+NOT_WOKEN = Failure(FailureKind.SERVER, "The backend is asleep, and could not be woken.", cause="not woken")
 FAILED_INSIDE = Failure(FailureKind.SERVER, "The backend failed.", cause="200 with an error inside")
 
 

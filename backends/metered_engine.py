@@ -180,6 +180,7 @@ class MeteredEngine(OpenAI):
     probe_path = "/health"
     limit_name = "max_tokens"
     metrics_path = "/metrics"
+    wake_path = ""  # that wakes it, where its kind sleeps and tells so
     metrics: LoadMetrics
 
     def load(self) -> HttpCall | None:
@@ -206,6 +207,9 @@ class MeteredEngine(OpenAI):
             return f"rank {first}, not {rank}"
         told = f"{first}..{last}" if len(known) == last - first + 1 else ", ".join(map(str, sorted(known)))
         return f"ranks {told[:MAX_MODEL]}, not {rank}"
+
+    def wake(self) -> HttpCall | None:
+        return HttpCall("POST", self.wake_path) if self.wake_path else None
 
     def read_model(self, body: bytes) -> str:
         return self.metrics.model(body)

@@ -53,6 +53,7 @@ class Vllm(MeteredEngine):
         (Operation.RERANK, Operation.SCORE, Operation.TOKENIZE, Operation.MESSAGES, Operation.COUNT_TOKENS)
     )
     salted = True
+    wake_path = "/wake_up"  # with VLLM_SERVER_DEV_MODE=1
     reads_reasoning = True
     names_sessions = True
     reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
@@ -194,6 +195,7 @@ class SGLang(Vllm):
     assembled_members = {}  # `metadata` is in whole answers alone
     reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     id_field = "rid"
+    wake_path = ""  # its page does not tell that memory was released (0.5.23)
     refuses_models = False
     metrics = LoadMetrics(
         running=(b"sglang:num_running_reqs",),

@@ -229,7 +229,7 @@ class Gateway:
 
         self.registry.register(LlmDMetrics(self.fleet.view.pool_of, self.monitor.loads, self._routes, self.queue.depth))
         service = PickerService(
-            Picker(self.runtime, self.decider, self.queue, config.pick),
+            Picker(self.runtime, self.decider, self.queue, config.pick, self.proxy.dispatcher.waker),
             self.recorder,
             max_body=lambda: self.config.defaults.max_body,
             is_ready=lambda: not self.proxy.draining and self.decider.any_usable(monotonic()),
@@ -406,7 +406,14 @@ class Gateway:
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         components = (
-            *(self.discovery, self.cache_warming, self.witness_probes, self.monitor, self.answers),
+            *(
+                self.proxy.dispatcher.waker,
+                self.discovery,
+                self.cache_warming,
+                self.witness_probes,
+                self.monitor,
+                self.answers,
+            ),
             *(self.history, self.learned_keeper, self.autoscaler, self.data_port.certificate, self.kv_events),
             *(self.keyring, self.redis, None if self.worker is None else self.worker.peers),
             *self.runtime.current.connections.values(),

@@ -159,9 +159,10 @@ class Decider:
             self.answer_lengths.observe_reasoning(record.route, record.pool, effort, seconds, monotonic())
 
     def any_usable(self, now: float) -> bool:
-        """An endpoint is up for all callers, or down by the word of a page alone: a caller would be answered."""
+        """A caller would be answered: an endpoint is up for all callers, or down by the word of a page alone, or asleep
+        and woken for a caller."""
         loads = self.fleet.snapshot(now).loads.values()
-        return any(load.health not in UNUSABLE or load.doubted for load in loads)
+        return any(load.health not in UNUSABLE or load.doubted or load.wake_s for load in loads)
 
 
 def queued_request(

@@ -116,6 +116,7 @@ class Pool:
     adapters: AdapterFacts | None = None
     requests_per_minute: float | None = None  # to each endpoint, from this process
     tokens_per_minute: float | None = None  # of prompts and answers
+    wakes: bool = False  # sleeping engines are woken for requests that no other endpoint of the pool can take
     prior_ttft: Mapping[str, float] = field(
         default_factory=lambda: UNKNOWN_TTFT, hash=False
     )  # s, of an API, by class of effort
@@ -146,6 +147,7 @@ class Load:
     at: float = NEVER
     health: Health = Health.UP
     failing: bool = False  # down, but maybe not unreachable: a last resort
+    wake_s: float = 0.0  # s that its waking takes, while it is asleep; 0: nobody wakes it
     doubted: bool = False  # down by the word of a page alone, and tried where nothing else is up
     on_trial: bool = False  # down until the end of a trial request
     in_flight: int = 0  # our attempts not ended

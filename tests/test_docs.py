@@ -27,7 +27,7 @@ from gateway.config.pool_section import PoolSection
 from gateway.config.presets import preset
 from gateway.config.schema import schema
 from gateway.downstream import http_limits, http_server
-from gateway.fleet import monitor
+from gateway.fleet import endpoint_poll
 from gateway.observe import logs, recorder
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.otel import telemetry
@@ -259,7 +259,7 @@ LIMITS = [  # start of the line on the page, and the text of the limit
         f"{endpoint_limits.MIN_RETRY_AFTER:g} to {endpoint_limits.MAX_RETRY_AFTER:g} s;"
         f" {endpoint_limits.DEFAULT_RETRY_AFTER:g} s",
     ),
-    ("| look at an engine's load", f"{monitor.PROBE_TIMEOUT:g} s to answer"),
+    ("| look at an engine's load", f"{endpoint_poll.PROBE_TIMEOUT:g} s to answer"),
     ("Access log: ", f"{logs.QUEUE:,} lines"),
     ("A collector that is gone", f"Up to {telemetry.QUEUE:,} spans wait"),
     ("At shutdown the rest has", f"{telemetry.CLOSE_TIMEOUT:g} s to be exported"),

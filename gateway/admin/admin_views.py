@@ -30,7 +30,7 @@ from policies.types import (
 )
 
 HALF_OPEN = "half_open"  # state of a circuit breaker
-TOLD_BY_WHY = ("unknown_adapters", "on_trial", "doubted", "kv_room")
+TOLD_BY_WHY = ("unknown_adapters", "on_trial", "doubted", "wake_s", "kv_room")
 LOAD_NAMES = {  # public JSON names of renamed fields of `Load`
     "queued_tokens": "ahead",
     "backlog_s": "busy",

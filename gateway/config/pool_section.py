@@ -182,6 +182,8 @@ class PoolSection(Section):
     block_size: int = Field(default=16, gt=0, le=4096)
     """Tokens of a prefix cache block, until learned from the server."""
     keep_warm: KeepWarm | None = None
+    wake: bool = False
+    """Wake a sleeping engine (vLLM's sleep mode) for a request that no other endpoint of the pool can take."""
     autoscale: AutoscaleSection | None = None
     """Bounds for the number of engines that the pool's traffic takes (GET /scale); absent: it is not computed."""
     priority_scheduling: bool = False
@@ -221,6 +223,8 @@ class PoolSection(Section):
             raise ValueError("tls is of no use: every URL of this pool is http, not https")
         if self.keep_warm and not self.model:
             raise ValueError("keep_warm requires model: add model, or remove keep_warm")
+        if self.wake and self.backend not in RANKS:
+            raise ValueError(f"{self.backend} servers do not tell that they sleep; remove wake")
         if self.priority_scheduling and self.backend not in PRIORITY:
             raise ValueError(f"{self.backend} servers have no priority scheduling; remove priority_scheduling")
         if any(endpoint.dp_rank is not None for endpoint in self.endpoints) and self.backend not in RANKS:
@@ -353,6 +357,7 @@ class PoolSection(Section):
                 for id, address in self.addresses(name, found).items()
             ),
             local=self.kind.local,
+            wakes=self.wake,
             context_window=self.context_window,
             default_output=self.kind.dialect.default_output,
             capabilities=self.capabilities,

@@ -41,6 +41,7 @@ from gateway.refusals import reject_unplaced
 from gateway.runtime import Runtime, RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.upstream.routed_request import RoutedRequest
+from gateway.upstream.waker import Waker
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.types import NEVER, UNUSABLE, Candidate, Decision, Health, Load, Placement
@@ -129,11 +130,14 @@ class UncountedPicks:
 class Picker:
     """Decides with the fleet of a gateway."""
 
-    def __init__(self, runtime: RuntimeHolder, decider: Decider, queue: RequestQueue, settings: PickSection) -> None:
+    def __init__(
+        self, runtime: RuntimeHolder, decider: Decider, queue: RequestQueue, settings: PickSection, waker: Waker
+    ) -> None:
         self._runtime = runtime
         self._decider = decider
         self.inferred = InferredAnswers(decider.fleet)
         self._queue = queue
+        self._waker = waker
         self._fallbacks = settings.fallbacks
         self._hold = settings.hold
         self._spread = UncountedPicks()
@@ -168,6 +172,8 @@ class Picker:
             raise unavailable()
         ids = {address: by_address[address].endpoint.id for address in allowed}
         chosen, model = self._alike(ids, waiting.named, found.request.model)
+        if (first := by_address[chosen[0]]).load.wake_s:  # its request waits there until it is awake
+            self._waker.wake(first.endpoint.id, self._runtime.current.upstreams)
         return Pick(chosen, model, found, by_address)
 
     def _alike(self, ids: Mapping[str, str], named: RoutedName | None, wanted: str) -> tuple[Sequence[str], str]:

@@ -145,8 +145,9 @@ class WireAttempt:
         self.on_sent(exchange)
         return True
 
-    async def connect(self, sink: Sink) -> None:
-        """Send on a new connection. A failure to connect is reported like any other."""
+    async def connect(self, sink: Sink, waited: float = 0.0) -> None:
+        """Send on a new connection, after having waited for the server so many seconds. A failure to connect is
+        reported like any other."""
         try:
             exchange = await self.upstream.connections.open(self.call, sink)
         except TransportError as error:
@@ -154,6 +155,7 @@ class WireAttempt:
             sink.on_failure(error.failure)
         else:
             self.connecting = None
+            exchange.connect_seconds += waited
             self.on_sent(exchange)
             self.fleet.on_connected(self, exchange.connect_seconds)
 

@@ -18,6 +18,7 @@ from gateway.api.operation_fit import OperationFit
 from gateway.upstream.attempt import WireAttempt
 from gateway.upstream.stream_obstacles import StreamObstacles
 from gateway.upstream.usage_bounds import DisbelievedReports
+from gateway.upstream.waker import Waker
 from policies.attempts.attempt_events import EndpointDown, Event
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.fleet.fleet import Fleet
@@ -78,6 +79,7 @@ class Dispatcher:
         self.retries = retries
         self.on_dispatched = on_dispatched  # called once the fleet counts an attempt, and at the end
         self.saturated = saturated  # True: a hedge would take another request's place
+        self.waker = Waker(fleet)
         self.operations = OperationFit()
         self.hedges: dict[tuple[str, float], HedgeBudget] = {}  # by name and share of the route
         self.texts = TextBudget()  # of answers that may be rescued

@@ -54,7 +54,9 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
-from policies.types import Attempt, AttemptKind, AttemptOutcome
+from policies.types import Attempt, AttemptKind, AttemptOutcome, Health
+
+_ASLEEP = Health.ASLEEP  # a member is slow to look up in an enumeration
 
 
 class Race:
@@ -195,8 +197,21 @@ class Race:
     def _send(self, wire: WireAttempt, sink: AttemptSink) -> None:
         if self.rescue is not None and wire.attempt.kind is AttemptKind.RESCUE:
             wire.connecting = self.dispatcher.run(self.rescue.send(wire, sink))
+        elif wire.attempt.candidate.load.health is _ASLEEP:
+            wire.connecting = self.dispatcher.run(self._send_to_woken(wire, sink))
         elif not wire.start(sink):
             wire.connecting = self.dispatcher.run(wire.connect(sink))
+
+    async def _send_to_woken(self, wire: WireAttempt, sink: AttemptSink) -> None:
+        """The wait is a part of the connection: nothing of it is the engine's pace."""
+        began = monotonic()
+        endpoint = wire.attempt.candidate.endpoint.id
+        failure = await asyncio.shield(self.dispatcher.waker.wake(endpoint, self.routed.upstreams))
+        if failure is not None:
+            wire.connecting = None
+            sink.on_failure(failure)
+        else:
+            await wire.connect(sink, waited=monotonic() - began)
 
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
         """The engine is told at once. COMPLETED: an answer that was kept, and is nobody's."""

@@ -44,6 +44,8 @@ EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
+WAKE_S = 10.0  # s that a waking takes, until one was timed
+STALE_PAGE = 1.0  # s after a waking, in which a page may still tell of the sleep
 SLEPT_FOR = 30.0  # s for which an engine's word that it sleeps is believed
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
@@ -112,6 +114,7 @@ class EndpointState:
         self.load_fault = ""  # reason for which the engine's own load is not known; empty: known, or never asked
         self.asleep = False  # by its own word
         self._slept_at = NEVER  # latest word of it
+        self.wake_s, self._woken_at = WAKE_S, NEVER
         self.kv_room = KvRoom()
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
@@ -214,6 +217,7 @@ class EndpointState:
             at=now,
             health=_ASLEEP if self.asleep else _UP if is_closed else breaker.health(now),
             failing=not (is_closed or self.asleep) and breaker.failing(now),
+            wake_s=self.wake_s if self.asleep and self.pool.wakes else 0.0,
             doubted=not (is_closed or self.asleep) and breaker.doubted,
             on_trial=not is_closed and breaker.on_trial,
             in_flight=in_flight,
@@ -435,7 +439,13 @@ class EndpointState:
         self.other_running = others - self.other_waiting
         return restarted
 
+    def on_woken(self, seconds: float, now: float) -> None:
+        """The engine was woken, in so many seconds."""
+        self.wake_s, self._woken_at = seconds, now
+        self._on_sleep(asleep=False, now=now)
+
     def _on_sleep(self, asleep: bool, now: float) -> bool:
+        asleep = asleep and now - self._woken_at >= STALE_PAGE
         self._slept_at = now if asleep else NEVER
         if asleep is self.asleep:
             return False

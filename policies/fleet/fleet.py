@@ -346,6 +346,12 @@ class Fleet:
             state.breaker.on_wrong_model(now)
             self._touch(state)
 
+    def on_woken(self, endpoint_id: str, seconds: float, now: float) -> None:
+        """The engine was woken by the gateway. Its prefixes were forgotten when it fell asleep."""
+        if (state := self._states.get(endpoint_id)) is not None:
+            state.on_woken(seconds, now)
+            self._touch(state)
+
     def on_model(self, endpoint_id: str, model: str) -> str:
         """The engine names this model as served. After a change its cache is empty, and times are learned by model.
         Returns the model before; empty: no change."""

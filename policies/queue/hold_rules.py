@@ -168,7 +168,7 @@ class HoldRules:
         return queued.deadline < FOREVER and not self.shares.is_over(queued.tenant)
 
     def _not_idle(self, endpoint: str, load: Load, prefill_s: float = 0.0, within: float = IDLE) -> HoldRule | None:
-        if load.backlog_s > within or load.health in UNUSABLE:
+        if load.backlog_s > within or (load.health in UNUSABLE and not load.wake_s):
             return HoldRule.PREFILL
         if load.kv_room < 0:
             return HoldRule.BLOCKS

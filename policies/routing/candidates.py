@@ -161,15 +161,18 @@ class CandidateSet:
         self.rejected.append(Rejection(pool, endpoint, tier, reason, kind))
 
     def _usable(self, number: int, pool: Pool, prompt: PoolEstimate, last_resort: bool) -> Mapping[str, Load]:
-        """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is."""
-        ready, warming, tokens = {}, {}, prompt.tokens
+        """Loads by endpoint. An endpoint in cache warm-up is usable where no other endpoint is, and one that is to be
+        woken, with the time that this takes, where neither is."""
+        ready, warming, asleep, tokens = {}, {}, {}, prompt.tokens
         pinned, regions = self.queued.request.pinned, self.queued.route.region
         for endpoint in pool.endpoints:
             if regions is not None and not regions.allows(endpoint):
                 self._reject(pool.name, number, RejectionKind.REGION, OTHER_REGION, endpoint.id)
                 continue
             load = self.fleet.loads.get(endpoint.id, _UNKNOWN)
-            if (load.health in UNUSABLE or load.full or load.unknown_adapters or pinned) and (
+            if load.wake_s and pinned in ("", endpoint.id):
+                asleep[endpoint.id] = replace(load, wait=load.wake_s)
+            elif (load.health in UNUSABLE or load.full or load.unknown_adapters or pinned) and (
                 closed := self._closed(endpoint.id, load, pool, prompt, last_resort)
             ):
                 self._reject(pool.name, number, *closed, endpoint.id)
@@ -184,7 +187,7 @@ class CandidateSet:
             else:
                 ready[endpoint.id] = load
         if not ready:
-            return warming
+            return warming or asleep
         for name in warming:
             self._reject(pool.name, number, RejectionKind.WARMING, "being warmed up: it is given its cache back", name)
         return ready

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from backends.ext_proc.messages import BodyMode
 from gateway.app import Gateway
+from gateway.observe.record import Stage
 from lab.servers.simulated_server import SimulatedServer
-from tests.gateway.picker.test_picker import Envoy
+from tests.gateway.picker.test_picker import Envoy, destination
 from tests.support.builders import get, stream_status
 from tests.support.gateways import running
 from tests.support.grpc_client import grpc_client
@@ -167,9 +169,71 @@ async def test_attempts_at_an_engine_that_falls_asleep_are_moved() -> None:
     """They would wait for its waking; another engine answers."""
     async with engines(2) as [one, two], running({"own": engine_pool(one, two)}, ROUTES, defaults=SOON) as gateway:
         await eventually(lambda: health(gateway) == ["up", "up"])
-        one.sleeping.sleep()
+        assert await stream_status(gateway) == 200
+        favourite = one if one.requests else two  # of the next request with this prompt
+        favourite.sleeping.sleep()
         asked = [asyncio.create_task(stream_status(gateway)) for _ in range(4)]
         async with asyncio.timeout(60):
             assert await asyncio.gather(*asked) == [200] * 4
-        assert len(one.requests) > 0
-        assert one.sleeping.woken == 0
+        assert len(favourite.requests) > 1
+        assert favourite.sleeping.woken == 0
+
+
+# --------------------------------------------------------------------------- waking
+
+
+WAKING = 4.0  # s
+
+
+@pytest.mark.parametrize("ttft", ["off", {"budget": "1s"}], ids=["without a budget", "with one"])
+async def test_a_pool_that_sleeps_is_woken_for_a_caller(ttft: Any) -> None:
+    """Once, for all who come; the wait is part of the connection, and no pace of the engine's."""
+    async with engines(1) as [sleeper]:
+        sleeper.sleeping.sleep()
+        sleeper.sleeping.wake_s = WAKING
+        routes = {"chat": {"tiers": ["own"], "ttft": ttft}}
+        async with running({"own": engine_pool(sleeper, wake=True)}, routes, defaults=SOON) as gateway:
+            await eventually(lambda: health(gateway) == ["asleep"])
+            assert (await get(gateway.url, "/ready"))[0] == 200
+            async with asyncio.timeout(60):
+                assert await asyncio.gather(*(stream_status(gateway) for _ in range(5))) == [200] * 5
+            assert (sleeper.sleeping.woken, health(gateway)) == (1, ["up"])
+            connecting = [record.spent[Stage.CONNECT] for record in gateway.recorder.recent]
+            assert all(seconds is not None and seconds >= WAKING * 0.9 for seconds in connecting)
+            [load] = gateway.monitor.loads()
+            assert gateway.fleet.view.statistics(load, monotonic()).error[1] < 10
+
+
+async def test_a_pool_is_not_woken_while_another_can_answer_in_time() -> None:
+    """The wait counts as a cold start: it is part of the forecast."""
+    routes = {"chat": {"tiers": ["own", "next"], "ttft": {"budget": "1s"}}}
+    async with engines(2) as [sleeper, other]:
+        sleeper.sleeping.sleep()
+        pools = {"own": engine_pool(sleeper, wake=True), "next": engine_pool(other)}
+        async with running(pools, routes, defaults=SOON) as gateway:
+            await eventually(lambda: health(gateway) == ["asleep", "up"])
+            assert [await stream_status(gateway) for _ in range(6)] == [200] * 6
+        assert (answered(sleeper), answered(other), sleeper.sleeping.woken) == (0, 6, 0)
+
+
+async def test_an_awake_engine_of_the_pool_is_preferred_to_waking_another() -> None:
+    async with engines(2) as [sleeper, other]:
+        sleeper.sleeping.sleep()
+        async with running({"own": engine_pool(sleeper, other, wake=True)}, ROUTES, defaults=SOON) as gateway:
+            await eventually(lambda: health(gateway) == ["asleep", "up"])
+            assert [await stream_status(gateway) for _ in range(6)] == [200] * 6
+        assert (answered(other), sleeper.sleeping.woken) == (6, 0)
+
+
+async def test_the_picker_wakes_the_engine_that_it_names() -> None:
+    async with engines(1) as [sleeper]:
+        sleeper.sleeping.sleep()
+        own, pick = engine_pool(sleeper, wake=True), {"listen": "127.0.0.1:0"}
+        async with running({"own": own}, {"served": ROUTES["chat"]}, defaults=SOON, pick=pick) as gateway:
+            await eventually(lambda: health(gateway) == ["asleep"])
+            assert gateway.picker is not None
+            async with grpc_client(gateway.picker.url) as client:
+                named = destination(await Envoy(client, BodyMode.BUFFERED).pick())
+            assert named == sleeper.url.removeprefix("http://")
+            await eventually(lambda: health(gateway) == ["up"])
+        assert sleeper.sleeping.woken == 1

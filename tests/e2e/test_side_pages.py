@@ -25,6 +25,7 @@ from tests.support.grpc_client import grpc_client
 from tests.support.scripted_fleet import dead_url
 from tests.support.side_pages import FAULTS, HEALTH, METRICS, MODELS, TLS_FAULT, SidedEngine, sided
 from tests.support.simulated import eventually
+from tests.support.upstream import Pause, Received, Script
 
 pytestmark = pytest.mark.virtual_time
 
@@ -194,3 +195,37 @@ async def test_what_does_not_tell_its_load_attracts_nobody(certificates: Certifi
         await eventually(lambda: sorted(load.running for load in loads().values()) == [5, 5])
         silent.fault = ""
         await eventually(lambda: sorted(load.running for load in loads().values()) == [0, 5])
+
+
+class Compiling(SidedEngine):
+    """Nothing comes for a while from its start, to nobody and on no page: it compiles in its first requests."""
+
+    began: float | None = None
+
+    def script(self, received: Received) -> Script:
+        if received.method == "POST" and self.began is None:
+            self.began = monotonic()
+        left = COMPILES if self.began is None else self.began + COMPILES - monotonic()
+        return (
+            [Pause(left), *super().script(received)]
+            if self.began is not None and left > 0
+            else super().script(received)
+        )
+
+
+COMPILES = 15.0  # s
+
+
+@pytest.mark.parametrize("pages", [(), (METRICS, HEALTH)], ids=["pages answer", "pages hang"])
+async def test_newcomers_are_answered_while_an_engine_compiles(pages: Collection[str]) -> None:
+    """Everybody is silent; whoever comes meanwhile is tried, and not refused at once."""
+    async with (
+        Compiling("hang" if pages else "", pages) as engine,
+        running({"only": pool_of([engine], Path())}, ROUTES, defaults={"scrape": "500ms"}) as gateway,
+    ):
+        asked = []
+        for _ in range(14):
+            asked.append(asyncio.create_task(stream_status(gateway)))
+            await asyncio.sleep(1.0)
+        async with asyncio.timeout(120):
+            assert await asyncio.gather(*asked) == [200] * 14

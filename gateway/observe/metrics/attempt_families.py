@@ -136,7 +136,8 @@ SENT = (
     counter(
         "firsttoken_endpoint_ejections_total{pool,endpoint,cause}",
         help="Openings of the endpoint's circuit breaker by cause",
-        more="`failures`, `unreachable`, `silent`, `misconfigured`, `quota`, or `peer` (another process's report).",
+        more="`failures`, `unreachable`, `unhealthy` (its health page), `silent`, `misconfigured`, `quota`, or `peer` "
+        "(another process's report).",
         moves="A dead, overloaded or wrongly configured engine; a revoked key; an account without money.",
         act="`misconfigured`: model name, path and key of the pool. `quota`: pay. Else: the engine's log.",
     ),
