@@ -297,20 +297,21 @@ class Gateway:
         """Brings another configuration into force."""
         async with self._reloading:
             await self.discovery.follow(config)
-            await self._reload(config)
+            await self._reload(config, mended=True)
 
     async def _apply_addresses(self) -> None:
         """Reloads the configuration in force, after a change of addresses."""
         async with self._reloading:
-            await self._reload(self.config)
+            await self._reload(self.config, mended=False)
 
-    async def _reload(self, wanted: Config) -> None:
-        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
+    async def _reload(self, wanted: Config, *, mended: bool) -> None:
+        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop. `mended` False: found
+        addresses have changed, and no setting."""
         new = await asyncio.to_thread(self._build_runtime, wanted.with_discovered(self.discovery.found))
         while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
         unused = {*self.runtime.current.connections.values()} - {*new.connections.values()}
-        self._swap(new)
+        self._swap(new, mended=mended)
         for connections in unused:
             await connections.close()
 
@@ -318,12 +319,12 @@ class Gateway:
         new = build_warm_runtime(wanted, self.runtime.current)
         return new if self.keyring is None else new.with_stored_keys(self.keyring.known)
 
-    def _swap(self, new: Runtime) -> None:
+    def _swap(self, new: Runtime, *, mended: bool) -> None:
         """Puts `new` in force by one assignment, then tells components with learned or derived state."""
         replaced = new.replaced_routes(self.runtime.current)
         self.runtime.current = new
         routes = new.routes.all
-        self.fleet.reload(new.pools.values())
+        self.fleet.reload(new.pools.values(), mended=mended)
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)

@@ -169,7 +169,7 @@ def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> list[str] | li
 def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     """Statistics of one endpoint; moments of the monotonic clock become seconds from now."""
     view: dict[str, Any] = msgspec.to_builtins(endpoint, enc_hook=repr)
-    del view["until"]
+    del view["until"], view["endpoint"]["account"]
     load, limits = endpoint.load, view["load"].pop("limits")
     shown = {LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in TOLD_BY_WHY}
     return {

@@ -168,11 +168,16 @@ class CallerEvidence:
             del self.states[caller]
 
     def on_reload(self) -> None:
-        """The configuration may have been mended: what it may have caused gets another try at once."""
+        """The configuration may have been mended: what it may have caused gets another try at once. It lifts no limit
+        of a provider."""
         for state in self.states.values():
             state.breaker.on_reload()
-            state.refusal = ProviderRefusal()
             state.unknown_adapters.clear()
+
+    def on_other_account(self) -> None:
+        """Another key: the provider has refused another account."""
+        for state in self.states.values():
+            state.refusal = ProviderRefusal()
 
     def _breakers(self, caller: str) -> tuple[CircuitBreaker, ...]:
         own = self.states.get(caller)

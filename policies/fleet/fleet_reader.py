@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from policies.fleet.beliefs import Belief
+from policies.fleet.departed import DepartedEndpoints
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
@@ -35,10 +36,12 @@ class FleetReader:
         pools: Mapping[str, PoolState],
         attempts: Mapping[Hashable, InFlightAttempt],
         external_use: ExternalUseByRoute,
+        departed: DepartedEndpoints,
     ) -> None:
         self._states, self._pools = states, pools
         self._attempts = attempts
         self._external_use = external_use
+        self._departed = departed
 
     def candidates(
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
@@ -172,7 +175,8 @@ class FleetReader:
     # ----------------------------------------------------------------- endpoints
 
     def knows(self, endpoint_id: str) -> bool:
-        return endpoint_id in self._states
+        """In the fleet, or has left it and may come back."""
+        return endpoint_id in self._states or endpoint_id in self._departed.states
 
     def pool_of(self, endpoint_id: str) -> str:
         return self._states[endpoint_id].pool.name

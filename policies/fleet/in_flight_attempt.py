@@ -63,6 +63,7 @@ class InFlightAttempt:
     prefill_rate: float  # tokens/s
     reported_queue: float  # tokens of `work.queued_tokens` which this process did not send
     answer: DecodingAnswer
+    models_before: int = 0  # of the endpoint
     found_room: bool = True  # in the engine's KV cache, at the sending
     kv_tokens: int = 0  # of this room, that the prompt takes
     adapter_wait: AdapterWait = LOADED
@@ -109,6 +110,7 @@ class InFlightAttempt:
             prefill_rate=rate,
             reported_queue=max(queued - state.inflight.queue.tokens_left(now, rate), 0.0) if queued else 0.0,
             answer=answer,
+            models_before=state.models_before,
             found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
             kv_tokens=kv_tokens,
             kv_load_s=state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0,
@@ -171,6 +173,11 @@ class InFlightAttempt:
         state.interference.on_ended(key, report.mean_itl, report.completion_tokens)
         if self.external_use is not None and report.completion_tokens is not None:
             self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
+
+    @property
+    def is_of_former_model(self) -> bool:
+        """The endpoint serves another model by now: nothing is to be learned of it, and a failure says nothing."""
+        return self.models_before != self.state.models_before
 
     @property
     def prompt_tokens(self) -> int:
@@ -267,7 +274,9 @@ class InFlightAttempt:
         """`outlier`: a refusal that says more of the endpoint than of the request."""
         callers = self.state.callers
         blame = OUTLIER if outlier else report.blame or blame_of(outcome, report.connected)
-        if outcome is AttemptOutcome.SILENT:
+        if self.is_of_former_model and (outcome is AttemptOutcome.SILENT or (blame and blame.evidence.is_failure)):
+            callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
+        elif outcome is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
             overdue = self.stream and now - self.sent_at > patience
             callers.on_silent(key, self.caller, self.sent_at, now, overdue)

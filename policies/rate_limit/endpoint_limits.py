@@ -59,12 +59,30 @@ class EndpointLimits:
         self._per_minute = requests_per_minute, tokens_per_minute
         self._configured = _per_minute(*self._per_minute)  # with all that this process has sent
 
-    def reload(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
-        """Begin anew with other limits of the configuration, and with what was learned."""
+    def reload(self, requests_per_minute: float | None, tokens_per_minute: float | None, *, learns: bool) -> None:
+        """Begin anew with other limits of the configuration. No configuration lifts a limit of the provider."""
         per_minute = requests_per_minute, tokens_per_minute
         if per_minute != self._per_minute:
             self._per_minute, self._configured = per_minute, _per_minute(*per_minute)
+        if learns != (self._learned is not None):
+            self._learned = LearnedRateLimit() if learns else None
+
+    def on_other_account(self) -> None:
+        """Another key: the limits that are known are of another account."""
+        self.refusal.until = -inf
+        self._reported, self._as_of = (), -inf
+        self._sent.clear()
+        self._tokens = 0.0
         self._learned = None if self._learned is None else LearnedRateLimit()
+        self._configured = _per_minute(*self._per_minute)
+
+    def is_over(self, now: float) -> bool:
+        """No limit is left that a request might meet with."""
+        learned = self._learned is None or self._learned.limit(now) is None
+        reported = all(min(bucket.full_at, bucket.until) <= now for bucket in self._reported)
+        return (
+            learned and reported and self.refusal.until <= now and all(one.full_at <= now for one in self._configured)
+        )
 
     def on_sent(self, tokens: float, now: float) -> None:
         """A prompt of `tokens` tokens was sent."""
