@@ -37,9 +37,7 @@ class Endpoint:
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
-    account: str = field(
-        default="", compare=False
-    )  # the server and the account there, in whatever pool; empty: unknown
+    account: str = field(default="", compare=False)  # the server and the account there, in any pool; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,8 @@ class EndpointLimits:
         """No limit is left that a request might meet with."""
         learned = self._learned is None or self._learned.limit(now) is None
         reported = all(min(bucket.full_at, bucket.until) <= now for bucket in self._reported)
-        return (
-            learned and reported and self.refusal.until <= now and all(one.full_at <= now for one in self._configured)
-        )
+        configured = all(bucket.full_at <= now for bucket in self._configured)
+        return learned and reported and configured and self.refusal.until <= now
 
     def on_sent(self, tokens: float, now: float) -> None:
         """A prompt of `tokens` tokens was sent."""
