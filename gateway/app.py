@@ -34,6 +34,7 @@ from gateway.decider import Decider
 from gateway.downstream.intake import Intake
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.learned_keeper import LearnedKeeper, state_store
+from gateway.fleet.limit_log import LimitLog
 from gateway.fleet.monitor import Monitor, PollTarget
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
@@ -94,6 +95,7 @@ class Gateway:
         self.estimator = Estimator(tokenizers(self.config), self.fleet.view.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
+        self.limit_log = LimitLog(self.fleet.view.limits_in_force)
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
@@ -275,7 +277,7 @@ class Gateway:
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
         optional = self.kv_events, self.telemetry, self.redis, self.keyring, self.autoscaler, self.history
-        for component in (*optional, self.answers):
+        for component in (*optional, self.answers, self.limit_log):
             if component is not None:
                 component.start()
         if self.config.is_dynamic:
@@ -390,6 +392,7 @@ class Gateway:
             await self._admin_runner.cleanup()
         components = (
             *(self.discovery, self.cache_warming, self.witness_probes, self.monitor, self.answers),
+            self.limit_log,
             *(self.history, self.learned_keeper, self.autoscaler, self.data_port.certificate, self.kv_events),
             *(self.keyring, self.redis, None if self.worker is None else self.worker.peers),
             *self.runtime.current.connections.values(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from policies.fleet.adapter_slots import AdapterSlots
-from policies.fleet.beliefs import Belief, beliefs
+from policies.fleet.beliefs import Belief, beliefs, limits
 from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, has_restarted
@@ -388,6 +388,11 @@ class EndpointState:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
         limited = self.limits.reasons(load.limits, self.breaker.unpaid_until, now)
         return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now))
+
+    def limits_in_force(self, now: float) -> tuple[Belief, ...]:
+        """Limits for which requests of all callers, or of some, do not go there now."""
+        limited = self.limits.reasons(self._send_limits(), self.breaker.unpaid_until, now)
+        return tuple(limits(self.callers.states.values(), limited, now))
 
     def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:
         """Assumes that the engine will have cached this prompt."""

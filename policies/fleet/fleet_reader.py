@@ -222,6 +222,12 @@ class FleetReader:
         found = {name: self._states[name].believed(load, now) for name, load in loads.items()}
         return {name: believed for name, believed in found.items() if believed}
 
+    def limits_in_force(self, now: float) -> Mapping[str, tuple[Belief, ...]]:
+        """Limits for which requests of all callers, or of some, do not go there now, by endpoint."""
+        may_be = ((name, state) for name, state in self._states.items() if state.may_be_closed(now))
+        found = {name: state.limits_in_force(now) for name, state in may_be}
+        return {name: limits for name, limits in found.items() if limits}
+
     def is_outlier(self, endpoint_id: str) -> bool:
         """The endpoint refuses requests answered by other endpoints of the pool."""
         state = self._states.get(endpoint_id)

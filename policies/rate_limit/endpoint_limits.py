@@ -21,7 +21,8 @@ from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 RECENT = 2048  # sent requests remembered
 MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
-LIMITED = "limited by its provider"
+LIMITED, CONFIGURED = "limited by its provider", "limited by the configuration"  # beliefs
+PEER_REPORT = "a peer process reports it"
 
 Buckets = tuple[RateLimit, ...]
 Reason = tuple[str, str, float]  # belief, reason, end
@@ -122,12 +123,16 @@ class EndpointLimits:
     def reasons(self, seen: SendLimits, unpaid_until: float, now: float) -> Iterator[Reason]:
         """Reasons of `seen`, the limits of all callers, for the operator."""
         yield from self.refusal.reasons(now)
+        yield from _used_up(LIMITED, "its reported limit", self._reported, now)
+        yield from _used_up(CONFIGURED, "the pool's limit", self._configured, now)
         learned = None if self._learned is None else self._learned.limit(now)
         if self._learned is not None and learned is not None:
             what = f"limit of {learned} requests a minute"
             yield what, "more than one caller was refused after so many", self._learned.forgotten_at
+            if self._learned.full_until > now:
+                yield LIMITED, f"its {what} is reached", self._learned.full_until
         elif seen.blocked_until > max(now, self.refusal.until, unpaid_until):
-            yield LIMITED, "a peer process reports it", seen.blocked_until
+            yield LIMITED, PEER_REPORT, seen.blocked_until
 
     def send_limits(self, refused_until: float) -> SendLimits:
         """The limits as of now, for all callers. `refused_until`: end of a refusal known from elsewhere."""
@@ -135,6 +140,12 @@ class EndpointLimits:
         blocked_until = max(refused_until, self.refusal.until, learned)
         buckets = self._reported + self._configured
         return SendLimits(blocked_until, buckets=buckets) if buckets or blocked_until > -inf else UNLIMITED
+
+
+def _used_up(what: str, whose: str, buckets: Buckets, now: float) -> Iterator[Reason]:
+    for bucket in buckets:
+        if (wait := bucket.wait(1.0, now)) > 0:
+            yield what, f"{whose} of {'tokens' if bucket.counts_tokens else 'requests'} is used up", now + wait
 
 
 def _per_minute(requests: float | None, tokens: float | None) -> Buckets:

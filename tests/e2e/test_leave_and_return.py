@@ -77,12 +77,6 @@ async def by_another_model(server: Server, other: Upstream) -> AsyncIterator[tup
 
 
 @asynccontextmanager
-async def by_another_kind(server: Server, other: Upstream) -> AsyncIterator[tuple[Gateway, Move, Move]]:
-    async with by_reload(server, other, backend="openai") as moves:
-        yield moves
-
-
-@asynccontextmanager
 async def by_another_pool(server: Server, other: Upstream) -> AsyncIterator[tuple[Gateway, Move, Move]]:
     there, renamed = (with_server({"endpoints": [server.url]}, other, name) for name in ("api", "renamed"))
     async with started(Gateway(Config.model_validate(there))) as gateway:
@@ -128,7 +122,7 @@ async def by_readiness(server: Server, other: Upstream) -> AsyncIterator[tuple[G
             yield gateway, lambda: become(False), lambda: become(True)
 
 
-WAYS = [by_reload, by_dns, by_readiness, by_another_model, by_another_kind, by_another_pool]
+WAYS = [by_reload, by_dns, by_readiness, by_another_model, by_another_pool]
 
 
 def ids(gateway: Gateway) -> list[str]:
