@@ -160,6 +160,7 @@ class Gateway:
         if (store := state_store(config.state, None if self.redis is None else self.redis.client)) is not None:
             self.learned_keeper = LearnedKeeper(store, self.fleet, self.runtime, is_leader)
             self.registry.register(self.learned_keeper)
+            self.limit_log.on_begin = self.learned_keeper.save_soon
         self.autoscaler: Autoscaler | None = None
         if is_leader:
             self.autoscaler = Autoscaler(self.recorder, self.fleet, self.runtime, self._processes)

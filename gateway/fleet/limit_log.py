@@ -29,10 +29,11 @@ Limits = Mapping[str, Sequence[Belief]]
 
 
 class LimitLog:
-    """`limits`: those in force at a time, by endpoint."""
+    """`limits`: those in force at a time, by endpoint. `on_begin` is called at each line of a beginning."""
 
     def __init__(self, limits: Callable[[float], Limits]) -> None:
         self._limits = limits
+        self.on_begin: Callable[[], None] = lambda: None
         self._told: dict[str, str] = {}  # limits in force that have a line, by endpoint
         self._told_at: dict[str, float] = {}  # latest line of a beginning
         self._task: asyncio.Task[None] | None = None
@@ -69,3 +70,4 @@ class LimitLog:
             log.warning("endpoint %s is %s for %.0f s%s: %s", endpoint, limit.what, left, whom, limit.why)
             self._told[endpoint] = limit.what
             self._told_at[endpoint] = now
+            self.on_begin()

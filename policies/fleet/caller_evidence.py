@@ -15,13 +15,14 @@ Rules:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
 from policies.blame.blame import Evidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.rate_limit.endpoint_limits import ProviderRefusal
+from policies.rate_limit.saved_limits import SavedRefusal
 from policies.types import NEVER, AttemptOutcome
 
 _CLOSED = BreakerState.CLOSED  # a member is slow to look up in an enumeration
@@ -162,6 +163,12 @@ class CallerEvidence:
             return True
         self._begin(caller, now).unknown_adapters[adapter] = until
         return False
+
+    def restore(self, refusals: Mapping[str, SavedRefusal], age: float, now: float) -> None:
+        """Brings back what single callers had met with `age` seconds ago."""
+        for caller, saved in refusals.items():
+            if saved.left > age:
+                self._begin(caller, now).refusal.restore(saved, age, now)
 
     def expire(self, now: float) -> None:
         for caller in [caller for caller, state in self.states.items() if state.is_over(now)]:

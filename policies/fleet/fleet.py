@@ -32,7 +32,7 @@ from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
-from policies.fleet.saved_state import restore_all
+from policies.fleet.saved_state import restore_all, restore_limits
 from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
@@ -40,6 +40,7 @@ from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
@@ -156,6 +157,13 @@ class Fleet:
         for pool in self._pools.values():
             share_predictors(pool.members)
         return [state.endpoint.id for state in restored]
+
+    def restore_limits(self, limits: Mapping[str, SavedLimits], age: float, now: float) -> None:
+        """The same of rate limits, by endpoint."""
+        for name, saved in limits.items():
+            if (state := self._states.get(name)) is not None:
+                restore_limits(state, saved, age, now)
+                self._touch(state)
 
     def restore_scale(self, pool: str, scale: LearnedRegression, age: float) -> None:
         """The same of a pool's prompt counts. Raises ValueError where other terms were saved."""

@@ -18,11 +18,12 @@ from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
-from policies.fleet.saved_state import learned
+from policies.fleet.saved_state import learned, saved_limits
 from policies.latency.answer_pace import AnswerPace, pace_of
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
 from policies.quota.external_use import ExternalUseByRoute
+from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
 
@@ -216,6 +217,11 @@ class FleetReader:
         """The state that survives a restart; None: none yet. Raises ValueError for values that must not be kept."""
         state = self._states.get(endpoint_id)
         return None if state is None or not state.predictor.samples else learned(state, now)
+
+    def saved_limits(self, endpoint_id: str, now: float) -> SavedLimits | None:
+        """The limits that survive a restart; None: none is in force."""
+        state = self._states.get(endpoint_id)
+        return None if state is None else saved_limits(state, now)
 
     def beliefs(self, loads: Mapping[str, Load], now: float) -> Mapping[str, tuple[Belief, ...]]:
         """Beliefs that keep requests away, by endpoint; endpoints without any are left out."""

@@ -12,11 +12,12 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.learned_limit import LearnedRateLimit
+from policies.rate_limit.saved_limits import MAX_BUCKETS, MAX_TEXT, SavedBucket, SavedLimits, SavedRefusal
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 RECENT = 2048  # sent requests remembered
@@ -41,6 +42,11 @@ class ProviderRefusal:
         self.why = why
         wait = DEFAULT_RETRY_AFTER if retry_after is None else max(retry_after, MIN_RETRY_AFTER)
         self.until = max(self.until, now + min(wait, MAX_RETRY_AFTER))
+
+    def restore(self, saved: SavedRefusal, age: float, now: float) -> None:
+        """Brings back what was saved `age` seconds ago, unless more is known by now."""
+        if (until := now + saved.left - age) > max(self.until, now):
+            self.until, self.why = until, saved.why or "known from before the restart"
 
     def reasons(self, now: float) -> Iterator[Reason]:
         if self.until > now:
@@ -120,6 +126,32 @@ class EndpointLimits:
         if self._learned is not None and all(limit.counts_tokens for limit in self._reported):
             self._learned.on_rejected(now)
 
+    def saved(self, blocked_until: float, callers: Mapping[str, ProviderRefusal], now: float) -> SavedLimits | None:
+        """What survives a restart; None: no limit is in force. `blocked_until`: for all callers, by whatever process;
+        `callers`: what single callers have met with."""
+        why = self.refusal.why if self.refusal.until >= blocked_until else ""
+        reported = [SavedBucket.of(each, now) for each in self._reported if min(each.full_at, each.until) > now]
+        configured = [SavedBucket.of(each, now) for each in self._configured if each.full_at > now]
+        found = SavedLimits(
+            _saved(blocked_until, why, now),
+            {name: saved for name, one in callers.items() if (saved := _saved(one.until, one.why, now)) is not None},
+            reported[:MAX_BUCKETS],
+            configured,
+        )
+        return None if found == SavedLimits() else found
+
+    def restore(self, saved: SavedLimits, age: float, now: float) -> None:
+        """Brings back what was saved `age` seconds ago, but for what is known by now. Of the configuration's limits:
+        those that it still has."""
+        if saved.refusal is not None:
+            self.refusal.restore(saved.refusal, age, now)
+        if self._as_of == -inf:
+            self._reported = tuple([each.bucket(age, now) for each in saved.reported])
+        known = {(each.counts_tokens, each.limit): each.bucket(age, now) for each in saved.configured}
+        self._configured = tuple(
+            [known.get((one.counts_tokens, one.limit), one) if one.at == -inf else one for one in self._configured]
+        )
+
     def reasons(self, seen: SendLimits, unpaid_until: float, now: float) -> Iterator[Reason]:
         """Reasons of `seen`, the limits of all callers, for the operator."""
         yield from self.refusal.reasons(now)
@@ -140,6 +172,10 @@ class EndpointLimits:
         blocked_until = max(refused_until, self.refusal.until, learned)
         buckets = self._reported + self._configured
         return SendLimits(blocked_until, buckets=buckets) if buckets or blocked_until > -inf else UNLIMITED
+
+
+def _saved(until: float, why: str, now: float) -> SavedRefusal | None:
+    return SavedRefusal(min(until - now, MAX_RETRY_AFTER), why[:MAX_TEXT]) if until > now else None
 
 
 def _used_up(what: str, whose: str, buckets: Buckets, now: float) -> Iterator[Reason]:

@@ -1,5 +1,5 @@
-"""A server whose entry leaves and comes back while requests run there: by a reload, by the DNS, by an EndpointSlice, with
-another model, with another name of its pool. Caps and limits are of the server."""
+"""A server whose entry leaves and comes back while requests run there: by a reload, by the DNS, by an EndpointSlice,
+with another model, with another name of its pool. Caps and limits are of the server."""
 
 from __future__ import annotations
 
@@ -148,42 +148,45 @@ async def shown(gateway: Gateway) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_way_of_leaving_takes_a_server_above_its_cap(way: Any) -> None:
     """Four streams run; then the entry leaves and comes back, twice, and eight more callers come each time."""
-    async with Server() as server, Upstream([STREAMED]) as other, way(server, other) as (gateway, leave, come):
-        async with AsyncExitStack() as stack:
-            callers = [await asked(stack, gateway) for _ in range(CAP)]
-            for _ in range(2):
-                await leave()
-                await asked(stack, gateway)
-                await come()
-                for _ in range(8):
-                    await asked(stack, gateway)
-                [there] = await shown(gateway)
-                assert there["load"]["in_flight"] == CAP
-            assert (server.most, len(server.requests)) == (CAP, CAP)
-            for caller in callers:
-                server.proceed()
-                assert b"[DONE]" in b"".join(await caller.chunks())
-            await eventually(lambda: all(load.in_flight == 0 for load in gateway.monitor.loads().values()))
+    async with AsyncExitStack() as stack:
+        server, other = await stack.enter_async_context(Server()), await stack.enter_async_context(Upstream([STREAMED]))
+        gateway, leave, come = await stack.enter_async_context(way(server, other))
+        callers = [await asked(stack, gateway) for _ in range(CAP)]
+        for _ in range(2):
+            await leave()
             await asked(stack, gateway)
-            assert len(server.requests) == CAP + 1
+            await come()
+            for _ in range(8):
+                await asked(stack, gateway)
+            [there] = await shown(gateway)
+            assert there["load"]["in_flight"] == CAP
+        assert (server.most, len(server.requests)) == (CAP, CAP)
+        for caller in callers:
+            server.proceed()
+            assert b"[DONE]" in b"".join(await caller.chunks())
+        await eventually(lambda: all(load.in_flight == 0 for load in gateway.monitor.loads().values()))
+        await asked(stack, gateway)
+        assert len(server.requests) == CAP + 1
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("way", WAYS)
 async def test_no_way_of_leaving_forgets_a_providers_limit(way: Any) -> None:
     """Nobody asks a provider again that has said in how many seconds to do so."""
-    async with Server(REFUSED) as server, Upstream([STREAMED]) as other, way(server, other) as (gateway, leave, come):
-        async with AsyncExitStack() as stack:
-            await asked(stack, gateway)
-            before = len(server.requests)
-            for _ in range(2):
-                await leave()
-                await come()
-                for _ in range(3):
-                    await asked(stack, gateway)
-            assert len(server.requests) == before == 1
-            [there] = await shown(gateway)
-            assert 50 < there["limited_for_s"] <= 60
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Server(REFUSED))
+        other = await stack.enter_async_context(Upstream([STREAMED]))
+        gateway, leave, come = await stack.enter_async_context(way(server, other))
+        await asked(stack, gateway)
+        before = len(server.requests)
+        for _ in range(2):
+            await leave()
+            await come()
+            for _ in range(3):
+                await asked(stack, gateway)
+        assert len(server.requests) == before == 1
+        [there] = await shown(gateway)
+        assert 50 < there["limited_for_s"] <= 60
 
 
 async def test_workers_keep_a_cap_over_a_reload_that_takes_the_server_away_and_back(tmp_path: Path) -> None:
