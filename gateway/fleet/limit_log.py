@@ -21,8 +21,8 @@ from policies.rate_limit.endpoint_limits import PEER_REPORT
 
 log = logging.getLogger("firsttoken")
 
-INTERVAL = 0.25  # s between two looks
-SHORT, LONG = 0.5, 10.0  # s
+INTERVAL = 2.0  # s between two looks
+SHORT, LONG = 1.0, 10.0  # s
 QUIET = 60.0  # s
 
 Limits = Mapping[str, Sequence[Belief]]

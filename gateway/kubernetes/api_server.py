@@ -115,7 +115,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         return await response.content.readany()
     except TimeoutError:
         raise SilentWatch("the watch is silent beyond its time") from None
-    except (aiohttp.ClientError, OSError, TimeoutError):
+    except (aiohttp.ClientError, OSError):
         return b""
 
 

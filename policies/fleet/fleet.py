@@ -191,7 +191,8 @@ class Fleet:
     ) -> None:
         """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events; `caller`: key
         or address whose request it is; empty: the gateway's own."""
-        if (state := self._known(candidate.endpoint.id)) is None:
+        state = self._states.get(candidate.endpoint.id)
+        if state is None and (state := self._known(candidate.endpoint.id)) is None:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
@@ -228,7 +229,7 @@ class Fleet:
             return
         attempt.on_first_token(key, now)
         ttft = now - attempt.sent_at if attempt.stream else engine_ttft
-        if ttft is not None and not attempt.is_of_former_model:
+        if ttft is not None and attempt.models_before == attempt.state.models_before:
             self._learn_ttft(attempt, ttft, now)
         self._touch(attempt.state)
 
@@ -259,7 +260,8 @@ class Fleet:
         attempt = self._attempts.pop(key, None)
         if attempt is None:
             return
-        state, report, former = attempt.state, report or AttemptReport(), attempt.is_of_former_model
+        state, report = attempt.state, report or AttemptReport()
+        former = attempt.models_before != state.models_before
         if outcome is AttemptOutcome.OUTPACED:
             state.slow_streams.add(attempt.caller, now)
         attempt.on_ended(key, outcome, now, report)
@@ -275,23 +277,17 @@ class Fleet:
                 self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:
             self._lose_cache(state)
-        if not former:
-            self._learn(attempt, key, outcome, report, now)
-        self._touch(state)
-
-    def _learn(
-        self, attempt: InFlightAttempt, key: Hashable, outcome: AttemptOutcome, report: AttemptReport, now: float
-    ) -> None:
-        """What an attempt that has ended teaches of its endpoint and pool."""
-        if attempt.first_at is None:
+        if attempt.first_at is None and not former:
             if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
                 self._learn_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 attempt.learn_silence(now)
-        pool = self._pools.get(attempt.state.pool.name)
+        pool = self._pools.get(state.pool.name)
         if pool is not None:
-            pool.share_tokens_per_event(attempt.state)
-        attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
+            pool.share_tokens_per_event(state)
+        if not former:
+            attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
+        self._touch(state)
 
     def on_refusal_confirmed(self, endpoint_id: str) -> None:
         """Another endpoint has refused the same request: the outlier was right."""

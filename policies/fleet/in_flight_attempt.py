@@ -63,7 +63,7 @@ class InFlightAttempt:
     prefill_rate: float  # tokens/s
     reported_queue: float  # tokens of `work.queued_tokens` which this process did not send
     answer: DecodingAnswer
-    models_before: int = 0  # of the endpoint
+    models_before: int = 0  # of the endpoint; another number by now: nothing is learned, and no failure counts
     found_room: bool = True  # in the engine's KV cache, at the sending
     kv_tokens: int = 0  # of this room, that the prompt takes
     adapter_wait: AdapterWait = LOADED
@@ -175,11 +175,6 @@ class InFlightAttempt:
             self.external_use.on_cost(self.cost(report) - self.candidate.price, now)
 
     @property
-    def is_of_former_model(self) -> bool:
-        """The endpoint serves another model by now: nothing is to be learned of it, and a failure says nothing."""
-        return self.models_before != self.state.models_before
-
-    @property
     def prompt_tokens(self) -> int:
         """By the count, if it came since."""
         counted = self.prompt.counted_tokens() - self.prompt.tokens if self.prompt.margin else 0
@@ -274,7 +269,9 @@ class InFlightAttempt:
         """`outlier`: a refusal that says more of the endpoint than of the request."""
         callers = self.state.callers
         blame = OUTLIER if outlier else report.blame or blame_of(outcome, report.connected)
-        if self.is_of_former_model and (outcome is AttemptOutcome.SILENT or (blame and blame.evidence.is_failure)):
+        if self.models_before != self.state.models_before and (
+            outcome is AttemptOutcome.SILENT or (blame and blame.evidence.is_failure)
+        ):
             callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
         elif outcome is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
