@@ -36,6 +36,7 @@ from gateway.downstream.intake import Intake
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.learned_keeper import LearnedKeeper, state_store
+from gateway.fleet.limit_log import LimitLog
 from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
@@ -96,6 +97,7 @@ class Gateway:
         self.estimator = Estimator(tokenizers(self.config), self.fleet.view.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
+        self.limit_log = LimitLog(self.fleet.view.limits_in_force)
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
@@ -161,6 +163,7 @@ class Gateway:
         if (store := state_store(config.state, None if self.redis is None else self.redis.client)) is not None:
             self.learned_keeper = LearnedKeeper(store, self.fleet, self.runtime, is_leader)
             self.registry.register(self.learned_keeper)
+            self.limit_log.on_begin = self.learned_keeper.save_soon
         self.autoscaler: Autoscaler | None = None
         if is_leader:
             self.autoscaler = Autoscaler(self.recorder, self.fleet, self.runtime, self._processes)
@@ -284,7 +287,7 @@ class Gateway:
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
         optional = self.kv_events, self.telemetry, self.redis, self.keyring, self.autoscaler, self.history
-        for component in (*optional, self.answers):
+        for component in (*optional, self.answers, self.limit_log):
             if component is not None:
                 component.start()
         if self.config.is_dynamic:
@@ -307,20 +310,21 @@ class Gateway:
         """Brings another configuration into force."""
         async with self._reloading:
             await self.discovery.follow(config)
-            await self._reload(config)
+            await self._reload(config, mended=True)
 
     async def _apply_addresses(self) -> None:
         """Reloads the configuration in force, after a change of addresses."""
         async with self._reloading:
-            await self._reload(self.config)
+            await self._reload(self.config, mended=False)
 
-    async def _reload(self, wanted: Config) -> None:
-        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop."""
+    async def _reload(self, wanted: Config, *, mended: bool) -> None:
+        """Builds the new Runtime in a thread, then swaps it in within one turn of the loop. `mended` False: found
+        addresses have changed, and no setting."""
         new, replaced = await asyncio.to_thread(self._build_runtime, wanted.with_discovered(self.discovery.found))
         while self.queue.dispatch_pending:  # noqa: ASYNC110 - its decision names endpoints of the fleet before the swap
             await asyncio.sleep(0)
         unused = {*self.runtime.current.connections.values()} - {*new.connections.values()}
-        self._swap(new, replaced)
+        self._swap(new, replaced, mended=mended)
         for connections in unused:
             await connections.close()
 
@@ -332,11 +336,11 @@ class Gateway:
             new = new.with_stored_keys(self.keyring.known)
         return new, new.replaced_routes(before)
 
-    def _swap(self, new: Runtime, replaced: frozenset[str]) -> None:
+    def _swap(self, new: Runtime, replaced: frozenset[str], *, mended: bool) -> None:
         """Puts `new` in force by one assignment, then tells components with learned or derived state."""
         self.runtime.current = new
         routes = new.routes.all
-        self.fleet.reload(new.pools.values())
+        self.fleet.reload(new.pools.values(), mended=mended)
         self.estimator.reload(tokenizers(new.config))
         self.queue.reload(replaced)
         self.proxy.dispatcher.reload(routes)
@@ -406,14 +410,8 @@ class Gateway:
         if self._admin_runner is not None:
             await self._admin_runner.cleanup()
         components = (
-            *(
-                self.proxy.dispatcher.waker,
-                self.discovery,
-                self.cache_warming,
-                self.witness_probes,
-                self.monitor,
-                self.answers,
-            ),
+            *(self.proxy.dispatcher.waker, self.discovery, self.cache_warming, self.witness_probes),
+            *(self.monitor, self.answers, self.limit_log),
             *(self.history, self.learned_keeper, self.autoscaler, self.data_port.certificate, self.kv_events),
             *(self.keyring, self.redis, None if self.worker is None else self.worker.peers),
             *self.runtime.current.connections.values(),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import ceil
 
 from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
 from policies.attempts.attempt_events import GiveUp
 from policies.queue.queued_request import Quote
+from policies.rate_limit.endpoint_limits import MAX_RETRY_AFTER
 from policies.types import Decision, Placement, RejectionKind
 
 LONGEST_RETRY_AFTER = 3600.0  # s passed on to a caller
@@ -35,9 +37,9 @@ def reject_unplaced(decision: Decision) -> None:
     raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 
-def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiError:
+def refusal_of(failure: Failure | None, given_up: GiveUp | None = None, reopens_in: float = 0.0) -> ApiError:
     """The last failure of an attempt as the caller's error. SDKs need not repeat at once retries already made by the
-    gateway."""
+    gateway. `reopens_in`: seconds in which limits keep such a request from every endpoint; 0: from none."""
     if failure is None:
         reason = "" if given_up is None else f": {given_up.reason}"
         return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
@@ -45,7 +47,7 @@ def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiEr
     if failure.kind in OF_REQUEST:
         headers = {} if failure.retry_after is None else retry_later(min(failure.retry_after, LONGEST_RETRY_AFTER))
     elif failure.kind in RATE_LIMITS or failure.kind is FailureKind.OVERLOADED:
-        headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
+        headers = retry_later(min(_again_in(failure, reopens_in), LONGEST_RETRY_AFTER))
     return ApiError(
         failure.status,
         failure.message,
@@ -56,6 +58,15 @@ def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiEr
         own_fault=failure.kind in OF_REQUEST,
         logged=failure.said,
     )
+
+
+def _again_in(failure: Failure, reopens_in: float) -> float:
+    """When the gateway sends such a request again, or later where the provider has named a time beyond what the gateway
+    believes."""
+    named = failure.retry_after or 0.0
+    if reopens_in > 0:
+        return named if named > MAX_RETRY_AFTER <= ceil(reopens_in) else reopens_in
+    return max(named or 1.0, 0.1)
 
 
 def ttft_now(decision: Decision) -> dict[str, str]:

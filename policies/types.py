@@ -39,6 +39,7 @@ class Endpoint:
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
     host: str = ""  # host and port of the URL, equal for all ranks and keys of a server; empty: not told
+    account: str = field(default="", compare=False)  # the server and the account there, in any pool; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

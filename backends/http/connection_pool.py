@@ -74,10 +74,10 @@ class BackendAddress:
         try:
             parts = urlsplit(url)
             default = _PORTS[parts.scheme]
-            host, port = parts.hostname, parts.port or default
+            host, port = parts.hostname, default if parts.port is None else parts.port
         except (ValueError, KeyError):
             host, port = None, 0
-        if not host or any(character <= " " or character == "\x7f" for character in url):
+        if not host or not port or any(character <= " " or character == "\x7f" for character in url):
             raise ValueError(f"{url!r} is not a server's URL; write it like http://10.0.0.11:8000")
         if parts.query or parts.fragment:
             raise ValueError("the URL has a query or a fragment; end it with the path of the API, like /v1")

@@ -12,7 +12,7 @@ import msgspec
 from gateway.admission.route_table import RoutedName
 from gateway.bottleneck import engine_bottleneck, pool_bottleneck
 from gateway.observe.record import Record
-from policies.fleet.beliefs import ALL, Belief
+from policies.fleet.beliefs import ALL, LIMITS, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.engine_rates import EngineRates
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
@@ -169,7 +169,7 @@ def _rejected(rejection: Rejection, pools: Mapping[str, Pool]) -> list[str] | li
 def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
     """Statistics of one endpoint; moments of the monotonic clock become seconds from now."""
     view: dict[str, Any] = msgspec.to_builtins(endpoint, enc_hook=repr)
-    del view["until"]
+    del view["until"], view["endpoint"]["account"]
     load, limits = endpoint.load, view["load"].pop("limits")
     shown = {LOAD_NAMES.get(name, name): value for name, value in view["load"].items() if name not in TOLD_BY_WHY}
     return {
@@ -178,7 +178,7 @@ def endpoint_view(endpoint: EndpointStatistics, now: float) -> dict[str, Any]:
         "why": _why(endpoint, now),
         "believed": believed_view(endpoint.believed, now),
         "tried_again_in_s": _seconds_until(endpoint.until, now) if load.health is Health.DOWN else None,
-        "limited_for_s": _seconds_until(load.limits.blocked_until, now),
+        "limited_for_s": _seconds_until(max((each.until for each in _limits(endpoint)), default=NEVER), now),
         "scraped_s_ago": _seconds_since(load.scraped_at, now),
         "heard_s_ago": _seconds_since(load.last_token_at, now),
     }
@@ -210,13 +210,20 @@ def _why(endpoint: EndpointStatistics, now: float) -> str | None:
     reasons = [endpoint.why] if endpoint.why else []
     if endpoint.breaker == HALF_OPEN:
         reasons.append("one request at a time may try it")
-    if (limited := endpoint.load.limits.blocked_until - now) > 0:
-        reasons.append(f"its provider limits us for {limited:.1f} s more")
+    for each in _limits(endpoint):
+        whom = "" if each.callers == ALL else f" for {each.callers} of the callers"
+        reasons.append(f"{each.what} for {each.until - now:.1f} s more{whom}: {each.why}")
     if endpoint.load.warming:
         reasons.append("it is given its cache back")
+    some = (each for each in endpoint.believed if each.callers != ALL and each.what not in LIMITS)
+    reasons += [f"{each.what} for {each.callers} of the callers: {each.why}" for each in some]
     if lacking := [name for name, until in (endpoint.load.unknown_adapters or {}).items() if until > now]:
         reasons.append(f"it does not know the adapter {', '.join(lacking)}")
     return "; ".join(reasons) or None
+
+
+def _limits(endpoint: EndpointStatistics) -> list[Belief]:
+    return [each for each in endpoint.believed if each.what in LIMITS]
 
 
 def _seconds_until(moment: float, now: float) -> float | None:
@@ -251,6 +258,8 @@ def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **by_worker[worker],
         "worker": worker,
+        "why": next((view["why"] for view in (by_worker[worker], *views) if view["why"]), None),
+        "limited_for_s": max((view["limited_for_s"] for view in views if view["limited_for_s"]), default=None),
         "health_by_worker": {str(number): view["load"]["health"] for number, view in by_worker.items()},
         "believed": [*believed.values()],
         "held": [*held.values()],

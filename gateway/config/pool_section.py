@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -33,6 +35,7 @@ PRIORITY = ("vllm", "simulated")  # backends with priority scheduling, smallest 
 ENCODINGS = ("o200k_base", "cl100k_base", "o200k_harmony")
 
 
+_SECRET = token_bytes(16)
 _VARIABLE_NAME = re.compile(r"(?:\$|os\.environ/|env\.|ENV:)[A-Z][A-Z0-9_]*")  # as other programs refer to one
 
 
@@ -297,6 +300,13 @@ class PoolSection(Section):
         headers = tuple(sorted((name, value.get_secret_value()) for name, value in self.headers.items()))
         return [(key, headers) for key in self.keys]
 
+    def account(self, address: EndpointAddress) -> str:
+        """The server and the key and headers there, equal in every pool. A digest, keyed by a secret of the process."""
+        key = self.keys[(address.key_number or 1) - 1]
+        headers = sorted((name, value.get_secret_value()) for name, value in self.headers.items())
+        named = repr((replace(address, key_number=None).id(""), key, headers))
+        return blake2b(named.encode(), key=_SECRET, digest_size=8).hexdigest()
+
     @property
     def kind(self) -> BackendKind:
         return KINDS[self.backend]
@@ -353,6 +363,7 @@ class PoolSection(Section):
                     address.shared_server(name),
                     self.stream_idle or own.stream_idle,
                     address.host,
+                    account=self.account(address),
                 )
                 for id, address in self.addresses(name, found).items()
             ),

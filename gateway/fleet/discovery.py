@@ -47,7 +47,9 @@ class Discovery(Collector):
     async def _apply_changes(self, apply: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self.changed()
-            while not await _succeeds(apply):  # noqa: ASYNC110 - a try, not a state
+            tries = 1
+            while not await _succeeds(apply, logged=tries == 1):
+                tries += 1
                 await asyncio.sleep(RETRY)
 
     async def changed(self) -> None:
@@ -71,10 +73,11 @@ class Discovery(Collector):
         await self.pods.close()
 
 
-async def _succeeds(apply: Callable[[], Awaitable[None]]) -> bool:
+async def _succeeds(apply: Callable[[], Awaitable[None]], *, logged: bool) -> bool:
     try:
         await apply()
     except Exception:
-        log.exception("addresses changed, but the new endpoints could not be applied")
+        if logged:
+            log.exception("addresses changed, but the new endpoints could not be applied; tried every %g s", RETRY)
         return False
     return True

@@ -7,7 +7,8 @@ Rules:
 - A file is replaced as a whole, by a rename. It is read only if regular and at most MAX_BYTES long.
 - What is read is decoded and checked in a thread, whole or not at all (`policies.latency.learned_state`). What is
   broken, of another version, too old or from the future is ignored, with one line in the log.
-- What was learned belongs to a pool, a model and a URL: another server gets none of it.
+- What was learned belongs to a pool, a model and a URL: another server gets none of it. A rate limit belongs to a pool
+  and a URL. One that begins is saved at once, since it may be over at the next interval.
 - The loop collects a few endpoints at a time.
 """
 
@@ -34,6 +35,7 @@ from gateway.observe.metrics.series import counter, gauge
 from gateway.runtime import RuntimeHolder
 from policies.fleet.fleet import Fleet
 from policies.latency.learned_state import LearnedEndpoint, LearnedLengths, LearnedRegression
+from policies.rate_limit.saved_limits import SavedLimits
 
 log = logging.getLogger("firsttoken")
 
@@ -59,6 +61,7 @@ class SavedState:
     tokenizers: dict[str, str] = field(default_factory=dict)
     scales: dict[str, LearnedRegression] = field(default_factory=dict)
     lengths: dict[str, LearnedLengths] = field(default_factory=dict)
+    limits: dict[str, SavedLimits] = field(default_factory=dict)  # by endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,12 @@ class LearnedKeeper(Collector):
         self._saves = counter("firsttoken_learned_state_saves_total")
         self._unread = self._failing = False  # and logged
         self._closed = False  # before 3.12, `wait_for` in redis-py may lose a cancellation (python/cpython#86296)
+        self._limited = asyncio.Event()  # a limit has begun since the latest save
         self._task: asyncio.Task[None] | None = None
+
+    def save_soon(self) -> None:
+        """A limit has begun."""
+        self._limited.set()
 
     async def start(self) -> None:
         """Restores before the first request, where the store answers."""
@@ -191,10 +199,14 @@ class LearnedKeeper(Collector):
     async def _save_forever(self) -> None:
         saved = self._experience()
         while not self._closed and (self._writes or not self._read):
-            await asyncio.sleep(SAVE_INTERVAL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_INTERVAL):
+                    await self._limited.wait()
+            limited = self._limited.is_set()
+            self._limited.clear()
             if not self._read:
                 await self.restore()
-            elif (experience := self._experience()) != saved and await self.save():
+            elif ((experience := self._experience()) != saved or limited) and await self.save():
                 saved = experience
 
     def _experience(self) -> list[int]:
@@ -237,7 +249,12 @@ class LearnedKeeper(Collector):
             with suppress(ValueError):
                 scales[pool] = self._fleet.view.token_scale(pool).learned()
         lengths = dict(self._fleet.answer_lengths.learned())
-        return SavedState(VERSION, time(), servers, endpoints, tokenizers, scales, lengths)
+        limits, now = dict[str, SavedLimits](), monotonic()
+        for name in servers:
+            with suppress(ValueError):
+                if (saved := self._fleet.view.saved_limits(name, now)) is not None:
+                    limits[name] = saved
+        return SavedState(VERSION, time(), servers, endpoints, tokenizers, scales, lengths, limits)
 
     def _servers(self) -> dict[str, str]:
         """Model and URL, by endpoint."""
@@ -278,6 +295,9 @@ class LearnedKeeper(Collector):
         servers, tokenizers = self._servers(), self._tokenizers()
         known = {name: learned for name, learned in state.endpoints.items() if _same(name, servers, state.servers)}
         restored = self._fleet.restore(known, age, monotonic())
+        same = {name for name in servers if _url(servers[name]) == _url(state.servers.get(name, ""))}
+        limits = {name: found for name, found in state.limits.items() if name in same}
+        self._fleet.restore_limits(limits, age, monotonic())
         learned_pools = {self._fleet.view.pool_of(name) for name in restored}
         for pool, scale in state.scales.items():
             if pool in learned_pools and _same(pool, tokenizers, state.tokenizers):
@@ -290,6 +310,11 @@ class LearnedKeeper(Collector):
         self._restored = len(restored)
         text = "learned state of %d of %d endpoints restored from %s, saved %.0f s ago"
         log.info(text, len(restored), len(servers), self._store.name, age)
+
+
+def _url(server: str) -> str:
+    """Of a model and a URL."""
+    return server.rpartition(" at ")[2]
 
 
 def _same(name: str, now: Mapping[str, str], before: Mapping[str, str]) -> bool:

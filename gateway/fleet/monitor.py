@@ -125,6 +125,7 @@ class Monitor:
             await asyncio.sleep(PROGRESS)
             if counts % PROMISES == 0:
                 self._check_promises()
+                self.fleet.expire(monotonic())
             if answering := cast("Iterable[Answering]", self.fleet.view.answering()):
                 self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in answering], monotonic())
 

@@ -36,6 +36,10 @@ class ApiServerError(Exception):
         self.status = status
 
 
+class SilentWatch(ApiServerError):
+    """No byte, and no end, of a watch in its time."""
+
+
 class ApiServer:
     """One session with the API server."""
 
@@ -61,7 +65,8 @@ class ApiServer:
             return bytes(body)
 
     async def lines(self, path: str, params: Params, silence: float) -> AsyncGenerator[bytes]:
-        """The lines of a watch, up to its end; a watch that breaks off has ended. Raises ApiServerError."""
+        """The lines of a watch, up to its end; a watch that breaks off has ended. Raises ApiServerError, also for one
+        without a byte in `silence` seconds: the connection is half open, and nobody is behind it."""
         async with self._get(path, params, silence) as response:
             rest = bytearray()
             while part := await _read(response):
@@ -105,10 +110,12 @@ class ApiServer:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The next bytes of a watch; none at its end, or where it is lost."""
+    """The next bytes of a watch; none at its end, or where it is lost. Raises ApiServerError after silence."""
     try:
         return await response.content.readany()
-    except (aiohttp.ClientError, OSError, TimeoutError):
+    except TimeoutError:
+        raise SilentWatch("the watch is silent beyond its time") from None
+    except (aiohttp.ClientError, OSError):
         return b""
 
 

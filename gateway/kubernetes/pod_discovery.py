@@ -5,7 +5,9 @@ Rules:
 - An empty answer counts, since the API server knows: a service scaled to zero has no endpoint. An API server that is
   away changes nothing.
 - Events in quick succession are one change.
-- Addresses that no pod can have are dropped, as in answers of the DNS (`backends.http.allowed_addresses`).
+- Addresses that no pod can have are dropped, as in answers of the DNS (`backends.http.allowed_addresses`), and so is one
+  that makes no URL: it alone, and named in the log.
+- Of more than MAX_PODS endpoints the known ones stay.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ log = logging.getLogger("firsttoken")
 
 FIRST_ANSWER = 2.0  # s to wait for the first answer about a new source
 SETTLE = 0.1  # s after an event in which others join it: a roll-out is hundreds, and each change a reload
+MAX_PORT = 65_535
+_SHOWN = 80  # characters of an endpoint that cannot be used, in the log
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 PODS = "/api/v1/namespaces/{}/pods"
@@ -118,6 +122,7 @@ class PodDiscovery:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.pods: Mapping[PodSource, Pods] = {}
         self.left_out: dict[PodSource, int] = {}  # endpoints beyond MAX_PODS
+        self._dropped: dict[PodSource, Pods] = {}  # of the latest answer, those that cannot be endpoints
         self._on_change = on_change
         self._settings: KubernetesSection | None = None
         self._server: ApiServer | None = None
@@ -133,6 +138,7 @@ class PodDiscovery:
         for gone in [*self._followers.keys() - {*sources}]:
             self._followers.pop(gone).close()
             self.left_out.pop(gone, None)
+            self._dropped.pop(gone, None)
         self.pods = {source: pods for source, pods in self.pods.items() if source in sources}
         if not sources or (server := self._connected(settings)) is None:
             return
@@ -166,7 +172,9 @@ class PodDiscovery:
         self._settled()
         answers = {source: follower.pods for source, follower in self._followers.items()}
         found = {
-            source: self._bounded(source, self._allowed(pods)) for source, pods in answers.items() if pods is not None
+            source: self._bounded(source, self._usable(source, pods))
+            for source, pods in answers.items()
+            if pods is not None
         }
         changed = {source: pods for source, pods in found.items() if pods != self.pods.get(source)}
         for source, pods in changed.items():
@@ -177,19 +185,28 @@ class PodDiscovery:
             self.pods = {**self.pods, **changed}
             self._on_change()
 
-    def _allowed(self, pods: Pods) -> Pods:
+    def _usable(self, source: PodSource, pods: Pods) -> Pods:
         host = "" if self._server is None else self._server.host
-        return tuple(pod for pod in pods if is_ip(pod.ip) and is_allowed(host, pod.ip))
+        usable = tuple(pod for pod in pods if _is_usable(host, pod))
+        dropped = tuple(sorted({*pods} - {*usable}))
+        if dropped != self._dropped.get(source, ()):
+            self._dropped[source] = dropped
+            if dropped:
+                first = f"{dropped[0].ip}:{dropped[0].port}"[:_SHOWN]
+                log.warning("%d endpoints of %s cannot be used, such as %r", len(dropped), source, first)
+        return usable
 
     def _bounded(self, source: PodSource, pods: Pods) -> Pods:
-        """The first MAX_PODS."""
+        """MAX_PODS at most, those known first: a new pod takes no place of one that serves."""
         more = len(pods) - MAX_PODS
         if more > 0 and source not in self.left_out:
-            log.error("%s has %d endpoints; %d beyond the first %d are left out", source, len(pods), more, MAX_PODS)
+            log.error("%s has %d endpoints; %d beyond %d are left out", source, len(pods), more, MAX_PODS)
         self.left_out.pop(source, None)
-        if more > 0:
-            self.left_out[source] = more
-        return pods[:MAX_PODS]
+        if more <= 0:
+            return pods
+        self.left_out[source] = more
+        known = {*self.pods.get(source, ())}
+        return tuple(sorted(sorted(pods, key=lambda pod: (pod not in known, pod))[:MAX_PODS]))
 
     def _settled(self) -> None:
         if self._due is not None:
@@ -204,6 +221,12 @@ class PodDiscovery:
         if self._server is not None:
             await self._server.close()
         self._server = None
+
+
+def _is_usable(host: str, pod: PodAddress) -> bool:
+    """A URL can name the endpoint, and a pod can have it. `host`: of the API server."""
+    named = is_ip(pod.ip) and "%" not in pod.ip and 0 < pod.port <= MAX_PORT
+    return named and is_allowed(host, pod.ip) and (pod.uid.replace("-", "").isalnum() or not pod.uid)
 
 
 def _difference(known: Pods, found: Pods) -> str:

@@ -2,9 +2,13 @@
 
 Rules, of which each was broken by a client once:
 - A watch goes on from the version of the list, of the last event or of the last bookmark, never from that of an item.
-- 410 Gone, as a status or as an event in a watch, leads to a new list without a version.
-- The copy stays while the API is away. After a failure the next try waits, longer each time, with jitter.
-- A watch has an end that it asks for, and a silence beyond which it is dead.
+- 410 Gone, as a status or as an event in a watch, leads to a new list without a version. Once is usual; from the second
+  time in a row on it is a failure.
+- The copy stays while the API is away. After a failure the next try waits, longer each time, with jitter. A list that
+  succeeds ends a failure of watches only if a watch then does.
+- A watch has an end that it asks for, soon enough for a half-open connection not to be trusted for long: after a silence
+  beyond that end it is dead, and a list makes up for what it has not told.
+- A list has an end: a server that names ever more pages is one that fails.
 - An object that cannot be read stays as it was known, and holds up none behind it.
 - Objects deleted while no watch was open are missing in the next list, which replaces the copy as a whole.
 """
@@ -22,13 +26,14 @@ from typing import Generic, TypeVar
 import msgspec
 
 from backends.kubernetes.objects import KubernetesObject, Metadata
-from gateway.kubernetes.api_server import ApiServer, ApiServerError
+from gateway.kubernetes.api_server import ApiServer, ApiServerError, SilentWatch
 
 log = logging.getLogger("firsttoken")
 
 PAGE = 500  # objects of a list in one reply
-WATCH = 240.0, 300.0  # s that a watch is asked to last: at random, so that not all end at once
-OVERDUE = 30.0  # s beyond, without a byte
+MAX_PAGES, MAX_IDLE_PAGES = 200, 10  # of a list; in a row without another object
+WATCH = 20.0, 30.0  # s that a watch is asked to last: at random, so that not all end at once
+OVERDUE = 5.0  # s beyond, without a byte
 SHORT = 1.0  # s: a watch that ends sooner was cut, by the server or by a proxy
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # s between tries after failures
 FORBIDDEN, GONE = 403, 410
@@ -71,6 +76,7 @@ class Reflector(Generic[Object]):
         self._version = ""  # empty: a list is due
         self._pause = FIRST_PAUSE
         self._failing = False
+        self._lost = 0  # watches in a row that had no event and no end in time
 
     async def run(self) -> None:
         """Keep the copy, for ever."""
@@ -82,14 +88,18 @@ class Reflector(Generic[Object]):
                 await self._watch()
                 if monotonic() - began < SHORT:
                     await self._wait()
+                else:
+                    self._watched()
             except Exception as error:  # a token that is no text, too: nobody would start the copy again
                 self._on_failure(error, error.status if isinstance(error, ApiServerError) else 0)
                 await self._wait()
 
     def _on_failure(self, error: Exception, status: int) -> None:
-        if status == GONE:
+        lost = isinstance(error, SilentWatch)
+        if lost or status == GONE:
             self._version = ""
-        else:
+            self._lost += 1
+        if lost or status != GONE or self._lost > 1:
             self._log_failure(error, status)
 
     async def _wait(self) -> None:
@@ -99,18 +109,27 @@ class Reflector(Generic[Object]):
 
     async def _list(self) -> None:
         found: dict[str, Object] = {}
-        params = {**self._selector, "limit": str(PAGE)}
-        while True:
-            page = msgspec.json.decode(await self._server.read(self._path, params), type=_Page)
+        params, idle = {**self._selector, "limit": str(PAGE)}, 0
+        for _ in range(MAX_PAGES):
+            page, before = await self._page(params), len(found)
             for item in page.items or ():
                 if (one := self._read(item)) is not None:
                     found[one.metadata.name] = one
+            idle = idle + 1 if len(found) == before else 0
             if not page.metadata.continue_:
                 break
+            if idle >= MAX_IDLE_PAGES or page.metadata.continue_ == params.get("continue"):
+                raise ApiServerError("a list goes on without another object")
             params["continue"] = page.metadata.continue_
+        else:
+            raise ApiServerError(f"a list has more than {MAX_PAGES} pages")
         self._version = page.metadata.resource_version
         self._replace(found)
-        self._recovered()
+        if self._lost < 2:
+            self._recovered()
+
+    async def _page(self, params: Mapping[str, str]) -> _Page:
+        return msgspec.json.decode(await self._server.read(self._path, params), type=_Page)
 
     def _replace(self, objects: Mapping[str, Object]) -> None:
         self.objects, self.listed = objects, True
@@ -130,7 +149,7 @@ class Reflector(Generic[Object]):
             async for line in lines:
                 if line.strip():
                     self._on_event(msgspec.json.decode(line, type=_WatchEvent))
-                    self._recovered()
+                    self._watched()
 
     def _on_event(self, event: _WatchEvent) -> None:
         """Raises ApiServerError for an event that is an error."""
@@ -163,6 +182,11 @@ class Reflector(Generic[Object]):
             log.warning(
                 "Kubernetes: %s cannot be read (%s)%s; the %d known objects stay", self._path, error, hint, kept
             )
+
+    def _watched(self) -> None:
+        """A watch works: it has told an event, or has ended in time."""
+        self._lost = 0
+        self._recovered()
 
     def _recovered(self) -> None:
         self._pause = FIRST_PAUSE

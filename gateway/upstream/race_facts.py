@@ -14,7 +14,7 @@ from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
 from policies.attempts.attempt_events import Failed, PeerForecast, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
-from policies.types import AttemptKind, Candidate, Endpoint
+from policies.types import AttemptKind, Candidate, Endpoint, Health, RejectionKind
 
 MOST_PEERS = 8  # forecast at a break or move: those of the pool first, with the least prefill queued
 
@@ -97,6 +97,16 @@ class RaceFacts:
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self._dispatcher.fleet.view.without_larger_window(pool)
+
+    def reopens_in(self, now: float) -> float:
+        """Seconds in which limits keep such a request of the caller from every endpoint that is up; 0: from none."""
+        routed, fleet = self._routed, self._dispatcher.fleet
+        loads = fleet.snapshot_for(routed.request.caller, now).loads
+        ranked = [(each.endpoint.id, each.prompt_tokens) for each in routed.decision.ranked]
+        limited = (each for each in routed.decision.rejected if each.kind is RejectionKind.RATE_LIMITED)
+        ranked += [(each.endpoint, routed.estimate.pools[each.pool].tokens) for each in limited]
+        up = ((name, tokens) for name, tokens in ranked if name in loads and loads[name].health is not Health.DOWN)
+        return min((loads[name].limits.wait(tokens, now) for name, tokens in up), default=0.0)
 
     # -- a failed attempt -------------------------------------------------------------------------
 

@@ -11,9 +11,11 @@ from itertools import chain, starmap
 
 from policies.fleet.caller_evidence import CallerState
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
+from policies.rate_limit.endpoint_limits import CONFIGURED, LIMITED
 from policies.types import Health, Load
 
 ALL = 0  # callers: every caller
+LIMITS = (LIMITED, CONFIGURED)  # beliefs about limits in force
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,12 @@ def beliefs(
     if load.warming:
         yield Belief("warming up", "its cache is being refilled: the last choice of its pool", now)
     yield from _of_callers(callers, now)
+
+
+def limits(callers: Iterable[CallerState], limited: Iterable[tuple[str, str, float]], now: float) -> Iterator[Belief]:
+    """Of the beliefs those about limits in force: a provider's, or the configuration's."""
+    yield from (Belief(*each) for each in limited if each[0] in LIMITS)
+    yield from (each for each in _of_callers(callers, now) if each.what in LIMITS)
 
 
 def _of_breaker(breaker: CircuitBreaker, now: float) -> Iterator[Belief]:

@@ -15,13 +15,14 @@ Rules:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
 from policies.blame.blame import Evidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.rate_limit.endpoint_limits import ProviderRefusal
+from policies.rate_limit.saved_limits import SavedRefusal
 from policies.types import NEVER, AttemptOutcome
 
 _CLOSED = BreakerState.CLOSED  # a member is slow to look up in an enumeration
@@ -163,16 +164,27 @@ class CallerEvidence:
         self._begin(caller, now).unknown_adapters[adapter] = until
         return False
 
+    def restore(self, refusals: Mapping[str, SavedRefusal], age: float, now: float) -> None:
+        """Brings back what single callers had met with `age` seconds ago."""
+        for caller, saved in refusals.items():
+            if saved.left > age:
+                self._begin(caller, now).refusal.restore(saved, age, now)
+
     def expire(self, now: float) -> None:
         for caller in [caller for caller, state in self.states.items() if state.is_over(now)]:
             del self.states[caller]
 
     def on_reload(self) -> None:
-        """The configuration may have been mended: what it may have caused gets another try at once."""
+        """The configuration may have been mended: what it may have caused gets another try at once. It lifts no limit
+        of a provider."""
         for state in self.states.values():
             state.breaker.on_reload()
-            state.refusal = ProviderRefusal()
             state.unknown_adapters.clear()
+
+    def on_other_account(self) -> None:
+        """Another key: the provider has refused another account."""
+        for state in self.states.values():
+            state.refusal = ProviderRefusal()
 
     def _breakers(self, caller: str) -> tuple[CircuitBreaker, ...]:
         own = self.states.get(caller)

@@ -103,7 +103,7 @@ class CircuitBreaker:
         self.down_since = NEVER  # by observations of this process; NEVER: up, or down by peer reports alone
         self.peer_reported_down = False  # open by reports of peers alone
         self.unconfirmed = False  # closed or half-open only because no failure in the row is confirmed
-        self._max_ejection = max_ejection
+        self.max_ejection = max_ejection
         self._failures = self._refusals = 0
         self._gone = False  # a refusal in the row is confirmed
         self._refused_at = NEVER  # latest refusal
@@ -384,7 +384,7 @@ class CircuitBreaker:
             self.until = now + EJECTION
             return
         self.openings += 1
-        first, longest = EJECTIONS.get(self.cause, (EJECTION, self._max_ejection))
+        first, longest = EJECTIONS.get(self.cause, (EJECTION, self.max_ejection))
         self.until = now + min(first * 2 ** min(self.openings - 1, MAX_DOUBLINGS), longest)
         if self.down_since == NEVER:
             self.down_since = now

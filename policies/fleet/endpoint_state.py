@@ -1,4 +1,9 @@
-"""Learned state of an endpoint, and the load which follows from this state and the attempts in flight there."""
+"""Learned state of an endpoint, and the load which follows from this state and the attempts in flight there.
+
+Rules:
+- What is about the server outlives the entry in the configuration, and another model: the attempts in flight, the load,
+  limits, the breaker and the evidence of callers. What is about the model begins anew with another one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from policies.fleet.adapter_slots import AdapterSlots
-from policies.fleet.beliefs import Belief, beliefs
+from policies.fleet.beliefs import Belief, beliefs, limits
 from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, has_restarted
@@ -96,20 +101,10 @@ class EndpointState:
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
         self.slow_streams = SlowStreams()
         self.shown = self.breaker.state  # as reported to the operator
-        self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
-        self.calibration = Calibration()
-        self.predictor = self._new_predictor()
-        self.tpot_predictor = TpotPredictor()
-        self.pace = ErrorQuantiles()  # of TPOT / `tpot_of`
-        self.model = ""  # as named by the engine; empty: not yet
-        self._times: dict[str, LearnedTimes] = {}  # of models served before
         self.interference = DecodeInterference()
-        self.block_size = pool.block_size  # the engine's
-        self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
-        self.kv_tokens = pool.kv_tokens
-        self.cache = EndpointCache(int(self.kv_tokens / self.block_tokens))
-        self.kv_loads = KvLoads()
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
+        self.models_before = 0  # that the configuration has named
+        self._forget_model()
         self.engine, self.rates = EngineLoad(), EngineRates()
         self.load_fault = ""  # reason for which the engine's own load is not known; empty: known, or never asked
         self.asleep = False  # by its own word
@@ -119,7 +114,6 @@ class EndpointState:
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
         self.newest_answered = NEVER  # sending of the newest attempt with a first token or an answer
-        self.teacher_samples = 0  # of the most experienced sibling at the last warm start
         self.warming = False
         self.peer_load = NO_LOAD
         self.other_running = self.other_waiting = self._excess = 0  # requests of other traffic
@@ -129,14 +123,53 @@ class EndpointState:
     def _new_predictor(self) -> TtftPredictor:
         return EnginePredictor() if self.pool.local else ApiPredictor(self.unix_offset, self.pool.prior_ttft)
 
-    def reload(self, endpoint: Endpoint, pool: Pool) -> None:
-        """Another configuration of an endpoint with the same model."""
-        if pool.adapters != self.pool.adapters:
+    def _forget_model(self) -> None:
+        """Begin anew with all that is about the model and not about the server."""
+        pool = self.pool
+        self.refusals: deque[bool] = deque(maxlen=JUDGED)  # of the latest answers, the 4xx
+        self.calibration = Calibration()
+        self.predictor = self._new_predictor()
+        self.tpot_predictor = TpotPredictor()
+        self.pace = ErrorQuantiles()  # of TPOT / `tpot_of`
+        self.model = ""  # as named by the engine; empty: not yet
+        self._times: dict[str, LearnedTimes] = {}  # of models served before
+        self.block_size = pool.block_size  # the engine's
+        self.block_tokens = self._mean_block_tokens = float(pool.block_size)  # engine tokens per estimator's block
+        self.kv_tokens = pool.kv_tokens
+        self.cache = EndpointCache(int(self.kv_tokens / self.block_tokens))
+        self.kv_loads = KvLoads()
+        self.teacher_samples = 0  # of the most experienced sibling at the last warm start
+
+    def reload(self, endpoint: Endpoint, pool: Pool, *, mended: bool = True) -> None:
+        """Another configuration of the endpoint, or of its server. `mended` False: of other endpoints alone, so that
+        nothing that was refused gets another try."""
+        (before, former), self.endpoint, self.pool = (self.pool, self.endpoint), endpoint, pool
+        self.breaker.max_ejection = MAX_EJECTION if pool.local else MAX_API_EJECTION
+        if pool.adapters != before.adapters:
             self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)
-        self.endpoint, self.pool = endpoint, pool
-        self.limits.reload(pool.requests_per_minute, pool.tokens_per_minute)
-        self.breaker.on_reload()
-        self.callers.on_reload()
+        if (pool.model, pool.local) != (before.model, before.local):
+            self.models_before += 1
+            self._forget_model()
+            if self.adapters is not None:
+                self.adapters.clear()
+        self.limits.reload(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
+        if endpoint.account != former.account:
+            self.limits.on_other_account()
+            self.callers.on_other_account()
+        if mended:
+            self.breaker.on_reload()
+            self.callers.on_reload()
+
+    @property
+    def is_busy(self) -> bool:
+        """Attempts run at the server, ours or those of peers."""
+        return bool(self.inflight.prefilling or self.inflight.decoding or self.peer_load.in_flight)
+
+    def is_settled(self, now: float) -> bool:
+        """Nothing runs at the server, and nothing is held against it that time has not ended."""
+        refused = (state.refused_until for state in self.callers.states.values())
+        ends = self.peer_load.blocked_until, *refused, NEVER if self.breaker.state is _CLOSED else self.breaker.until
+        return not self.is_busy and self.limits.is_over(now) and max(ends) <= now
 
     @property
     def blocks(self) -> int:
@@ -374,6 +407,11 @@ class EndpointState:
         """Reasons of the engine's own for fewer requests."""
         fault = self.load_fault if self.load_fault != self.breaker.why else ""
         return tuple(filter(None, (ASLEEP if self.asleep else "", fault and f"its load is not known: {fault}")))
+
+    def limits_in_force(self, now: float) -> tuple[Belief, ...]:
+        """Limits for which requests of all callers, or of some, do not go there now."""
+        limited = self.limits.reasons(self._send_limits(), self.breaker.unpaid_until, now)
+        return tuple(limits(self.callers.states.values(), limited, now))
 
     def record_prompt(self, key: Hashable, prompt: PoolEstimate, session: str) -> PendingPrompt:
         """Assumes that the engine will have cached this prompt."""

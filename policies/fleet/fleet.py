@@ -10,7 +10,8 @@ Rules:
   has brought back counts for no other.
 - A change of an endpoint's state is marked by `_touch`: the next snapshot shows the change, and the peers are told.
   Peer loads are shown and never passed on.
-- A reload keeps what was learned of every endpoint which serves the same model as before.
+- A reload keeps what was learned of every endpoint which serves the same model as before. Of a server that gets another
+  model, or whose entry leaves, it keeps what is about the server (`policies.fleet.departed`).
 - Endpoints with few samples learn from the most similar sibling (a pool may mix two kinds of machines), and
   not only at first: after a slow first request, usual for cold engines, an endpoint would be avoided for ever.
 """
@@ -22,6 +23,7 @@ from dataclasses import replace
 
 from policies.blame.blame import Fault
 from policies.fleet.circuit_breaker import CircuitBreaker
+from policies.fleet.departed import DepartedEndpoints
 from policies.fleet.endpoint_state import EndpointState
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet_reader import FleetReader
@@ -30,7 +32,7 @@ from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
-from policies.fleet.saved_state import restore_all
+from policies.fleet.saved_state import restore_all, restore_limits
 from policies.latency.answer_lengths import AnswerLengths
 from policies.latency.learned_state import LearnedEndpoint, LearnedRegression
 from policies.latency.token_counts import TokenScale
@@ -38,6 +40,7 @@ from policies.latency.tpot import DecodingAnswer
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.bucket import RateLimit
+from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import (
     NEVER,
@@ -73,38 +76,55 @@ class Fleet:
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
         self._pools: dict[str, PoolState] = {}
+        self._departed = DepartedEndpoints()
         self._attempts: dict[Hashable, InFlightAttempt] = {}
         self._external_use = ExternalUseByRoute()
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
-        self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use)
+        self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use, self._departed)
         self.reload(pools)
 
-    def reload(self, pools: Iterable[Pool]) -> None:
+    def reload(self, pools: Iterable[Pool], *, mended: bool = True) -> None:
+        """`mended` False: found addresses have changed, and nothing that an endpoint may have refused."""
+        pools = [*pools]
         known_states, known_pools = {**self._states}, {**self._pools}
+        returning = self._departed.returning(known_states, [one for pool in pools for one in pool.endpoints])
         self._states.clear()
         self._pools.clear()
         for pool in pools:
-            members = [self._keep_or_create(known_states.get(one.id), one, pool) for one in pool.endpoints]
+            members = [self._keep_or_create(returning.get(one.id), one, pool, mended) for one in pool.endpoints]
             share_predictors(members)
             scale = known_pools[pool.name].scale if pool.name in known_pools else TokenScale()
             learners = members if len(members) > 1 else []
             self._pools[pool.name] = PoolState(pool, scale, members, learners, members)
             self._states.update((state.endpoint.id, state) for state in members)
-        for removed in known_states.keys() - self._states.keys():
-            if self.peers is not None:
-                self.peers.publish(removed, NO_LOAD)
+        self._departed.keep(known_states, self._states)
+        for name in known_states.keys() - self._states.keys():
+            self._publish(name, known_states[name])
         if known_states:
-            self.cache_lost |= self._states.keys() - known_states.keys()
+            joined = self._states.keys() - known_states.keys()
+            self.cache_lost |= {name for name in joined if not len(self._states[name].cache.index)}
         self.cache_lost &= self._states.keys()
         self.closes = any(not state.pool.local or state.pool.concurrent_requests for state in self._states.values())
         self._views.reload(self._states, {name: state.pool for name, state in self._pools.items()})
 
-    def _keep_or_create(self, known: EndpointState | None, endpoint: Endpoint, pool: Pool) -> EndpointState:
-        if known is not None and (known.pool.model, known.pool.local) == (pool.model, pool.local):
-            known.reload(endpoint, pool)
-            return known
-        return EndpointState(endpoint, pool, self._unix_offset)
+    def _keep_or_create(
+        self, known: EndpointState | None, endpoint: Endpoint, pool: Pool, mended: bool
+    ) -> EndpointState:
+        if known is None:
+            return EndpointState(endpoint, pool, self._unix_offset)
+        known.reload(endpoint, pool, mended=mended)
+        return known
+
+    def expire(self, now: float) -> None:
+        """Forgets servers that have left, once nothing is left of them. Called every few seconds."""
+        for name in self._departed.expire(now) if self._departed.states else ():
+            if self.peers is not None and name not in self._states:
+                self.peers.publish(name, NO_LOAD)
+
+    def _known(self, endpoint_id: str) -> EndpointState | None:
+        """The state of an endpoint in the fleet, or of one that has left."""
+        return self._states.get(endpoint_id) or self._departed.states.get(endpoint_id)
 
     # ----------------------------------------------------------------- loads of a moment
 
@@ -138,6 +158,13 @@ class Fleet:
             share_predictors(pool.members)
         return [state.endpoint.id for state in restored]
 
+    def restore_limits(self, limits: Mapping[str, SavedLimits], age: float, now: float) -> None:
+        """The same of rate limits, by endpoint."""
+        for name, saved in limits.items():
+            if (state := self._states.get(name)) is not None:
+                restore_limits(state, saved, age, now)
+                self._touch(state)
+
     def restore_scale(self, pool: str, scale: LearnedRegression, age: float) -> None:
         """The same of a pool's prompt counts. Raises ValueError where other terms were saved."""
         self._pools[pool].scale.restore(scale, age)
@@ -164,7 +191,8 @@ class Fleet:
     ) -> None:
         """Attempt `key` was sent. `output`: expected tokens; `session`: name of the attempt in KV events; `caller`: key
         or address whose request it is; empty: the gateway's own."""
-        if (state := self._states.get(candidate.endpoint.id)) is None:
+        state = self._states.get(candidate.endpoint.id)
+        if state is None and (state := self._known(candidate.endpoint.id)) is None:
             return
         if key in self._attempts:
             self.on_ended(key, AttemptOutcome.CANCELLED, now)
@@ -201,7 +229,7 @@ class Fleet:
             return
         attempt.on_first_token(key, now)
         ttft = now - attempt.sent_at if attempt.stream else engine_ttft
-        if ttft is not None:
+        if ttft is not None and attempt.models_before == attempt.state.models_before:
             self._learn_ttft(attempt, ttft, now)
         self._touch(attempt.state)
 
@@ -219,10 +247,11 @@ class Fleet:
 
     def is_closed(self, candidate: Candidate, now: float, caller: str = "") -> bool:
         """A request of the caller sent there now would exceed the cap or a rate limit."""
-        state = self._states.get(candidate.endpoint.id)
+        state = self._known(candidate.endpoint.id)
         if state is None or not state.may_be_closed(now):
             return False
-        load = self.load_for(caller, candidate.endpoint.id, now)
+        member = self._is_member(state)
+        load = self.load_for(caller, state.endpoint.id, now) if member else state.load_for(caller, state.load(now), now)
         return load.full or load.limits.wait(candidate.prompt_tokens, now) > 0
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
@@ -232,13 +261,14 @@ class Fleet:
         if attempt is None:
             return
         state, report = attempt.state, report or AttemptReport()
+        former = attempt.models_before != state.models_before
         if outcome is AttemptOutcome.OUTPACED:
             state.slow_streams.add(attempt.caller, now)
         attempt.on_ended(key, outcome, now, report)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             attempt.on_unknown_adapter(key, state.adapters, now)
         else:
-            judges = report.blame is None or report.blame.fault is not Fault.CALLER_KEY
+            judges = not former and (report.blame is None or report.blame.fault is not Fault.CALLER_KEY)
             if judges:
                 state.count_answer(outcome)
             outlier = judges and outcome is AttemptOutcome.REFUSED and self.view.is_outlier(state.endpoint.id)
@@ -247,7 +277,7 @@ class Fleet:
                 self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:
             self._lose_cache(state)
-        if attempt.first_at is None:
+        if attempt.first_at is None and not former:
             if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
                 self._learn_ttft(attempt, report.engine_ttft, now)
             elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
@@ -255,7 +285,8 @@ class Fleet:
         pool = self._pools.get(state.pool.name)
         if pool is not None:
             pool.share_tokens_per_event(state)
-        attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
+        if not former:
+            attempt.learn_from_report(key, outcome, report, None if pool is None else pool.scale, now)
         self._touch(state)
 
     def on_refusal_confirmed(self, endpoint_id: str) -> None:
@@ -379,9 +410,10 @@ class Fleet:
     # ----------------------------------------------------------------- peers
 
     def on_peer_load(self, endpoint_id: str, load: PeerLoad, now: float) -> None:
-        if (state := self._states.get(endpoint_id)) is not None:
+        state = self._known(endpoint_id)
+        if state is not None and state.endpoint.id == endpoint_id:
             state.on_peer_load(load, now)
-            if load.down_since > NEVER or state.breaker.peer_reported_down:
+            if (load.down_since > NEVER or state.breaker.peer_reported_down) and self._is_member(state):
                 believed = self._pools[state.pool.name].others_up(state)
                 state.breaker.on_peer_report(load.down_since if believed else NEVER, now)
                 if state.breaker.state is not state.shown:
@@ -396,11 +428,17 @@ class Fleet:
         """Publishes our load at endpoints with a change."""
         unpublished, self._unpublished = self._unpublished, {}
         for state in unpublished:
-            if self.peers is not None and self._is_member(state):
-                load = state.own_load
-                if load.down_since > NEVER and self._pools[state.pool.name].mostly_down():
-                    load = replace(load, down_since=NEVER)
-                self.peers.publish(state.endpoint.id, load)
+            if self._known(state.endpoint.id) is state:
+                self._publish(state.endpoint.id, state)
+
+    def _publish(self, endpoint_id: str, state: EndpointState) -> None:
+        """Publishes our load there: what still runs at an endpoint that has left, too."""
+        if self.peers is None:
+            return
+        load = state.own_load if state.endpoint.id == endpoint_id else NO_LOAD  # else counted under its present id
+        if load.down_since > NEVER and (not self._is_member(state) or self._pools[state.pool.name].mostly_down()):
+            load = replace(load, down_since=NEVER)
+        self.peers.publish(endpoint_id, load)
 
     # ----------------------------------------------------------------- consequences
 
@@ -427,15 +465,15 @@ class Fleet:
         self.on_breaker(state.endpoint, state.breaker)
 
     def _is_member(self, state: EndpointState) -> bool:
-        """False once a reload has removed or replaced the endpoint; attempts there may still end."""
+        """False once a reload has removed the endpoint; attempts there may still end."""
         return self._states.get(state.endpoint.id) is state
 
     def _lose_cache(self, state: EndpointState) -> None:
         """Engine restarted or gone: assumes an empty cache."""
+        state.cache.clear()
+        if state.adapters is not None:
+            state.adapters.clear()
         if self._is_member(state):
-            state.cache.clear()
-            if state.adapters is not None:
-                state.adapters.clear()
             self.cache_lost.add(state.endpoint.id)
             self.on_cache_lost(state.endpoint.id)
 

@@ -12,16 +12,18 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from policies.fleet.beliefs import Belief
+from policies.fleet.departed import DepartedEndpoints
 from policies.fleet.endpoint_state import STALE, EndpointState, EndpointStatistics
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
-from policies.fleet.saved_state import learned
+from policies.fleet.saved_state import learned, saved_limits
 from policies.latency.answer_pace import AnswerPace, pace_of
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
 from policies.quota.external_use import ExternalUseByRoute
+from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
 
@@ -35,10 +37,12 @@ class FleetReader:
         pools: Mapping[str, PoolState],
         attempts: Mapping[Hashable, InFlightAttempt],
         external_use: ExternalUseByRoute,
+        departed: DepartedEndpoints,
     ) -> None:
         self._states, self._pools = states, pools
         self._attempts = attempts
         self._external_use = external_use
+        self._departed = departed
 
     def candidates(
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
@@ -172,7 +176,8 @@ class FleetReader:
     # ----------------------------------------------------------------- endpoints
 
     def knows(self, endpoint_id: str) -> bool:
-        return endpoint_id in self._states
+        """In the fleet, or has left it and may come back."""
+        return endpoint_id in self._states or endpoint_id in self._departed.states
 
     def pool_of(self, endpoint_id: str) -> str:
         return self._states[endpoint_id].pool.name
@@ -213,10 +218,21 @@ class FleetReader:
         state = self._states.get(endpoint_id)
         return None if state is None or not state.predictor.samples else learned(state, now)
 
+    def saved_limits(self, endpoint_id: str, now: float) -> SavedLimits | None:
+        """The limits that survive a restart; None: none is in force."""
+        state = self._states.get(endpoint_id)
+        return None if state is None else saved_limits(state, now)
+
     def beliefs(self, loads: Mapping[str, Load], now: float) -> Mapping[str, tuple[Belief, ...]]:
         """Beliefs that keep requests away, by endpoint; endpoints without any are left out."""
         found = {name: self._states[name].believed(load, now) for name, load in loads.items()}
         return {name: believed for name, believed in found.items() if believed}
+
+    def limits_in_force(self, now: float) -> Mapping[str, tuple[Belief, ...]]:
+        """Limits for which requests of all callers, or of some, do not go there now, by endpoint."""
+        may_be = ((name, state) for name, state in self._states.items() if state.may_be_closed(now))
+        found = {name: state.limits_in_force(now) for name, state in may_be}
+        return {name: limits for name, limits in found.items() if limits}
 
     def is_outlier(self, endpoint_id: str) -> bool:
         """The endpoint refuses requests answered by other endpoints of the pool."""

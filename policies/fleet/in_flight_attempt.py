@@ -65,6 +65,7 @@ class InFlightAttempt:
     prefill_rate: float  # tokens/s
     reported_queue: float  # tokens of `work.queued_tokens` which this process did not send
     answer: DecodingAnswer
+    models_before: int = 0  # of the endpoint; another number by now: nothing is learned, and no failure counts
     found_room: bool = True  # in the engine's KV cache, at the sending
     kv_tokens: int = 0  # of this room, that the prompt takes
     adapter_wait: AdapterWait = LOADED
@@ -111,6 +112,7 @@ class InFlightAttempt:
             prefill_rate=rate,
             reported_queue=max(queued - state.inflight.queue.tokens_left(now, rate), 0.0) if queued else 0.0,
             answer=answer,
+            models_before=state.models_before,
             found_room=state.kv_room.on_sent(kv_tokens := work.uncached + sum(candidate.to_load), now),
             kv_tokens=kv_tokens,
             kv_load_s=state.kv_loads.seconds(candidate.to_load) if candidate.to_load else 0.0,
@@ -274,7 +276,11 @@ class InFlightAttempt:
         """`outlier`: a refusal that says more of the endpoint than of the request."""
         callers = self.state.callers
         blame = OUTLIER if outlier else report.blame or blame_of(outcome, report.connected)
-        if outcome is AttemptOutcome.SILENT:
+        if self.models_before != self.state.models_before and (
+            outcome is AttemptOutcome.SILENT or (blame and blame.evidence.is_failure)
+        ):
+            callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
+        elif outcome is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
             overdue = self.stream and now - self.sent_at > patience
             callers.on_silent(key, self.caller, self.sent_at, now, overdue)

@@ -10,6 +10,7 @@ from policies.latency.api_predictor import ApiPredictor
 from policies.latency.learned_state import LearnedEndpoint, kept_share
 from policies.latency.tpot import MAX_SHARE, MIN_SHARE, TpotPredictor
 from policies.latency.ttft_predictor import EnginePredictor, TtftPredictor
+from policies.rate_limit.saved_limits import SavedLimits
 
 
 def learned(state: EndpointState, now: float) -> LearnedEndpoint:
@@ -24,6 +25,19 @@ def learned(state: EndpointState, now: float) -> LearnedEndpoint:
         api=predictor.learned(now) if isinstance(predictor, ApiPredictor) else None,
         adapter_load_s=None if state.adapters is None else state.adapters.load_s,
     )
+
+
+def saved_limits(state: EndpointState, now: float) -> SavedLimits | None:
+    """The limits that survive a restart; None: none is in force."""
+    refusals = {caller: one.refusal for caller, one in state.callers.states.items()}
+    blocked_until = state.limits.send_limits(state.peer_load.blocked_until).blocked_until
+    return state.limits.saved(blocked_until, refusals, now)
+
+
+def restore_limits(state: EndpointState, saved: SavedLimits, age: float, now: float) -> None:
+    """Brings back the limits of `age` seconds ago."""
+    state.limits.restore(saved, age, now)
+    state.callers.restore(saved.callers, age, now)
 
 
 def restore(state: EndpointState, saved: LearnedEndpoint, age: float, now: float) -> None:

@@ -12,16 +12,18 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from policies.rate_limit.bucket import RateLimit
 from policies.rate_limit.learned_limit import LearnedRateLimit
+from policies.rate_limit.saved_limits import MAX_BUCKETS, MAX_TEXT, SavedBucket, SavedLimits, SavedRefusal
 from policies.rate_limit.send_limits import UNLIMITED, SendLimits
 
 RECENT = 2048  # sent requests remembered
 MIN_RETRY_AFTER, DEFAULT_RETRY_AFTER, MAX_RETRY_AFTER = 0.1, 1.0, 60.0  # s; default: where the provider names none
-LIMITED = "limited by its provider"
+LIMITED, CONFIGURED = "limited by its provider", "limited by the configuration"  # beliefs
+PEER_REPORT = "a peer process reports it"
 
 Buckets = tuple[RateLimit, ...]
 Reason = tuple[str, str, float]  # belief, reason, end
@@ -41,6 +43,11 @@ class ProviderRefusal:
         wait = DEFAULT_RETRY_AFTER if retry_after is None else max(retry_after, MIN_RETRY_AFTER)
         self.until = max(self.until, now + min(wait, MAX_RETRY_AFTER))
 
+    def restore(self, saved: SavedRefusal, age: float, now: float) -> None:
+        """Brings back what was saved `age` seconds ago, unless more is known by now."""
+        if (until := now + saved.left - age) > max(self.until, now):
+            self.until, self.why = until, saved.why or "known from before the restart"
+
     def reasons(self, now: float) -> Iterator[Reason]:
         if self.until > now:
             yield LIMITED, self.why, self.until
@@ -59,12 +66,29 @@ class EndpointLimits:
         self._per_minute = requests_per_minute, tokens_per_minute
         self._configured = _per_minute(*self._per_minute)  # with all that this process has sent
 
-    def reload(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
-        """Begin anew with other limits of the configuration, and with what was learned."""
+    def reload(self, requests_per_minute: float | None, tokens_per_minute: float | None, *, learns: bool) -> None:
+        """Begin anew with other limits of the configuration. No configuration lifts a limit of the provider."""
         per_minute = requests_per_minute, tokens_per_minute
         if per_minute != self._per_minute:
             self._per_minute, self._configured = per_minute, _per_minute(*per_minute)
+        if learns != (self._learned is not None):
+            self._learned = LearnedRateLimit() if learns else None
+
+    def on_other_account(self) -> None:
+        """Another key: the limits that are known are of another account."""
+        self.refusal.until = -inf
+        self._reported, self._as_of = (), -inf
+        self._sent.clear()
+        self._tokens = 0.0
         self._learned = None if self._learned is None else LearnedRateLimit()
+        self._configured = _per_minute(*self._per_minute)
+
+    def is_over(self, now: float) -> bool:
+        """No limit is left that a request might meet with."""
+        learned = self._learned is None or self._learned.limit(now) is None
+        reported = all(min(bucket.full_at, bucket.until) <= now for bucket in self._reported)
+        configured = all(bucket.full_at <= now for bucket in self._configured)
+        return learned and reported and configured and self.refusal.until <= now
 
     def on_sent(self, tokens: float, now: float) -> None:
         """A prompt of `tokens` tokens was sent."""
@@ -102,15 +126,45 @@ class EndpointLimits:
         if self._learned is not None and all(limit.counts_tokens for limit in self._reported):
             self._learned.on_rejected(now)
 
+    def saved(self, blocked_until: float, callers: Mapping[str, ProviderRefusal], now: float) -> SavedLimits | None:
+        """What survives a restart; None: no limit is in force. `blocked_until`: for all callers, by whatever process;
+        `callers`: what single callers have met with."""
+        why = self.refusal.why if self.refusal.until >= blocked_until else ""
+        reported = [SavedBucket.of(each, now) for each in self._reported if min(each.full_at, each.until) > now]
+        configured = [SavedBucket.of(each, now) for each in self._configured if each.full_at > now]
+        found = SavedLimits(
+            _saved(blocked_until, why, now),
+            {name: saved for name, one in callers.items() if (saved := _saved(one.until, one.why, now)) is not None},
+            reported[:MAX_BUCKETS],
+            configured,
+        )
+        return None if found == SavedLimits() else found
+
+    def restore(self, saved: SavedLimits, age: float, now: float) -> None:
+        """Brings back what was saved `age` seconds ago, but for what is known by now. Of the configuration's limits:
+        those that it still has."""
+        if saved.refusal is not None:
+            self.refusal.restore(saved.refusal, age, now)
+        if self._as_of == -inf:
+            self._reported = tuple([each.bucket(age, now) for each in saved.reported])
+        known = {(each.counts_tokens, each.limit): each.bucket(age, now) for each in saved.configured}
+        self._configured = tuple(
+            [known.get((one.counts_tokens, one.limit), one) if one.at == -inf else one for one in self._configured]
+        )
+
     def reasons(self, seen: SendLimits, unpaid_until: float, now: float) -> Iterator[Reason]:
         """Reasons of `seen`, the limits of all callers, for the operator."""
         yield from self.refusal.reasons(now)
+        yield from _used_up(LIMITED, "its reported limit", self._reported, now)
+        yield from _used_up(CONFIGURED, "the pool's limit", self._configured, now)
         learned = None if self._learned is None else self._learned.limit(now)
         if self._learned is not None and learned is not None:
             what = f"limit of {learned} requests a minute"
             yield what, "more than one caller was refused after so many", self._learned.forgotten_at
+            if self._learned.full_until > now:
+                yield LIMITED, f"its {what} is reached", self._learned.full_until
         elif seen.blocked_until > max(now, self.refusal.until, unpaid_until):
-            yield LIMITED, "a peer process reports it", seen.blocked_until
+            yield LIMITED, PEER_REPORT, seen.blocked_until
 
     def send_limits(self, refused_until: float) -> SendLimits:
         """The limits as of now, for all callers. `refused_until`: end of a refusal known from elsewhere."""
@@ -118,6 +172,16 @@ class EndpointLimits:
         blocked_until = max(refused_until, self.refusal.until, learned)
         buckets = self._reported + self._configured
         return SendLimits(blocked_until, buckets=buckets) if buckets or blocked_until > -inf else UNLIMITED
+
+
+def _saved(until: float, why: str, now: float) -> SavedRefusal | None:
+    return SavedRefusal(min(until - now, MAX_RETRY_AFTER), why[:MAX_TEXT]) if until > now else None
+
+
+def _used_up(what: str, whose: str, buckets: Buckets, now: float) -> Iterator[Reason]:
+    for bucket in buckets:
+        if (wait := bucket.wait(1.0, now)) > 0:
+            yield what, f"{whose} of {'tokens' if bucket.counts_tokens else 'requests'} is used up", now + wait
 
 
 def _per_minute(requests: float | None, tokens: float | None) -> Buckets:

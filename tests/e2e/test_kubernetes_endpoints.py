@@ -47,6 +47,19 @@ async def test_a_pod_that_becomes_ready_is_asked_within_two_seconds_and_one_that
             assert sum(each.method == "POST" for each in leaves.requests) == 1
 
 
+async def test_an_endpoint_that_makes_no_url_stops_neither_the_start_nor_later_changes() -> None:
+    """Whoever may write a slice of one service takes no endpoint from anybody else."""
+    async with Upstream([STREAMED]) as pod, api_server() as server:
+        port = int(pod.url.rpartition(":")[2])
+        put_slice(server, "bad", endpoint("127.0.0.1", "x"), port=99_999)
+        async with gateway_over(server) as gateway:
+            put_slice(server, "none", endpoint("127.0.0.1", "y"), port=0)
+            put_slice(server, "good", endpoint("127.0.0.1", "a"), port=port)
+            await eventually(lambda: gateway.monitor.loads())
+            assert gateway.monitor.loads().keys() == {f"only/127.0.0.1:{port}/a"}
+            assert await stream_status(gateway) == 200
+
+
 async def test_a_service_without_pods_is_refused_until_one_is_ready() -> None:
     async with Upstream([STREAMED]) as pod, api_server() as server:
         port = pod.url.rpartition(":")[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,9 +35,15 @@ class Change:
 @dataclass
 class FakeApiServer:
     """`status`: of every reply, where it is not 200. `page`: objects in one reply of a list, at most. `in_stream`: an
-    old version is refused by an event in the watch, else by the status of the reply. `token`: needed, unless empty."""
+    old version is refused by an event in the watch, else by the status of the reply. `token`: needed, unless empty.
+    `list_status`, `watch_status`: of these alone. `endless`: a list always names another page: the `same`, or a `new`
+    one. `deaf`: watches say nothing, and do not end."""
 
     status: int = 200
+    list_status: int = 200
+    watch_status: int = 200
+    endless: str = ""
+    deaf: bool = False
     page: int = 500
     in_stream: bool = True
     token: str = ""
@@ -99,11 +105,14 @@ class FakeApiServer:
         if self.status != 200:
             return refusal(self.status, "as the test wants it")
         if http.query.get("watch") in ("1", "true", "True"):
-            return await self._watch(http)
-        return self._list(http)
+            return await self._watch(http) if self.watch_status == 200 else refusal(self.watch_status, "no watch")
+        return self._list(http) if self.list_status == 200 else refusal(self.list_status, "no list")
 
     def _list(self, http: web.Request) -> web.Response:
         """A token of a later page names the version of the first: here, objects do not change between pages."""
+        if self.endless:
+            page = int(http.query.get("continue", "0")) + (self.endless == "new")
+            return web.json_response({"metadata": {"resourceVersion": "1", "continue": str(page)}, "items": []})
         begin = int(http.query.get("continue", "0"))
         limit = min(int(http.query.get("limit", "0")) or self.page, self.page)
         found = [one for one in self._objects.get(http.path, {}).values() if selected(http, one)]
@@ -123,7 +132,9 @@ class FakeApiServer:
             return stream
         self.watches += 1
         try:
-            await self._follow(http, stream, version)
+            with suppress(TimeoutError):  # as the real one, which ends a watch in the time that it was asked for
+                async with asyncio.timeout(None if self.deaf else float(http.query.get("timeoutSeconds", "1800"))):
+                    await self._follow(http, stream, version)
         finally:
             self.watches -= 1
         return stream
@@ -132,6 +143,8 @@ class FakeApiServer:
         cut = self._cut
         while True:
             woken = self._woken
+            if self.deaf:
+                await asyncio.Event().wait()
             for change in [each for each in self._changes if each.version > version]:
                 version = change.version
                 for event in self._events(http, change):

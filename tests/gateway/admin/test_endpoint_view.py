@@ -60,7 +60,7 @@ def test_a_rate_limited_endpoint_is_healthy() -> None:
     attempt(fleet, "a", 100.0, AttemptOutcome.RATE_LIMITED)
     found = endpoint_view(asked(fleet, 101.0), 101.0)
     assert (found["load"]["health"], found["limited_for_s"]) == ("up", 6.0)
-    assert found["why"] == "its provider limits us for 6.0 s more"
+    assert found["why"] == "limited by its provider for 6.0 s more: rate limit reached"
 
 
 def test_calibration_is_the_share_of_first_tokens_within_p50_and_p90() -> None:

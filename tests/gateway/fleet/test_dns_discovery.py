@@ -13,7 +13,7 @@ import pytest
 
 from backends.http.allowed_addresses import is_allowed
 from gateway.fleet import dns_discovery as module
-from gateway.fleet.dns_discovery import MAX_ADDRESSES, DnsDiscovery, system
+from gateway.fleet.dns_discovery import MAX_ADDRESSES, MOST_MISSED, AddressHistory, DnsDiscovery, system
 from tests.support.simulated import eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -60,14 +60,60 @@ async def test_follow_resolves_a_name_to_sorted_unique_addresses() -> None:
 
 
 async def test_changed_addresses_are_announced_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """In one line: added and removed addresses."""
+    """A line for the one that joins, with the first answer, and a line for the one that leaves, answers later."""
     caplog.set_level(logging.INFO, "firsttoken")
     resolver = Resolver("10.0.0.1", "10.0.0.2")
     async with following(resolver) as names:
         resolver.answer = ["10.0.0.2", "10.0.0.3"]
         await asyncio.wait_for(names.changed(), 5)
+        assert names.addresses[NAME] == ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        await asyncio.wait_for(names.changed(), 5)
         assert names.addresses[NAME] == ("10.0.0.2", "10.0.0.3")
-    assert caplog.messages[-1] == f"{NAME} has 2 addresses: +10.0.0.3, -10.0.0.1"
+    assert caplog.messages[-2:] == [f"{NAME} has 3 addresses: +10.0.0.3", f"{NAME} has 2 addresses: -10.0.0.1"]
+
+
+def test_an_answer_that_lacks_an_address_once_or_twice_changes_nothing() -> None:
+    """Caches and servers of the DNS differ. A third in a row without it, and it leaves."""
+    history, both = AddressHistory(), ("10.0.0.1", "10.0.0.2")
+    for answer in (both, both[:1], both, both[1:], both, both[:1], both[:1]):
+        history.on_answer(answer)
+        assert history.addresses == both
+    gone = AddressHistory()
+    for count, answer in enumerate((both, both[:1], both[:1], both[:1])):
+        gone.on_answer(answer)
+        assert gone.addresses == (both if count < 3 else both[:1])
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 12])
+def test_answers_that_rotate_come_to_rest_with_all_addresses(size: int) -> None:
+    """One address of `size` in each answer: after some turns no answer changes the addresses any more."""
+    history, addresses = AddressHistory(), [f"10.0.0.{number}" for number in range(size)]
+    for turn in range(20 * size):
+        before = history.addresses
+        history.on_answer([addresses[turn % size]])
+        assert turn < 3 * size or history.addresses == before
+    assert history.addresses == tuple(sorted(addresses))
+    for _ in range(MOST_MISSED):
+        history.on_answer(addresses[:1])
+    assert history.addresses == ("10.0.0.0",)
+
+
+def test_a_resolver_that_invents_addresses_fills_no_memory() -> None:
+    """An answer of ever new ones: those in the latest answer are used first, and few are remembered."""
+    history = AddressHistory()
+    for turn in range(1000):
+        answer = {f"10.{turn % 200}.{turn // 200}.{number}" for number in range(100)}
+        history.on_answer(answer)
+        assert answer <= {*history.addresses}
+        assert len(history.addresses) <= MAX_ADDRESSES
+    assert len(history._missed) <= 100 * (MOST_MISSED + 1)
+
+
+@pytest.mark.parametrize("bad", ["", "10.0.0.1:80", "fd12::1%eth0", "elsewhere", "10.0.0.01"])
+async def test_an_address_that_makes_no_url_is_left_out_alone(bad: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with following(Resolver("10.0.0.1", bad)) as names:
+        assert names.addresses == {NAME: ("10.0.0.1",)}
+    assert f"1 addresses of {NAME} are not used, such as {bad}" in caplog.messages
 
 
 @pytest.mark.parametrize("failure", [OSError("Name or service not known"), ()], ids=["an error", "none"])

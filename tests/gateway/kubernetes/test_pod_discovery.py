@@ -197,6 +197,103 @@ async def test_addresses_that_no_pod_can_have_are_dropped() -> None:
             assert ips(found) == ["10.0.0.1"]
 
 
+BAD_PORTS = (0, -1, 65_536, 99_999, 2**70)
+
+
+@pytest.mark.parametrize("port", BAD_PORTS)
+async def test_an_endpoint_that_makes_no_url_is_left_out_alone(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It is named in the log, once; what joins later joins."""
+    async with api_server() as server:
+        put_slice(server, "bad", endpoint("10.0.0.9", "x"), port=port)
+        put_slice(server, "good", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            assert ips(found) == ["10.0.0.1"]
+            put_slice(server, "good", endpoint("10.0.0.1", "a"), endpoint("10.0.0.2", "b"))
+            await eventually(lambda: ips(found) == ["10.0.0.1", "10.0.0.2"])
+    told = [message for message in caplog.messages if "cannot be used" in message]
+    assert told == [f"1 endpoints of service default/vllm cannot be used, such as '10.0.0.9:{port}'"]
+
+
+@pytest.mark.parametrize("port", BAD_PORTS)
+async def test_an_inference_pool_with_a_port_that_makes_no_url_has_its_other_ports(port: int) -> None:
+    async with api_server() as server:
+        put_pool(server, port, 8000)
+        put_pod(server, "one", "10.0.0.1")
+        async with following(server, POOL) as found:
+            assert [(pod.ip, pod.port) for pod in found.pods[POOL]] == [("10.0.0.1", 8000)]
+
+
+async def test_of_too_many_endpoints_those_that_serve_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new pod with a lower address pushes none out, and takes the place of one that leaves."""
+    monkeypatch.setattr("gateway.kubernetes.pod_discovery.MAX_PODS", 2)
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.5", "a"), endpoint("10.0.0.6", "b"))
+        async with following(server) as found:
+            put_slice(server, "two", endpoint("10.0.0.1", "c"))
+            await eventually(lambda: found.left_out == {SERVICE: 1})
+            assert ips(found) == ["10.0.0.5", "10.0.0.6"]
+            put_slice(server, "one", endpoint("10.0.0.6", "b"))
+            await eventually(lambda: ips(found) == ["10.0.0.1", "10.0.0.6"])
+
+
+@pytest.mark.parametrize("endless", ["same", "new"])
+async def test_a_list_without_end_is_a_failure_with_pauses(endless: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Some requests a try, and tries as of any failure; what was known stays."""
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            await eventually(lambda: server.watches == 1)
+            server.endless, tried = endless, len(server.asked)
+            server.watch_status = 410
+            server.cut()
+            await asyncio.sleep(60.0)
+            assert ips(found) == ["10.0.0.1"]
+            assert 5 < len(server.asked) - tried < 200
+            assert sum("a list goes on without another object" in message for message in caplog.messages) == 1
+            server.endless, server.watch_status = "", 200
+            put_slice(server, "two", endpoint("10.0.0.2", "b"))
+            await eventually(lambda: len(ips(found)) == 2, within=60)
+
+
+@pytest.mark.parametrize("gone", ["list_status", "watch_status"])
+async def test_a_version_that_is_always_too_old_is_told_and_asked_for_with_pauses(
+    gone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """410 for ever, of the list, or of each watch after a list that succeeds. Once is usual, and has no line."""
+    caplog.set_level(logging.INFO, "firsttoken")
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        async with following(server) as found:
+            await eventually(lambda: server.watches == 1)
+            setattr(server, gone, 410)
+            tried = len(server.asked)
+            server.cut()
+            put_slice(server, "one", endpoint("10.0.0.1", "a"))
+            server.compact()
+            await asyncio.sleep(600.0)
+            assert ips(found) == ["10.0.0.1"]
+            assert 10 < len(server.asked) - tried < 130
+            setattr(server, gone, 200)
+            put_slice(server, "two", endpoint("10.0.0.2", "b"))
+            await eventually(lambda: len(ips(found)) == 2, within=60)
+            await eventually(lambda: "can be read again" in caplog.text, within=120)
+    told = [message for message in caplog.messages if "Kubernetes" in message]
+    assert ["cannot be read (410" in told[0], "can be read again" in told[-1], len(told)] == [True, True, 2]
+
+
+async def test_a_watch_whose_connection_is_half_open_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """What has changed meanwhile is found by a list, within the time of a watch, also where each next watch is deaf."""
+    async with api_server() as server:
+        put_slice(server, "one", endpoint("10.0.0.1", "a"))
+        server.deaf = True
+        async with following(server) as found:
+            for number in (2, 3, 4):
+                put_slice(server, f"{number}", endpoint(f"10.0.0.{number}", f"uid{number}"))
+                await eventually(lambda number=number: len(ips(found)) == number, within=70)
+            assert "cannot be read (the watch is silent beyond its time)" in caplog.text
+            assert sum("Kubernetes" in message for message in caplog.messages) <= 3
+
+
 async def test_an_inference_pool_is_followed_with_the_pods_that_it_selects() -> None:
     """A port of each pod is an endpoint; another selector selects other pods."""
     async with api_server() as server:

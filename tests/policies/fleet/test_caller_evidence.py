@@ -310,12 +310,26 @@ def test_a_rate_limit_that_the_provider_reports_counts_for_all() -> None:
     assert not usable(of, "b", 1.0)
 
 
-def test_a_reload_lifts_a_refusal_that_one_caller_has_met_with() -> None:
-    """The configuration may have been mended."""
+def test_a_reload_lifts_what_it_may_have_mended_and_no_limit_of_a_provider() -> None:
+    """Of one caller alone too: a key that is refused may be another now, and a provider's minute is what it was."""
     of = fleet()
-    fail(of, "request_rate", "a")
+    fail(of, "auth", "a")
     assert not usable(of, "a", 0.5)
     of.reload([SMALL, HOSTED])
+    assert usable(of, "a", 0.5)
+    fail(of, "request_rate", "b")
+    of.reload([SMALL, HOSTED])
+    assert not usable(of, "b", 0.5)
+
+
+def test_another_key_is_tried_at_once_after_the_limit_of_the_former() -> None:
+    """A limit is of one account at a server."""
+    pools = [replace(HOSTED, endpoints=(replace(API, account=account),)) for account in ("first", "second")]
+    of = Fleet([pools[0]])
+    fail(of, "request_rate", "a")
+    of.reload([pools[0]])
+    assert not usable(of, "a", 0.5)
+    of.reload([pools[1]])
     assert usable(of, "a", 0.5)
 
 

@@ -195,13 +195,26 @@ def test_warming_and_rate_limits_of_a_peer_apply_to_all() -> None:
     assert load(ours, 1.0, TWO).limits.blocked_until == pytest.approx(21.0)
 
 
-def test_load_of_a_removed_endpoint_is_withdrawn_from_peers() -> None:
-    """Peers that keep the endpoint would count the load for ever."""
+def test_load_of_a_removed_endpoint_is_withdrawn_from_peers_when_its_last_attempt_has_ended() -> None:
+    """Not sooner: the server is busy, whoever lists it. Peers that keep the endpoint count nothing for ever."""
     ours, theirs = fleets()
-    send(theirs)
-    assert load(ours).in_flight == 1
+    key = send(theirs)
     theirs.reload([HOSTED])
+    assert load(ours).in_flight == 1
+    theirs.on_ended(key, AttemptOutcome.COMPLETED, 1.0, AttemptReport(1000, 0, 10, 0.02))
+    theirs.publish()
     assert load(ours).in_flight == 0
+
+
+def test_a_peers_requests_at_an_endpoint_that_was_away_are_known_at_its_return() -> None:
+    """What runs there by the peer's hand counts from the first moment, not from the peer's next full message."""
+    ours, theirs = fleets()
+    ours.reload([HOSTED])
+    assert ours.view.knows(ONE.id)
+    send(theirs)
+    ours.snapshot(0.5)
+    ours.reload([SMALL, HOSTED], mended=False)
+    assert load(ours, 0.5).in_flight == 1
 
 
 # --------------------------------------------------------------------------- health

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
@@ -146,12 +146,15 @@ def test_requests_on_their_way_take_from_what_remains() -> None:
     assert [held.hold.rule for held in provider.scheduler.holds() if held.hold] == [HoldRule.RATE_LIMIT]
 
 
-def test_a_reload_forgets_a_learned_limit() -> None:
+def test_a_reload_keeps_a_learned_limit_and_another_account_has_none() -> None:
+    """Nothing in a configuration raises a provider's limit but another key, and found addresses are reloads too."""
     provider = Provider()
     provider.share("b", 1000.0, 10.0)
     for caller in "ab":
         provider.refused("request_rate", caller, 1010.0, retry_after=1.0)
     provider.fleet.reload([Pool("api", "g", (API,), local=False)])
+    assert not provider.answered("c", 1015.0)
+    provider.fleet.reload([Pool("api", "g", (replace(API, account="another"),), local=False)])
     assert provider.answered("c", 1015.0)
 
 

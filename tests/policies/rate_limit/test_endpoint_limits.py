@@ -155,9 +155,9 @@ def test_a_reload_keeps_what_was_sent_under_the_same_limit() -> None:
     limits = provider(60)
     for _ in range(60):
         limits.on_sent(10, 0.0)
-    limits.reload(60, None)
+    limits.reload(60, None, learns=True)
     assert buckets(limits)[0].wait(1, 0.0) == pytest.approx(1.0)
-    limits.reload(30, None)
+    limits.reload(30, None, learns=True)
     assert buckets(limits)[0].wait(1, 0.0) == 0.0
 
 
