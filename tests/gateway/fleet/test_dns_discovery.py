@@ -131,7 +131,9 @@ def test_loopback_addresses_belong_to_local_names(name: str, address: str, allow
 PUBLIC, METADATA = "8efa:b50e", "a9fe:a9fe"  # 142.250.181.14 and 169.254.169.254
 
 
-@pytest.mark.parametrize("prefix", ["64:ff9b::", "64:ff9b:1::", "64:ff9b:1:7:8:9:", "2a00:1450::5efe:", "fd00::200:5efe:"])
+@pytest.mark.parametrize(
+    "prefix", ["64:ff9b::", "64:ff9b:1::", "64:ff9b:1:7:8:9:", "2a00:1450::5efe:", "fd00::200:5efe:"]
+)
 def test_an_address_behind_a_translator_is_judged_by_the_ipv4_address_inside(prefix: str) -> None:
     """NAT64 with any prefix that tells it, and ISATAP."""
     assert is_allowed("api.example.com", prefix + PUBLIC)
