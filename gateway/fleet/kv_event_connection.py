@@ -4,7 +4,7 @@ Rules:
 - An engine is not trusted with sizes. A longer message closes the connection; few messages wait here, the others with
   the engine, which drops them at its own mark: a gap, then.
 - Coming and going are a line each. A connection that is lost again and again before any event came is told once.
-- ZMQ connects again by itself, but not after a message that is too long, nor to a socket of another type: then this does.
+- ZMQ connects again by itself, but not after a message that is too long, nor to a socket of another type: this does.
 - An address without a publisher is told once, SETTLE seconds after the start: nothing listens, or something that speaks
   another protocol.
 """
