@@ -104,6 +104,9 @@ NOT_ASSEMBLED = _gateway(
 STOPPED = Failure(
     FailureKind.OVERLOADED, "The gateway was stopped in the middle of the answer; try again.", cause="gateway stopped"
 )
+UNRESOLVED = Failure(
+    FailureKind.UNRESOLVED, "The backend's name could not be resolved in time.", contact=Contact.UNTRIED
+)
 NO_SOCKET = _gateway("The gateway has no socket left for a connection to the backend.", cause="no socket left")
 OWN_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 NOT_WOKEN = Failure(FailureKind.SERVER, "The backend is asleep, and could not be woken.", cause="not woken")
@@ -116,6 +119,14 @@ OF_STREAMS = (NOT_JSON, TEXT_LOST, LINE_TOO_LONG, *CUT_OFF)  # a whole answer of
 
 class ForbiddenAddressError(OSError):
     """A host name led to an address that no backend can have."""
+
+
+class NameTimeoutError(OSError):
+    """A host name was not resolved in time. `within`: s."""
+
+    def __init__(self, within: float) -> None:
+        super().__init__("name not resolved in time")
+        self.within = within
 
 
 class ProxyError(OSError):
@@ -162,6 +173,10 @@ def of_connect(error: Exception, within: float | None = None, *, accepted: bool 
         refused = "refused the gateway's credentials" if error.status == 407 else "opened no connection to the backend"
         cause = f"proxy: {error.status}" if error.status else "proxy: no answer"
         return Failure(FailureKind.CONNECT, f"The proxy {refused}.", cause=cause, contact=Contact.UNTRIED)
+    if isinstance(error, NameTimeoutError):
+        return replace(UNRESOLVED, cause=f"name not resolved within {error.within:g} s")
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+        return replace(UNRESOLVED, cause="name not resolved: the DNS does not answer")
     if isinstance(error, OSError) and error.errno in OWN_SHORTAGES:
         return replace(NO_SOCKET, cause=f"no socket left: {errno.errorcode[error.errno]}")
     if accepted and not isinstance(error, (TimeoutError, ssl.SSLError)):

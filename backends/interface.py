@@ -79,6 +79,7 @@ class FailureKind(Enum):
     `policies.blame`, which has these values."""
 
     CONNECT = "connect"  # nothing was sent
+    UNRESOLVED = "unresolved"  # nothing was sent: the DNS did not answer
     RESET = "reset"  # the connection died before the reply was complete
     TIMEOUT = "timeout"
     PROTOCOL = "protocol"  # the reply violates the dialect

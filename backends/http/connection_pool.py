@@ -294,7 +294,7 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         connect = partial(loop.create_connection, lambda: connection, ssl=self._tls, server_hostname=name)
         if self._by_name:
-            sock = await connected_socket(host, port, partial(is_allowed, host))
+            sock = await connected_socket(host, port, self._connect_timeout, partial(is_allowed, host))
             connection.accepted = self._tls is not None
             transport, _ = await connect(sock=sock)
         else:
@@ -304,7 +304,7 @@ class ConnectionPool:
     async def _tunnel(self, connection: Connection) -> asyncio.Transport:
         assert self._proxy is not None
         host = f"[{self._connect_to}]" if ":" in self._connect_to else self._connect_to
-        transport = await open_tunnel(self._proxy, f"{host}:{self.address.port}")
+        transport = await open_tunnel(self._proxy, f"{host}:{self.address.port}", self._connect_timeout)
         try:
             if self._tls is not None:
                 name = self.address.host

@@ -90,10 +90,10 @@ class ProxyHandshake(asyncio.Protocol):
             self.agreed.set_exception(error or ProxyError())
 
 
-async def open_tunnel(proxy: ProxyAddress, target: str) -> asyncio.Transport:
-    """Transport of a tunnel to `target`, reading paused. Raises OSError."""
+async def open_tunnel(proxy: ProxyAddress, target: str, within: float) -> asyncio.Transport:
+    """Transport of a tunnel to `target`, reading paused. `within`: s that the caller waits for it. Raises OSError."""
     loop = asyncio.get_running_loop()
-    sock = await connected_socket(proxy.host, proxy.port)
+    sock = await connected_socket(proxy.host, proxy.port, within)
     transport, handshake = await loop.create_connection(lambda: ProxyHandshake(proxy.request(target)), sock=sock)
     try:
         return await handshake.agreed

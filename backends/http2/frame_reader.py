@@ -55,14 +55,14 @@ class FrameReader:
     def __init__(self) -> None:
         self.is_behind = False
         self._data = b""
-        self._has_preface = False
+        self.has_preface = False
         self._block: Block | None = None
 
     def read(self, data: bytes) -> list[Frame]:
         """Raises Http2Error."""
         if self._data:
             data = self._data + data
-        if not self._has_preface and not (data := self._without_preface(data)):
+        if not self.has_preface and not (data := self._without_preface(data)):
             return []
         found, at, end, left = list[Frame](), 0, len(data), FRAMES
         while left > 0 and end - at >= _SIZE:
@@ -86,8 +86,8 @@ class FrameReader:
         """Empty while the preface is not whole."""
         if not PREFACE.startswith(data[: len(PREFACE)]):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "no preface of HTTP/2")
-        self._has_preface = len(data) >= len(PREFACE)
-        self._data = b"" if self._has_preface else data
+        self.has_preface = len(data) >= len(PREFACE)
+        self._data = b"" if self.has_preface else data
         return data[len(PREFACE) :]
 
     def _assemble(self, found: list[Frame], piece: Frame) -> None:

@@ -125,6 +125,11 @@ class Http2Server:
     # -- in -------------------------------------------------------------------------------
 
     @property
+    def has_preface(self) -> bool:
+        """The peer has said that it speaks HTTP/2."""
+        return self._reader.has_preface
+
+    @property
     def is_behind(self) -> bool:
         """Frames wait for another `receive`, of no new bytes."""
         return self._reader.is_behind

@@ -18,11 +18,14 @@ MAX_PODS = 512  # endpoints of one service or pool
 
 
 class PodAddress(NamedTuple):
-    """A port of a pod. `uid`: empty where an endpoint is no pod."""
+    """A port of a pod. `uid`: empty where an endpoint is no pod; `rank`: place of the port among the `ports` of the
+    pod, as its data-parallel ranks have it."""
 
     ip: str
     port: int
     uid: str = ""
+    rank: int = 0
+    ports: int = 1
 
 
 class Metadata(Struct, rename="camel", frozen=True):
@@ -136,11 +139,12 @@ class InferencePool(KubernetesObject, frozen=True):
 
 def pods_of_pool(pool: InferencePool, pods: Iterable[Pod]) -> tuple[PodAddress, ...]:
     """Ready pods of an InferencePool; each target port is an endpoint, such as a data-parallel rank."""
+    ports = pool.spec.target_ports
     return tuple(
         sorted(
-            PodAddress(str(pod.status.pod_ip), port.number, pod.metadata.uid)
+            PodAddress(str(pod.status.pod_ip), port.number, pod.metadata.uid, rank, len(ports))
             for pod in pods
             if pod.is_ready
-            for port in pool.spec.target_ports
+            for rank, port in enumerate(ports)
         )
     )

@@ -274,6 +274,7 @@ GATEWAY = Row(
             (
                 Query(total("firsttoken_spans_exported_total", JOB), "exported"),
                 Query(total("firsttoken_spans_lost_total", JOB), "lost"),
+                Query(total("firsttoken_otlp_metric_exports_failed_total", JOB), "failed exports of metrics"),
             ),
             "short",
         ),

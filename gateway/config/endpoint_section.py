@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from backends.http.connection_pool import BackendAddress
 from backends.kubernetes.objects import PodAddress
+from backends.kv_events import PublisherRank
 from gateway.config import field_types as fields
 from gateway.config.field_types import Positive, Section, authority, is_ip
 from gateway.config.kubernetes_section import PodSource, PodsSection
@@ -26,6 +27,7 @@ class EndpointAddress:
     region: str = ""
     kv_events: str | None = None
     kv_replay: str | None = None
+    kv_rank: PublisherRank | None = None  # whose events these are; None: of a server without ranks
     dp_rank: int | None = None
     key_number: int | None = None  # from 1, where the pool has several
     pod: str = ""  # UID of the pod: another pod with the same address is another endpoint
@@ -45,6 +47,11 @@ class EndpointAddress:
     def shared_server(self, pool: str) -> str:
         """The same for all keys; empty with one."""
         return replace(self, key_number=None).id(pool) if self.key_number else ""
+
+    @property
+    def server(self) -> str:
+        """Of all ranks."""
+        return authority(self.url, self.ip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class EndpointSection(Section):
     @classmethod
     def _bare_url(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and value.get("kubernetes") is not None and "url" not in value:
-            return {"url": PodsSection.model_validate(value["kubernetes"]).url, **value}
+            return {"url": _url_of_pods(value["kubernetes"]), **value}
         return {"url": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -119,7 +126,7 @@ class EndpointSection(Section):
         if found is not None and self.kubernetes is not None:
             return [self._of_pod(pod, self.kubernetes) for pod in found.pods.get(self.kubernetes.source, ())]
         if self.resolve is None or found is None:
-            return [EndpointAddress(self.url, "", self.region, self.kv_events, self.kv_replay, self.dp_rank)]
+            return [self._address("", self.kv_events, self.kv_replay)]
         return [self._of_ip(ip) for ip in found.hosts.get(self.host, ())]
 
     def _of_ip(self, ip: str) -> EndpointAddress:
@@ -127,11 +134,23 @@ class EndpointSection(Section):
             url and f"tcp://{fields.ListenAddress(ip, int(url.rpartition(':')[2]))}"
             for url in (self.kv_events, self.kv_replay)
         )
-        return EndpointAddress(self.url, ip, self.region, events, replay, self.dp_rank)
+        return self._address(ip, events, replay)
+
+    def _address(self, ip: str, events: str | None, replay: str | None) -> EndpointAddress:
+        rank = None if self.dp_rank is None else PublisherRank(self.dp_rank)
+        return EndpointAddress(self.url, ip, self.region, events, replay, rank, self.dp_rank)
 
     def _of_pod(self, pod: PodAddress, section: PodsSection) -> EndpointAddress:
         url = f"{section.scheme}://{fields.ListenAddress(pod.ip, pod.port)}"
-        events, replay = (
-            port and f"tcp://{fields.ListenAddress(pod.ip, port)}" for port in (section.kv_events, section.kv_replay)
-        )
-        return EndpointAddress(url, "", self.region, events or None, replay or None, pod=pod.uid)
+        ports = (section.events_port(each, pod.rank) for each in (section.kv_events, section.kv_replay))
+        events, replay = (port and f"tcp://{fields.ListenAddress(pod.ip, port)}" for port in ports)
+        rank = PublisherRank(pod.rank, pod.ports) if pod.ports > 1 else None
+        return EndpointAddress(url, "", self.region, events or None, replay or None, rank, pod=pod.uid)
+
+
+def _url_of_pods(written: Any) -> str:
+    """Mistakes are told where the section itself is read."""
+    try:
+        return PodsSection.model_validate(written).url
+    except ValidationError:
+        return "http://pods"

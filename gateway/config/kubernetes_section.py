@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -14,7 +15,9 @@ from gateway.config.field_types import Section
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123, as Kubernetes takes it
 _NAME = rf"{_LABEL}(\.{_LABEL})*"
 Reference = Annotated[str, StringConstraints(pattern=rf"^{_LABEL}/{_NAME}$", max_length=317)]
-PortNumber = Annotated[int, Field(ge=1, le=65535)]
+MAX_PORT = 65_535
+PortNumber = Annotated[int, Field(ge=1, le=MAX_PORT)]
+Ports = Annotated[tuple[PortNumber, ...], Field(min_length=1, max_length=1024)]
 PortName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,63}$")]
 
 
@@ -53,10 +56,11 @@ class PodsSection(Section):
     inference_pool: Reference | None = None
     """NAMESPACE/NAME of an InferencePool (inference.networking.k8s.io/v1), which states the ports."""
     scheme: Literal["http", "https"] = "http"
-    kv_events: PortNumber | None = None
-    """Port at which every pod publishes KV cache events (ZMQ)."""
-    kv_replay: PortNumber | None = None
-    """Port at which every pod replays missed events."""
+    kv_events: PortNumber | Ports | None = None
+    """Port at which every pod publishes KV cache events (ZMQ); with several target ports that of the first, and the
+    n-th rank publishes n ports above; or a list of ports, one for each target port."""
+    kv_replay: PortNumber | Ports | None = None
+    """Port at which every pod replays missed events; several as of kv_events."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -68,6 +72,13 @@ class PodsSection(Section):
         if self.kv_replay and not self.kv_events:
             raise ValueError("kv_replay requires kv_events: add kv_events, or remove kv_replay")
         return self
+
+    def events_port(self, ports: int | Sequence[int] | None, rank: int) -> int | None:
+        """Port of a rank, counted from 0. `ports`: as written. None: it has none."""
+        if ports is None or isinstance(ports, int):
+            port = None if ports is None else ports + rank
+            return port if port is not None and port <= MAX_PORT else None
+        return ports[rank] if rank < len(ports) else None
 
     @property
     def source(self) -> PodSource:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from backends.kv_events import PublisherRank
 from gateway.config import field_types as fields
 from gateway.config.endpoint_section import Discovered, EndpointAddress
 from gateway.config.field_types import Positive, Section, written
@@ -297,8 +298,19 @@ class Config(Section):
         return {id: address.url for id, address in self.addresses().items()}
 
     def kv_events(self) -> Mapping[str, EndpointAddress]:
-        """Endpoints with KV cache events, by id."""
-        return {id: address for id, address in self.addresses().items() if address.kv_events is not None}
+        """Endpoints with KV cache events, by id. Of a server whose ranks are listed from 0, the ranks are known."""
+        found = {id: address for id, address in self.addresses().items() if address.kv_events is not None}
+        ranks: dict[str, set[int]] = {}
+        for address in found.values():
+            if address.dp_rank is not None:
+                ranks.setdefault(address.server, set()).add(address.dp_rank)
+        counts = {server: len(known) for server, known in ranks.items() if known == {*range(len(known))}}
+        return {
+            id: address
+            if address.dp_rank is None or address.server not in counts
+            else replace(address, kv_rank=PublisherRank(address.dp_rank, counts[address.server]))
+            for id, address in found.items()
+        }
 
     def keep_warm(self) -> Mapping[str, float]:
         """Idle seconds after which an endpoint receives a request, by pool."""

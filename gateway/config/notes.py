@@ -30,7 +30,7 @@ _UNITS = ((3600, "h"), (60, "m"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 def notes(config: Config) -> list[str]:
     """One line each."""
-    of_pools = (_placeholders, _open_keys, _shared_servers)
+    of_pools = (_placeholders, _open_keys, _shared_servers, _shared_events)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
     checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _totals, _tpots, _rescues, _costs, _regions)
     return [f"note: {line}" for check in checks for line in check(config)]
@@ -71,6 +71,21 @@ def _open_keys(config: Config) -> Iterator[str]:
             address = BackendAddress.parse(url)
             if not address.tls and _is_public(address.host):
                 yield f"pool {name} sends its key to {authority(url)} without encryption; write https"
+
+
+def _shared_events(config: Config) -> Iterator[str]:
+    """Of servers, or ranks of a server, that publish at one address: each would be taken to hold what another holds."""
+    by_url: dict[str, dict[tuple[str, int | None], str]] = defaultdict(dict)
+    for id, address in config.kv_events().items():
+        for key, url in (("kv_events", address.kv_events), ("kv_replay", address.kv_replay)):
+            if url is not None:
+                by_url[f"{key} {url}"].setdefault((address.server, address.dp_rank), id)
+    for url, endpoints in by_url.items():
+        if len(endpoints) > 1:
+            yield (
+                f"{' and '.join(endpoints.values())} have one {url}, and each is taken to hold what the other holds; "
+                "each server, and each data-parallel rank, publishes at an address of its own (vLLM: port + rank)"
+            )
 
 
 def _is_public(host: str) -> bool:

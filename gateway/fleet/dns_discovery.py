@@ -1,8 +1,8 @@
 """Resolves host names whose addresses are endpoints of their own, such as a Kubernetes headless service.
 
 Rules:
-- Names are resolved off the event loop, repeatedly, one query per name at a time: a slow resolver never occupies more
-  and more threads.
+- Names are resolved off the event loop, repeatedly, one query per name at a time, in threads of their own: neither a
+  slow name nor many of them delay a connection to another (`backends.http.name_lookup`).
 - A failed or empty answer changes nothing: a broken resolver must not empty a fleet. Failure and recovery are logged
   once each.
 - An address joins with the first answer that has it, and leaves after LEAVES answers in a row without it: one answer is
@@ -10,7 +10,8 @@ Rules:
   came back, it leaves after twice as many as that took, and no more than MOST_MISSED.
 - Addresses that no backend can have are dropped (`backends.http.allowed_addresses`), and so are those beyond
   MAX_ADDRESSES: an answer that lies leads no request astray and fills no memory.
-- For a name with addresses of both families the IPv4 addresses count: both are usually the same servers.
+- For a name with addresses of both families the IPv4 addresses count, where the machine has a route to them: both are
+  usually the same servers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from backends.http.allowed_addresses import is_allowed
+from backends.http.name_lookup import NameLookup
 from gateway.config.field_types import is_ip
 
 log = logging.getLogger("firsttoken")
@@ -33,11 +36,25 @@ LEAVES, MOST_MISSED = 3, 30  # answers in a row without an address
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
+RESOLVED_NAMES = NameLookup()
+
+
 async def system(name: str) -> Sequence[str]:
     """Resolve with the system's resolver. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    found = await RESOLVED_NAMES.fresh(name)
     four = [where[0] for family, _, _, _, where in found if family == socket.AF_INET]
-    return [str(address) for address in four or (where[0] for _, _, _, _, where in found)]
+    if not four or not _is_routed(str(four[0])):
+        return [str(where[0]) for family, _, _, _, where in found if family == socket.AF_INET6] or four
+    return [str(address) for address in four]
+
+
+def _is_routed(address: str) -> bool:
+    """The machine has a way to IPv4 addresses: with NAT64, a name may have addresses of both families, and only IPv6
+    leads there."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        return True
+    return False
 
 
 class AddressHistory:

@@ -13,7 +13,8 @@ Rules:
 - Without the body, or where it comes whole at the end (BUFFERED), first token and tokens are inferred from the engine's
   histograms. In BUFFERED the call ends with the
   answer; in FULL_DUPLEX_STREAMED with its head, and the end of a stream is inferred too.
-- A message out of order is answered without a change: no disagreement about the order holds a request up.
+- A message out of order is answered without a change: no disagreement about the order holds a request up. Nothing is
+  sent behind an answer that Envoy takes for the last: an immediate one, and the end of a body in FULL_DUPLEX_STREAMED.
 - Bytes of a body that waits for its end count in `Intake`, as those of the data port do: many large bodies at once are
   refused, never one small one.
 """
@@ -51,6 +52,7 @@ SUBSET = "envoy.lb.subset_hint"
 SERVED = "upstream.address"
 WATCHED = 32
 AS_WRITTEN = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX)  # modes in which an answer is shown as it comes
+OF_REQUEST = (MessageKind.REQUEST_HEADERS, MessageKind.REQUEST_BODY, MessageKind.REQUEST_TRAILERS)
 # Values of `x-llm-d-request-dropped-reason` by status: of requests that load refuses, not of those that are wrong.
 DROPPED_REASON = {429: "rejected-saturated", 503: "rejected-no-endpoints"}
 
@@ -84,6 +86,7 @@ class EnvoyRequest:
         self._entry: ExpectedEntry | None = None
         self._status = 0
         self._phase = RequestPhase.HEADERS
+        self._is_refused = False
         self._modes = BodyMode.NONE, BodyMode.NONE
         self._head = EnvoyMessage()
         self._body = bytearray()  # in FULL_DUPLEX_STREAMED: else it comes whole
@@ -92,8 +95,10 @@ class EnvoyRequest:
         self._served: ServedAnswer | None = None
 
     async def on(self, message: EnvoyMessage) -> list[bytes]:
+        if self._is_behind_last(message.kind):
+            return []
         match message.kind:
-            case MessageKind.REQUEST_HEADERS:
+            case MessageKind.REQUEST_HEADERS if self._phase is RequestPhase.HEADERS:
                 return await self._on_request_headers(message)
             case MessageKind.REQUEST_BODY if self._phase is RequestPhase.HEADERS:
                 return await self._on_request_body(message)
@@ -106,6 +111,13 @@ class EnvoyRequest:
             case MessageKind.RESPONSE_TRAILERS:
                 self._ended()
         return [] if message.kind is None else [answer(message.kind)]
+
+    def _is_behind_last(self, kind: MessageKind | None) -> bool:
+        """Envoy takes no more answers to messages of this kind."""
+        is_of_request = kind in OF_REQUEST
+        is_duplex = self._modes[0 if is_of_request else 1] is BodyMode.FULL_DUPLEX
+        is_over = self._phase is not RequestPhase.HEADERS if is_of_request else self._phase is RequestPhase.OVER
+        return self._is_refused or (is_duplex and is_over)
 
     def too_long(self) -> list[bytes]:
         """The answer to a body that is longer than `max_body`, or to a message that could hold it."""
@@ -182,7 +194,7 @@ class EnvoyRequest:
         self._body.clear()
 
     def _refused(self, refusal: ApiError) -> list[bytes]:
-        self._phase = RequestPhase.OVER
+        self._phase, self._is_refused = RequestPhase.OVER, True
         self._drop_body()
         reason = DROPPED_REASON.get(refusal.status)
         end = RequestOutcome.SHED if reason else RequestOutcome.REFUSED

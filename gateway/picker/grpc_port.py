@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from gateway.downstream.intake import Intake
+from gateway.picker.connection_table import ConnectionTable
 from gateway.picker.grpc_server import CHECK, UNAVAILABLE, Call, GrpcConnection, GrpcError, Handler
 
+MAX_CONNECTIONS = 1_000
 MAX_ALL_CALLS = 20_000  # of all connections at a time, some 10 KB each
 
 
@@ -17,7 +19,8 @@ class GrpcServer:
         self._handler = handler
         self._intake = intake
         self._calls = 0
-        self._connections: set[GrpcConnection] = set()
+        self._connections: ConnectionTable[GrpcConnection]
+        self._connections = ConnectionTable(MAX_CONNECTIONS, GrpcConnection.abort)
         self._check: asyncio.TimerHandle | None = None
 
     def __call__(self) -> GrpcConnection:
@@ -39,13 +42,13 @@ class GrpcServer:
         self._check = asyncio.get_running_loop().call_later(CHECK, self._check_all)
 
     def _check_all(self) -> None:
-        for connection in [*self._connections]:
+        for connection in self._connections:
             connection.check()
         self._check_later()
 
     def drain(self) -> None:
         """New calls go elsewhere; calls in progress end."""
-        for connection in [*self._connections]:
+        for connection in self._connections:
             connection.drain()
 
     async def shutdown(self, grace: float) -> None:
@@ -55,5 +58,5 @@ class GrpcServer:
             await asyncio.wait(tasks, timeout=grace)
         if self._check is not None:
             self._check.cancel()
-        for connection in [*self._connections]:
+        for connection in self._connections:
             connection.close()

@@ -39,16 +39,16 @@ from backends.http2.server import (
     StreamReset,
 )
 from gateway.downstream.intake import Intake
+from gateway.picker.connection_table import ConnectionTable
 
 log = logging.getLogger("firsttoken")
 
-MAX_CONNECTIONS = 1_000
 MAX_CALLS = 1_000  # of a connection at a time
 MAX_MESSAGE = 1 << 20  # bytes, unless the handler of a call allows more
 MESSAGES, KB = 100, 1 << 10  # of a call, handled in a turn of the loop; each counts once more for every KB
 WINDOW = 1 << 20  # bytes that a call, and 16 times as many that a connection may send unread
 CHECK = 5.0  # s
-PING_AFTER, DEAD_AFTER, IDLE = 6, 12, 60  # checks: without a byte of the peer; without a call
+PREFACE_WITHIN, PING_AFTER, DEAD_AFTER, IDLE = 1, 6, 12, 60  # checks: without a byte of the peer; without a call
 PREFIX = 5  # bytes before a message
 PRESENT_PING, DRAIN_PING = b"present?", b"draining"  # the latter is answered when the peer has read GOAWAY
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 3, 8, 12, 13, 14  # grpc-status
@@ -198,7 +198,7 @@ Handler = Callable[[Call], Awaitable[None]]
 class GrpcConnection(asyncio.Protocol):
     """One connection of a peer. `handler`: serves a call."""
 
-    def __init__(self, handler: Handler, connections: set[GrpcConnection], intake: Intake) -> None:
+    def __init__(self, handler: Handler, connections: ConnectionTable[GrpcConnection], intake: Intake) -> None:
         self.intake = intake
         self._handler = handler
         self._connections = connections
@@ -208,21 +208,21 @@ class GrpcConnection(asyncio.Protocol):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._state = ConnectionState.OPEN
         self._silent_for = self._idle_for = 0  # checks
-        self._flush_due = self._is_rest_due = False
+        self._has_begun = self._flush_due = self._is_rest_due = False
         self._is_read_paused = self._is_write_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if not self._connections.admit(self, (transport.get_extra_info("peername") or ("",))[0]):
             self.intake.count_refused("connections")
             transport.close()
             return
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        self._connections.add(self)
         self._http2.start()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        self._silent_for = 0
+        if self._has_begun:
+            self._silent_for = 0
         self._handle(data)
 
     def _handle(self, data: bytes) -> None:
@@ -234,6 +234,9 @@ class GrpcConnection(asyncio.Protocol):
             log.info("picker: a peer breaks HTTP/2: %s", error)
             self.close(error.code)
             return
+        if not self._has_begun and self._http2.has_preface:
+            self._has_begun = True
+            self._connections.begin(self)
         self._flush_soon()  # behind the calls that were woken
         self._close_if_drained()
         self._read_on()
@@ -281,13 +284,17 @@ class GrpcConnection(asyncio.Protocol):
         """Called every CHECK seconds: by number of checks, a stopped process takes no peer for dead."""
         self._silent_for += 1
         self._idle_for = 0 if self._tasks else self._idle_for + 1
-        if self._silent_for > DEAD_AFTER and self._transport is not None:
-            self._transport.abort()
+        if self._silent_for > (DEAD_AFTER if self._has_begun else PREFACE_WITHIN):
+            self.abort()
         elif self._silent_for > PING_AFTER:
             self._http2.ping(PRESENT_PING)
             self._flush()
         if self._idle_for > IDLE:
             self.drain()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self, error: ErrorCode = ErrorCode.NO_ERROR) -> None:
         if self._transport is not None and not self._transport.is_closing():

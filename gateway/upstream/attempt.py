@@ -456,4 +456,4 @@ class WireAttempt:
         return self.times.tpot(self.output_tokens) if self.stream else None
 
 
-UNREACHED = (FailureKind.CONNECT, FailureKind.RESET)
+UNREACHED = (FailureKind.CONNECT, FailureKind.UNRESOLVED, FailureKind.RESET)

@@ -7,7 +7,7 @@ Rules:
   the endpoint for its own caller at once, and for all callers once a second caller, or a probe by the gateway with its
   own credential and model, has met with the same (`Evidence.needs_witness`).
 - What does not depend on the request (a refused connection, an unanswered probe) needs no witness.
-- A fault of the gateway is no evidence against an endpoint.
+- A fault of the gateway, or of the DNS, is no evidence against an endpoint.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Fault(Enum):
     ENDPOINT = "the endpoint"
     PROVIDER = "the whole pool or provider"
     NETWORK = "the network"
+    RESOLVER = "the DNS"
     GATEWAY = "the gateway"
 
 
@@ -93,6 +94,7 @@ class Blame:
 
 _ROWS = (
     Blame("connect", Fault.NETWORK, True, Elsewhere.NEXT, Evidence.UNREACHABLE, AttemptOutcome.FAILED, again=True),
+    Blame("unresolved", Fault.RESOLVER, True, Elsewhere.NEXT, Evidence.NONE, AttemptOutcome.FAILED, again=True),
     Blame("reset", Fault.NETWORK, False, Elsewhere.NEXT, Evidence.BROKE_OFF, AttemptOutcome.FAILED, again=True),
     Blame("timeout", Fault.ENDPOINT, False, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, again=True),
     Blame("protocol", Fault.ENDPOINT, True, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, again=True),

@@ -287,7 +287,8 @@ class InFlightAttempt:
         elif blame is None or not blame.evidence.is_failure:
             if blame is not None and blame.evidence is Evidence.BUSY:
                 self._on_busy(blame, report, now)
-            outcome = outcome if blame is None else blame.outcome
+            if blame is not None:
+                outcome = AttemptOutcome.CANCELLED if blame.evidence is Evidence.NONE else blame.outcome
             callers.on_replied(key, self.caller, outcome, now)
         else:
             connected = report.connected and blame.evidence is not Evidence.UNREACHABLE

@@ -19,31 +19,63 @@ from functools import partial
 from policies.types import SLOWER_TIERS
 
 NO_RUN = -1
-MIN_SLOTS = 64
+MIN_SLOT_BITS = 4
+SHARD_BITS = 6
+SHARDS = 1 << SHARD_BITS
+MAX_RUN = 256  # blocks: no search, cut or copy of a run is longer
+_MASK = (1 << 64) - 1
+_SHARD_SHIFT = 64 - SHARD_BITS
+_MIX = hash("place of a block") & _MASK | 1  # another in each process
 MAX_LOAD = 0.6  # share of slots in use
 GPU = 1  # bit of a held block; that of the n-th slower tier is 2 << n
 _NOT_GPU = range(2, 2 << len(SLOWER_TIERS), 2)  # bits of a block in slower tiers alone
 
 
 class BlockTable:
-    """Map from block hashes to run numbers in two flat arrays: 12 bytes a slot, where a dict takes 70 to 100 an entry.
+    """Map from block hashes to run numbers in flat arrays: 12 bytes a slot, where a dict takes 70 to 100 an entry.
 
-    Open addressing with linear probing and backward-shift deletion (no tombstones). Hashes are from 1 to 2**64 - 1,
-    values are under 2**32.
+    Hashes are from 1 to 2**64 - 1, values are under 2**32. The engine chooses the hashes, so the place of one is told
+    by its product with a random number: no choice of hashes puts them all behind one another. SHARDS tables grow one at
+    a time: each for a part of the hashes, so that no growth takes long.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def __len__(self) -> int:
-        return self._size
+        return sum(map(len, self._shards))
 
     def get(self, block: int) -> int | None:
-        slot = self._slot(block)
-        return self._values[slot] if self._hashes[slot] else None
+        mixed = block * _MIX & _MASK
+        return self._shards[mixed >> _SHARD_SHIFT].get(block, mixed)
 
     def put(self, block: int, value: int) -> None:
-        slot = self._slot(block)
+        mixed = block * _MIX & _MASK
+        self._shards[mixed >> _SHARD_SHIFT].put(block, value, mixed)
+
+    def pop(self, block: int) -> int | None:
+        mixed = block * _MIX & _MASK
+        return self._shards[mixed >> _SHARD_SHIFT].pop(block, mixed)
+
+    def clear(self) -> None:
+        self._shards = [TableShard() for _ in range(SHARDS)]
+
+
+class TableShard:
+    """Open addressing with linear probing and backward-shift deletion (no tombstones). `mixed`: the product."""
+
+    def __init__(self) -> None:
+        self._allocate(MIN_SLOT_BITS)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def get(self, block: int, mixed: int) -> int | None:
+        slot = self._slot(block, mixed)
+        return self._values[slot] if self._hashes[slot] else None
+
+    def put(self, block: int, value: int, mixed: int) -> None:
+        slot = self._slot(block, mixed)
         self._values[slot] = value
         if not self._hashes[slot]:
             self._hashes[slot] = block
@@ -51,8 +83,8 @@ class BlockTable:
             if self._size > self._mask * MAX_LOAD:
                 self._grow()
 
-    def pop(self, block: int) -> int | None:
-        slot = self._slot(block)
+    def pop(self, block: int, mixed: int) -> int | None:
+        slot = self._slot(block, mixed)
         if not self._hashes[slot]:
             return None
         value = self._values[slot]
@@ -60,37 +92,37 @@ class BlockTable:
         self._close(slot)
         return value
 
-    def clear(self) -> None:
-        self._allocate(MIN_SLOTS)
-
-    def _slot(self, block: int) -> int:
+    def _slot(self, block: int, mixed: int) -> int:
         """The slot of the block, or the free slot for it."""
         hashes, mask = self._hashes, self._mask
-        slot = block & mask
+        slot = mixed >> self._shift & mask
         while (found := hashes[slot]) and found != block:
             slot = (slot + 1) & mask
         return slot
 
     def _close(self, hole: int) -> None:
         """Moves back the entries which a full slot had displaced."""
-        hashes, values, mask = self._hashes, self._values, self._mask
+        hashes, values, mask, shift = self._hashes, self._values, self._mask, self._shift
         slot = hole
         while block := hashes[slot := (slot + 1) & mask]:
-            if (slot - block) & mask >= (slot - hole) & mask:
+            home = (block * _MIX & _MASK) >> shift & mask
+            if (slot - home) & mask >= (slot - hole) & mask:
                 hashes[hole], values[hole] = block, values[slot]
                 hole = slot
         hashes[hole] = 0
 
     def _grow(self) -> None:
         entries = zip(self._hashes, self._values, strict=True)
-        self._allocate(2 * (self._mask + 1))
+        self._allocate(self._mask.bit_length() + 1)
         for block, value in entries:
             if block:
-                self.put(block, value)
+                self.put(block, value, block * _MIX & _MASK)
 
-    def _allocate(self, slots: int) -> None:
+    def _allocate(self, bits: int) -> None:
+        slots = 1 << bits
         self._hashes, self._values = array("Q", bytes(8 * slots)), array("I", bytes(4 * slots))
         self._mask = slots - 1
+        self._shift = _SHARD_SHIFT - bits  # the bits below those of the shard
         self._size = 0
 
 
@@ -269,7 +301,7 @@ class BlockTree:
         if (removed := siblings.get(block)) is not None:
             self._hold(removed, 0)
             return removed, 1
-        if run is None or run.children or run.size != size:
+        if run is None or run.children or run.size != size or len(run.blocks) >= MAX_RUN:
             run = siblings[block] = self._new_run(run, 0 if run is None else run.depth(len(run.blocks)), size, base=0)
         self._append(run, block)
         return run, len(run.blocks)

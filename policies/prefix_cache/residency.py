@@ -29,6 +29,7 @@ PARTIAL_ATTENTION = frozenset(
 )
 MAX_RECENT = 512  # stored events without a session which may still belong to a prompt of ours
 MAX_BLOCKS = 4_000_000  # of an engine: more means lost removals
+MAX_RUNS = 1 << 18  # of an engine, some 450 bytes each: more means that prompts share nothing, or an engine that lies
 TIERS = {"gpu": GPU, **{tier: 2 << at for at, tier in enumerate(SLOWER_TIERS)}}  # bits by medium
 UNNAMED = "\0"  # adapter without a name in the event
 REUSE_WEIGHT = 1 / 16  # of the latest turn
@@ -133,22 +134,24 @@ class Residency:
         kind: str | None = None,
         session: str = "",
         adapter: str = "",
+        *,
+        is_last: bool = True,
     ) -> None:
         """Blocks of `size` tokens, which follow `parent` and one another, are held. `kind`: of attention; `adapter`:
-        LoRA adapter that computed them."""
+        LoRA adapter that computed them; `is_last`: no more blocks of the same event follow."""
         if self._group is None and blocks and kind not in PARTIAL_ATTENTION:
             self._group = group
         if not blocks or group != self._group:
             return
         first, tip = self.tree.store(blocks, parent, size)
-        self._stored += 1
+        self._stored += is_last
         if session:
             if (pending := self._by_session.get(session)) is not None:
                 pending.first = pending.first or first
                 pending.tip = tip
-        elif self._pending:
+        elif self._pending and is_last:
             self._recent.append((self._stored, tip, adapter))
-        if len(self.tree) > MAX_BLOCKS:
+        if len(self.tree) > MAX_BLOCKS or self.tree.runs > MAX_RUNS:
             self.clear()
 
     def on_removed(self, blocks: Sequence[int], group: int = 0, medium: str = "gpu") -> None:

@@ -74,6 +74,10 @@ class GrpcClient:
         del received[: 5 + size]
         return found
 
+    def unread(self, stream: int) -> bytes:
+        """Messages of a call that nobody has asked for."""
+        return bytes(self._received[stream])
+
     async def status(self, stream: int) -> str:
         """grpc-status, at the end of a call."""
         while stream not in self.trailers:

@@ -15,11 +15,13 @@ ADDRESS = "127.53.53.53"  # of the server, on port 53
 
 
 class Resolver(asyncio.DatagramProtocol):
-    """An async context manager. `answer`: the address of every name; `delay`: s; `queries` counts."""
+    """An async context manager. `answer`: the address of every name; `delay`: s; `queries` counts. `dark`: names with
+    these letters get no answer."""
 
     def __init__(self, answer: str = "127.0.0.1") -> None:
         self.answer = answer
         self.delay = 0.0
+        self.dark = b""
         self.queries = 0
 
     async def __aenter__(self) -> Resolver:
@@ -32,6 +34,8 @@ class Resolver(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         self.queries += 1
+        if self.dark and self.dark in data:
+            return
         asyncio.get_running_loop().call_later(self.delay, self._reply, data, addr)
 
     def _reply(self, query: bytes, addr: tuple[str, int]) -> None:

@@ -58,8 +58,9 @@ async def read_line(stderr: asyncio.StreamReader) -> str:
 
 
 @asynccontextmanager
-async def serving(config: Path, *more: str) -> AsyncIterator[Served]:
-    command = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *more)
+async def serving(config: Path, *more: str, prefix: tuple[str, ...] = ()) -> AsyncIterator[Served]:
+    """`prefix`: words before the command."""
+    command = (*prefix, sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *more)
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=PIPE, stderr=PIPE)
     assert process.stderr is not None
     try:

@@ -45,7 +45,9 @@ _CERTIFICATES = (  # part of OpenSSL's words, and the mend
     ("not valid for", "write the host name that the certificate has into the URL"),
 )
 _PASSING = frozenset({*RATE_LIMITS, FailureKind.OVERLOADED, FailureKind.SERVER, FailureKind.PROVIDER})
-_LOST = frozenset({FailureKind.CONNECT, FailureKind.RESET, FailureKind.TIMEOUT, FailureKind.PROTOCOL})
+_LOST = frozenset(
+    {FailureKind.CONNECT, FailureKind.UNRESOLVED, FailureKind.RESET, FailureKind.TIMEOUT, FailureKind.PROTOCOL}
+)
 
 
 @dataclass(frozen=True, slots=True)

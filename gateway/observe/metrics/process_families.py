@@ -211,6 +211,13 @@ OURSELVES = (
         act="Check the collector. Requests are not delayed.",
     ),
     counter(
+        "firsttoken_otlp_metric_exports_failed_total",
+        help="Exports of GenAI metrics that the OpenTelemetry collector did not accept",
+        more="Each worker exports by itself; the next export has the same sums and more.",
+        moves="A collector that is unavailable, or refuses metrics.",
+        act="Stderr states the reason. Requests are not delayed.",
+    ),
+    counter(
         "firsttoken_config_reloads_total{result}",
         help="Configuration reloads by result",
         more="`applied` or `refused`.",

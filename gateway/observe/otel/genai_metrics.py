@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from time import time_ns
+from typing import Protocol
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -26,6 +27,7 @@ from opentelemetry.sdk.metrics.export import (
     HistogramDataPoint,
     Metric,
     MetricExporter,
+    MetricExportResult,
     MetricsData,
     NumberDataPoint,
     ResourceMetrics,
@@ -228,12 +230,27 @@ class GenAiMetrics:
         return found
 
 
+class ExportReason(Protocol):
+    """Of the latest failure of an exporter."""
+
+    @property
+    def text(self) -> str: ...
+
+
 class GenAiReader:
     """Exports GenAiMetrics every OTEL_METRIC_EXPORT_INTERVAL milliseconds and at shutdown, in a thread of its own."""
 
     def __init__(
-        self, exporter: MetricExporter, metrics: GenAiMetrics, resource: Resource, scope: InstrumentationScope
+        self,
+        exporter: MetricExporter,
+        metrics: GenAiMetrics,
+        resource: Resource,
+        scope: InstrumentationScope,
+        reason: ExportReason,
     ) -> None:
+        self.failed = 0  # exports
+        self._is_failing = False
+        self._reason = reason
         self.exporter = exporter
         self.metrics = metrics
         self.resource = resource
@@ -250,13 +267,23 @@ class GenAiReader:
         self._export()
 
     def _export(self) -> None:
-        """A failure is logged by the exporter; the next export has the same sums and more."""
+        """After a failure the next export has the same sums and more."""
+        result = MetricExportResult.SUCCESS
         try:
             if metrics := self.metrics.metrics():
                 of_scope = ScopeMetrics(self.scope, metrics, schema_url="")
-                self.exporter.export(MetricsData([ResourceMetrics(self.resource, [of_scope], schema_url="")]))
+                data = MetricsData([ResourceMetrics(self.resource, [of_scope], schema_url="")])
+                result = self.exporter.export(data)
         except Exception:
             log.exception("the metric exporter failed")
+            result = MetricExportResult.FAILURE
+        is_failing = result is not MetricExportResult.SUCCESS
+        self.failed += is_failing
+        if is_failing and not self._is_failing:
+            log.warning("metric export fails: the collector gets no GenAI metrics (%s)", self._reason.text)
+        elif self._is_failing and not is_failing:
+            log.warning("metric export works again")
+        self._is_failing = is_failing
 
     def shutdown(self) -> None:
         self._stopped.set()

@@ -6,6 +6,7 @@ Rules:
   variables. `telemetry.otlp` is the endpoint unless OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or _METRICS_ENDPOINT is set.
 - Sampling is decided twice: at the start by the trace id or the caller, and passed to engines; at the end every
   notable request is added, without the engine's own span.
+- HTTP_PROXY and the like are not read, as for backends: an exporter connects to the collector itself.
 - Exporting happens in the SDK's threads. An absent, slow or hung collector costs spans (counted as lost), never a
   request.
 """
@@ -16,11 +17,13 @@ import asyncio
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 from uuid import uuid4
 
+import requests
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -41,6 +44,7 @@ SDK_LOG = logging.getLogger("opentelemetry.exporter")
 NAME = "firsttoken"
 QUEUE = 16_384  # maximum of waiting spans, unless OTEL_BSP_MAX_QUEUE_SIZE is set: about 25 MB
 _FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")  # OTEL_EXPORTER_OTLP_* that name files
+MAX_REASON = 300  # characters of a reason in the log
 CLOSE_TIMEOUT = 2.0  # s for the last exports at shutdown
 
 
@@ -49,16 +53,33 @@ def notable(record: Record) -> bool:
     return record.end in FAULTS or len(record.attempts) > 1 or False in record.verdicts
 
 
+class LastReason(logging.Handler):
+    """Keeps the last lines of the SDK's exporters, the reason of a try and that of the end: their results have none."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = deque(("no reason is known",), maxlen=2)
+
+    @property
+    def text(self) -> str:
+        return "; ".join(self._lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(" ".join(record.getMessage().split())[:MAX_REASON])
+
+
 class CountingExporter(SpanExporter):
     """Counts the spans of another exporter, and logs when exports start to fail and when they succeed again.
 
     Meanwhile the log lines of the SDK's exporters, one per failed batch, are left out.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, reason: LastReason) -> None:
         self.exporter = exporter
         self.exported = self.lost = 0
         self.failing = False
+        self._reason = reason
+        SDK_LOG.addHandler(reason)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
@@ -72,16 +93,18 @@ class CountingExporter(SpanExporter):
         else:
             self.exported += len(spans)
         if failed and not self.failing:
-            log.warning("span export fails: spans are lost until the collector accepts them again")
-            SDK_LOG.setLevel(logging.CRITICAL)
+            text = "span export fails: spans are lost until the collector accepts them again (%s)"
+            log.warning(text, self._reason.text)
+            SDK_LOG.propagate = False
         elif self.failing and not failed:
             log.warning("span export works again")
-            SDK_LOG.setLevel(logging.NOTSET)
+            SDK_LOG.propagate = True
         self.failing = failed
         return result
 
     def shutdown(self) -> None:
-        SDK_LOG.setLevel(logging.NOTSET)
+        SDK_LOG.propagate = True
+        SDK_LOG.removeHandler(self._reason)
         self.exporter.shutdown()
 
 
@@ -103,6 +126,7 @@ class Telemetry(Collector):
         self._processor: BatchSpanProcessor | None = None
         self._reader: GenAiReader | None = None
         self._factory: SpanFactory | None = None
+        self._reason = LastReason()
         self._capacity = 0  # spans
         self._offered = 0  # spans handed to the processor
         self._dropped = 0  # spans not handed over because the queue was full
@@ -122,7 +146,7 @@ class Telemetry(Collector):
         resource, scope = resource_of(self.environ), InstrumentationScope(NAME, running_version())
         self._factory = SpanFactory(resource, scope, self.endpoints)
         if (exporter := make_exporter("traces", self.url, self.environ)) is not None:
-            self.exporter = CountingExporter(exporter)
+            self.exporter = CountingExporter(exporter, self._reason)
             capacity = self.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
             self._capacity = int(capacity) if capacity.isdecimal() else QUEUE
             try:
@@ -130,7 +154,8 @@ class Telemetry(Collector):
             except ValueError as error:
                 raise ConfigError([f"OTEL_BSP_*: {error}"]) from None
         if (metric_exporter := make_exporter("metrics", self.url, self.environ)) is not None:
-            self._reader = GenAiReader(metric_exporter, self.metrics, resource, scope)
+            self._reader = GenAiReader(metric_exporter, self.metrics, resource, scope, self._reason)
+            SDK_LOG.addHandler(self._reason)
 
     async def close(self) -> None:
         """Exports the rest for CLOSE_TIMEOUT seconds at most: a hung collector does not delay the end."""
@@ -149,6 +174,7 @@ class Telemetry(Collector):
             await asyncio.wait_for(done.wait(), CLOSE_TIMEOUT)
         except TimeoutError:
             log.warning("telemetry was not exported within %g s of the shutdown", CLOSE_TIMEOUT)
+        SDK_LOG.removeHandler(self._reason)
         self._closed = True  # spans that still wait are lost
 
     def __call__(self, record: Record) -> None:
@@ -177,6 +203,8 @@ class Telemetry(Collector):
             lost = self._offered - exported
         yield from totals("firsttoken_spans_exported_total", [((), exported)])
         yield from totals("firsttoken_spans_lost_total", [((), self._dropped + lost)])
+        failed = 0 if self._reader is None else self._reader.failed
+        yield from totals("firsttoken_otlp_metric_exports_failed_total", [((), failed)])
 
 
 def resource_of(environ: Mapping[str, str]) -> Resource:
@@ -198,6 +226,7 @@ def make_exporter(signal: str, url: str, environ: Mapping[str, str]) -> Any:
         common = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", common).strip()
         kind = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+        arguments.update(_without_proxy(signal, protocol, environ))
         if not environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
             arguments["endpoint"] = url if protocol == "grpc" else f"{url}/v1/{signal}"
     found = entry_points(group=f"opentelemetry_{signal}_exporter", name=kind)
@@ -213,3 +242,15 @@ def make_exporter(signal: str, url: str, environ: Mapping[str, str]) -> Any:
         return next(iter(found)).load()(**arguments)
     except (OSError, ValueError) as error:
         raise ConfigError([f"telemetry.otlp: the {signal} exporter cannot be made: {error}"]) from None
+
+
+def _without_proxy(signal: str, protocol: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of an OTLP exporter that reads no proxy from the environment. A session of the operator's own stays."""
+    if protocol == "grpc":
+        return {"channel_options": (("grpc.enable_http_proxy", 0),)}
+    own = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_{}CREDENTIAL_PROVIDER"
+    if environ.get(own.format("")) or environ.get(own.format(f"{signal.upper()}_")):
+        return {}
+    session = requests.Session()
+    session.trust_env = False
+    return {"session": session}

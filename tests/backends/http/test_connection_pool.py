@@ -17,6 +17,7 @@ import pytest
 from backends.failures import TransportError
 from backends.http import address_race
 from backends.http.connection_pool import ConnectionPool
+from backends.http.name_lookup import Answer, NameLookup
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
 from tests.support.ports import closed_port
@@ -300,11 +301,10 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the addresses of every name, in order."""
 
     def answer(*addresses: str) -> None:
-        async def getaddrinfo(host: str, port: int, **_: object) -> list[object]:
-            found = [host] if host[0].isdigit() else addresses  # uvloop resolves addresses too
-            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (one, port)) for one in found]
+        def found(name: str) -> Answer:
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (one, 0)) for one in addresses]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        monkeypatch.setattr(address_race, "CONNECT_NAMES", NameLookup(ask=found))
 
     return answer
 

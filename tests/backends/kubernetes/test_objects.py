@@ -75,5 +75,8 @@ def test_every_target_port_of_a_ready_pod_is_an_endpoint() -> None:
     }
     pool = msgspec.convert(raw, InferencePool)
     pods = [pod("a"), pod("b", ready="False"), pod("c", ip=None), pod("d", deletionTimestamp="2026-11-23T10:00:00Z")]
-    assert pods_of_pool(pool, pods) == (PodAddress("10.0.0.1", 8000, "a"), PodAddress("10.0.0.1", 8001, "a"))
+    assert pods_of_pool(pool, pods) == (
+        PodAddress("10.0.0.1", 8000, "a", 0, 2),
+        PodAddress("10.0.0.1", 8001, "a", 1, 2),
+    )
     assert pool.spec.selector.query == "app=vllm"

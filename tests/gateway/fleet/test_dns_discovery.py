@@ -174,6 +174,65 @@ def test_loopback_addresses_belong_to_local_names(name: str, address: str, allow
     assert is_allowed(name, address) is allowed
 
 
+PUBLIC, METADATA = "8efa:b50e", "a9fe:a9fe"  # 142.250.181.14 and 169.254.169.254
+
+
+@pytest.mark.parametrize(
+    "prefix", ["64:ff9b::", "64:ff9b:1::", "64:ff9b:1:7:8:9:", "2a00:1450::5efe:", "fd00::200:5efe:"]
+)
+def test_an_address_behind_a_translator_is_judged_by_the_ipv4_address_inside(prefix: str) -> None:
+    """NAT64 with any prefix that tells it, and ISATAP."""
+    assert is_allowed("api.example.com", prefix + PUBLIC)
+    assert is_allowed("engines.svc", prefix + "a01:203")
+    for forbidden in (METADATA, "7f00:1", "a83f:8110", "6464:64c8", "c000:c0", "e000:1", "ffff:ffff", "0:1"):
+        assert not is_allowed("api.example.com", prefix + forbidden), forbidden
+
+
+@pytest.mark.parametrize(
+    ("form", "public", "forbidden"),
+    [
+        ("2002:{}::1", "8efa:b50e", "7f00:1"),
+        ("2002:{}:5:6:7:8:9", "8efa:b50e", "a9fe:a9fe"),
+        ("2001:0:4136:e378:8000:63bf:{}", "7105:4af1", "5601:5601"),  # Teredo writes the bits of the address inverted
+        ("64:ff9b:1:{}::", "8efa:b5:e00", "a9fe:a9:fe00"),  # RFC 6052, 2.2: a prefix of 48 bits
+        ("64:ff9b:1:8{}::", "8e:fa:b50e", "a9:fe:a9fe"),  # 56 bits
+        ("64:ff9b:1:800:{}::", "8e:fab5:e00", "a9:fea9:fe00"),  # 64 bits
+    ],
+)
+def test_every_form_that_holds_an_ipv4_address_is_judged_by_it(form: str, public: str, forbidden: str) -> None:
+    assert is_allowed("api.example.com", form.format(public))
+    assert not is_allowed("api.example.com", form.format(forbidden))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "168.63.129.16",
+        "::ffff:168.63.129.16",
+        "192.0.0.192",
+        "192.0.0.1",
+        "100.100.100.200",
+        "169.254.170.2",
+        "0.1.2.3",
+        "255.255.255.255",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd00:ec2::254%1",
+        "fd20:ce::254",
+        "fd00:c1::a9fe:a9fe",
+        "fd00:42::42",
+        "fd00:a9fe:a9fe::1",
+        "fe80::a9fe:a9fe",
+        "fe80::5efe:8efa:b50e",  # link-local, whatever it holds
+        "::ffff:0:8efa:b50e",  # translated addresses of a node itself (RFC 2765)
+        "::8efa:b50e",
+    ],
+)
+@pytest.mark.parametrize("name", ["localhost", "api.example.com"])
+def test_services_of_a_cloud_for_its_machines_are_no_backend(name: str, address: str) -> None:
+    assert not is_allowed(name, address)
+
+
 async def test_an_answer_with_hundreds_of_addresses_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Known addresses stay endpoints: an answer in another order moves no endpoint."""
     many = [f"10.0.{i // 250}.{i % 250}" for i in range(900)]

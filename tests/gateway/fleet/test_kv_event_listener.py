@@ -16,6 +16,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from backends.kv_events import PublisherRank
 from gateway.fleet import kv_event_listener
 from gateway.fleet.kv_event_listener import CLOCK_EVERY, TIME_SLICE, KvEvents, Listener
 from policies.fleet.fleet import Fleet
@@ -38,6 +39,7 @@ def cache_of(fleet: Fleet) -> EndpointCache:
 class Source:
     kv_events: str
     kv_replay: str | None
+    kv_rank: PublisherRank | None = None
 
 
 class Engine:
@@ -107,6 +109,7 @@ class Connection:
     fleet: Fleet
     events: KvEvents
     listener: Listener
+    replay: asyncio.Task[None]
 
     @property
     def known(self) -> Residency:
@@ -142,7 +145,7 @@ async def wired(replays: bool = True) -> AsyncIterator[Connection]:
     events = KvEvents(fleet, {E: Source(engine.url, engine.replay_url)})
     events.start()
     replay = asyncio.create_task(engine.replay())
-    link = Connection(context, engine, fleet, events, events.listeners[0])
+    link = Connection(context, engine, fleet, events, events.listeners[0], replay)
     try:
         await link.subscribed()
         yield link
@@ -264,7 +267,7 @@ async def test_malformed_batches_are_logged_once_and_skipped(caplog: pytest.LogC
         await link.applied()
         assert link.blocks() == 1
     assert len(caplog.records) == 1
-    assert "what came is none" in caplog.records[0].message
+    assert "malformed batch" in caplog.records[0].message
 
 
 async def test_a_malformed_replay_clears_the_known_blocks(caplog: pytest.LogCaptureFixture) -> None:
@@ -279,7 +282,7 @@ async def test_a_malformed_replay_clears_the_known_blocks(caplog: pytest.LogCapt
         link.engine.kept.clear()
         await link.engine.publish(stored(6))
         await link.until(lambda: link.blocks() == 1)
-    assert "what came is none" in caplog.records[0].message
+    assert "malformed batch" in caplog.records[0].message
 
 
 async def test_an_error_of_our_own_is_logged_once_and_the_listener_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,11 +14,12 @@ from hyperframe.frame import SettingsFrame, WindowUpdateFrame
 
 from backends.http2.flood import LIMITS, Flood
 from backends.http2.frame_reader import FRAMES
-from backends.http2.frames import MAX_FRAME, MAX_STREAM
+from backends.http2.frames import MAX_FRAME, MAX_STREAM, PREFACE
 from backends.http2.outbound import Outbound
 from backends.http2.stream import Stream
 from gateway.downstream.intake import Intake
 from gateway.picker import grpc_port, grpc_server
+from gateway.picker.connection_table import ConnectionTable
 from gateway.picker.grpc_port import GrpcServer
 from gateway.picker.grpc_server import CHECK, DEAD_AFTER, IDLE, MESSAGES, Call, Handler
 from tests.gateway.picker.test_grpc_server import echo
@@ -147,7 +148,7 @@ async def test_peers_that_end_calls_by_resets_are_no_flood(monkeypatch: pytest.M
 
 
 async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(grpc_port, "MAX_CONNECTIONS", 2)  # one of an address
     intake = Intake()
     async with listening(intake=intake) as (_, url), grpc_client(url) as client:
         assert await is_answered(client)
@@ -159,6 +160,81 @@ async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
         await asyncio.sleep(0.1)
         async with grpc_client(url) as other:
             assert await is_answered(other)
+
+
+class Peer(asyncio.Protocol):
+    """Sends some bytes, and reads whatever comes."""
+
+    def __init__(self, sent: bytes) -> None:
+        self.sent = sent
+        self.is_gone = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self.transport = transport
+        transport.write(self.sent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone = True
+
+
+async def peers(url: str, count: int, *sent: bytes, host: str = "127.0.0.1") -> list[Peer]:
+    """Connections of one address. `sent`: in turn."""
+    loop, port, found = asyncio.get_running_loop(), int(url.rpartition(":")[2]), []
+    for number in range(count):
+        peer = Peer(sent[number % len(sent)])
+        await loop.create_connection(lambda peer=peer: peer, "127.0.0.1", port, local_addr=(host, 0))  # type: ignore[misc]
+        found.append(peer)
+    return found
+
+
+async def test_connections_that_say_nothing_keep_no_data_plane_out() -> None:
+    """1,000 of one peer, with no byte or with a part of the preface: the next one of the same peer is answered, and so
+    is one that was there before; the silent ones are let go within a few seconds."""
+    async with listening() as (_, url), grpc_client(url) as before:
+        assert await is_answered(before)
+        silent = await peers(url, grpc_port.MAX_CONNECTIONS, b"", b"PRI")
+        async with grpc_client(url) as client:
+            assert await is_answered(client)
+            await asyncio.sleep(3 * CHECK)
+            assert all(peer.is_gone for peer in silent)
+            assert await is_answered(client)
+        assert await is_answered(before)
+
+
+async def test_a_preface_that_comes_byte_by_byte_is_not_waited_for() -> None:
+    async with listening() as (_, url):
+        (peer,) = await peers(url, 1, b"")
+        for byte in PREFACE[:8]:
+            peer.transport.write(bytes([byte]))
+            await asyncio.sleep(CHECK / 2)
+        assert peer.is_gone
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3"])
+async def test_one_address_has_half_of_the_connections(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have sent the preface stay; beyond the half of their address none is added."""
+    monkeypatch.setattr(grpc_port, "MAX_CONNECTIONS", 20)
+    async with listening() as (_, url):
+        held = await peers(url, 20, PREFACE + SettingsFrame(0).serialize(), host="127.0.0.1")
+        await eventually(lambda: sum(not peer.is_gone for peer in held) == 10)
+        (new,) = await peers(url, 1, PREFACE + SettingsFrame(0).serialize(), host=host)
+        await asyncio.sleep(CHECK)
+        assert new.is_gone is (host == "127.0.0.1")
+        for peer in (*held, new):
+            peer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("peer", "same"), [("2001:db8::1", "2001:db8::2:3"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%lo", "fe80::2")]
+)
+def test_addresses_of_one_host_share_its_room(peer: str, same: str) -> None:
+    table: ConnectionTable[int] = ConnectionTable(4, close=lambda connection: None)
+    for connection, address in enumerate((peer, same)):
+        assert table.admit(connection, address)
+        table.begin(connection)
+    assert not table.admit(3, peer)
+    assert table.admit(4, "2001:db8:0:1::1")
 
 
 async def test_calls_of_all_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

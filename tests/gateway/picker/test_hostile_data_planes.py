@@ -8,6 +8,7 @@ import json
 import threading
 from collections import Counter
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,58 @@ async def test_headers_of_an_answer_after_its_end_count_nothing() -> None:
         client.flush()
         await eventually(lambda: len(gateway.recorder.recent) == 1)
         assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
+
+
+async def unanswered(envoy: Envoy, **message: Any) -> None:
+    """Sends the message and ends the call: the next answer of the picker would come before its status."""
+    await envoy.tell(**message, end=True)
+    assert await envoy.client.status(envoy.call) == "0"
+    assert not envoy.client.unread(envoy.call)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"request_body": HttpBody(end_of_stream=True)},
+        {"request_body": HttpBody(body=b"more")},
+        {"request_trailers": HttpTrailers()},
+        {"request_headers": headers(POST)},
+    ],
+)
+async def test_nothing_is_sent_behind_the_end_of_a_duplex_request(late: dict[str, Any]) -> None:
+    async with picking(1) as (_, client, servers):
+        envoy = Envoy(client, BodyMode.FULL_DUPLEX, BodyMode.FULL_DUPLEX)
+        await envoy.tell(request_headers=headers(POST))
+        await envoy.tell(request_body=HttpBody(body=json.dumps(CHAT).encode(), end_of_stream=True))
+        assert destination(await envoy.told()) in addresses(servers)
+        assert (await envoy.told()).request_body.response.body_mutation.streamed_response.end_of_stream
+        await unanswered(envoy, **late)
+
+
+@pytest.mark.parametrize("late", [{"response_body": HttpBody(body=b"x")}, {"response_trailers": HttpTrailers()}])
+async def test_nothing_is_sent_behind_the_end_of_a_duplex_answer(late: dict[str, Any]) -> None:
+    async with picking(1) as (gateway, client, _):
+        envoy = Envoy(client, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX)
+        await envoy.pick()
+        await envoy.ask(response_headers=headers({":status": "200"}))
+        await envoy.ask(response_body=HttpBody(body=b"data: [DONE]\n\n", end_of_stream=True))
+        await unanswered(envoy, **late)
+        assert gateway.recorder.recent[-1].end is RequestOutcome.COMPLETED
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX])
+async def test_nothing_is_sent_behind_a_refusal(mode: BodyMode) -> None:
+    more = {"pick": {"listen": "127.0.0.1:0"}, "defaults": {"max_body": "1kB"}}
+    async with engines(1) as servers, running({"only": engine_pool(*servers)}, ROUTES, **more) as gateway:
+        assert gateway.picker is not None
+        async with grpc_client(gateway.picker.url) as client:
+            envoy = Envoy(client, mode)
+            await envoy.tell(request_headers=headers(POST))
+            await envoy.tell(request_body=HttpBody(body=json.dumps(CHAT).encode()))
+            while (told := await envoy.told()).WhichOneof("response") != "immediate_response":
+                pass
+            assert told.immediate_response.status.code == 413
+            await unanswered(envoy, request_body=HttpBody(body=b"more", end_of_stream=True))
 
 
 async def test_the_message_with_a_body_is_not_kept_while_the_engine_works() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -65,7 +66,7 @@ def export(telemetry: Telemetry, count: int = 1) -> None:
 
 def counts(telemetry: Telemetry) -> tuple[int, int]:
     """Numbers of exported and lost spans."""
-    exported, lost = (family.samples[0].value for family in telemetry.collect())
+    exported, lost, _ = (family.samples[0].value for family in telemetry.collect())
     return int(exported), int(lost)
 
 
@@ -193,6 +194,59 @@ async def test_outages_and_recoveries_of_the_collector_are_logged_once_each(capl
                 await eventually(lambda outage=outage: counts(telemetry)[0] == 5 * outage)
     lines = [entry.message for entry in caplog.records if entry.name == "firsttoken"]
     assert [line.partition(":")[0] for line in lines] == ["span export fails", "span export works again"] * 2
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_no_proxy_of_the_environment_is_used(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for backends. The proxy answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GRPC_PROXY"):
+            monkeypatch.setenv(name, address)
+            monkeypatch.setenv(name.lower(), address)
+        for name in ("NO_PROXY", "no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        if protocol == "grpc":
+            environ["OTEL_METRICS_EXPORTER"] = "none"
+            with grpc_collector() as (grpc_receiver, url):
+                telemetry = Telemetry(url, {}, environ)
+                telemetry.start()
+                export(telemetry, 3)
+                await telemetry.close()
+                assert len(grpc_receiver.spans) == 3
+        else:
+            async with Collector() as collector:
+                telemetry = Telemetry(collector.url, {}, environ)
+                telemetry.start()
+                export(telemetry, 3)
+                await telemetry.close()
+                assert len(collector.spans) == 3
+                assert collector.metrics
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
+async def test_failed_exports_are_logged_with_the_reason_and_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans and metrics: a collector that answers 400."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    async with Collector() as collector:
+        collector.status = 400
+        telemetry = Telemetry(collector.url, {}, {})
+        telemetry.start()
+        export(telemetry, 1)
+        await eventually(lambda: sum("export fails" in line for line in caplog.messages) == 2)
+        families = {family.name: family.samples[0].value for family in telemetry.collect()}
+        assert families["firsttoken_otlp_metric_exports_failed"] >= 1
+        await eventually(lambda: counts(telemetry)[1] == 1)
+        collector.status = 200
+        export(telemetry, 1)
+        await eventually(lambda: sum("export works again" in line for line in caplog.messages) == 2)
+        await telemetry.close()
+    assert all("400" in line for line in caplog.messages if "export fails" in line)
 
 
 async def test_the_sdk_logs_one_failed_batch_per_outage(caplog: pytest.LogCaptureFixture) -> None:
