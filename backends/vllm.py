@@ -55,7 +55,6 @@ class Vllm(MeteredEngine):
     salted = True
     reads_reasoning = True
     names_sessions = True
-    reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
     id_field = "request_id"  # names a request in the engine, where two equal names collide: a caller sets none
     whole_forms: Mapping[Operation, WholeForm] = {
         Operation.CHAT: VLLM_CHAT,
@@ -93,8 +92,6 @@ class Vllm(MeteredEngine):
             body.pop("request_id", None)
         if forward.cache_salt:
             body["cache_salt"] = forward.cache_salt
-            for name in self.reaching:
-                body.pop(name, None)
         if forward.session_id:
             body.pop("session_id", None)  # would go before the header, and events would name another's prompt
         if forward.priority is not None:
@@ -191,7 +188,6 @@ class SGLang(Vllm):
 
     native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
     assembled_members = {}  # `metadata` is in whole answers alone
-    reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     id_field = "rid"
     refuses_models = False
     metrics = LoadMetrics(

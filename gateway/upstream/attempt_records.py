@@ -16,6 +16,9 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     times, model, pool = wire.times, wire.request.model, wire.attempt.candidate.endpoint.pool
     if (translated := routed.request.translated.get(pool)) is not None:
         routed.timeline.left_out(translated.left_out)
+    if routed.request.withheld:
+        lost = {} if translated is None else translated.left_out
+        routed.timeline.left_out({**dict(zip(routed.request.withheld, routed.request.withheld, strict=True)), **lost})
     routed.timeline.won(
         wire.attempt.candidate,
         header_safe(model) if routed.model else model,
