@@ -305,7 +305,7 @@ class Proxy:
             if race.winner is not None and self.cache_warming.hot:
                 self.cache_warming.answered(race.winner, routed, relay.http.body)
             if isinstance(relay, CopyingRelay):
-                self.answers.keep(relay, routed.route, routed.timeline)
+                self.answers.keep(relay, routed)
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""

@@ -263,7 +263,8 @@ def parse(
         raise _too_many_elements()
     parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
     parameters, hinted = parsed.parameters, not _HINTS.isdisjoint(headers)
-    body, verbatim, withheld = parsed.members, parsed.verbatim, ()
+    body, verbatim = parsed.members, parsed.verbatim
+    withheld: tuple[str, ...] = ()
     if has_rare := not _RARE.isdisjoint(body):
         body, withheld = without_engine_members(body)
         verbatim = None if verbatim is None else without_engine_members(verbatim)[0]
