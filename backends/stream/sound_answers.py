@@ -1,5 +1,5 @@
-"""Tells whether a model has written an answer to its end, so that the answer may stand for later ones: by the bytes that
-went to the caller, whole or streamed, in any dialect of answers that may repeat.
+"""Tells whether a model has written an answer to its end, so that the answer may stand for later ones: by the bytes
+that went to the caller, whole or streamed, in any dialect of answers that may repeat.
 """
 
 from __future__ import annotations
