@@ -218,6 +218,10 @@ class Backend(Protocol):
         """The same dialect with a caller's own key as its secret. `header`: in which the caller has sent the key."""
         return self
 
+    def lost(self, forward: BackendRequest) -> tuple[str, ...]:
+        """Members of the caller's that the cap on the output leaves no room for. Asked where there is a cap."""
+        return ()
+
     def tap(self, forward: BackendRequest) -> Tap: ...
 
     def assembly_obstacle(self, forward: BackendRequest) -> str:
