@@ -125,6 +125,7 @@ class Failure:
     param: str | None = None
     retry_after: float | None = None  # s, as the server asked; not yet clamped
     cause: str = field(default="", compare=False)  # the operator's line; equal failures look the same to a caller
+    words: str = field(default="", compare=False)  # of the server, scrubbed: part of `message`, or of none
 
     @property
     def said(self) -> str:
