@@ -59,6 +59,15 @@ _SCRUBS_OF_FAILURES = (
     (re.compile(r"(?i)\bip-\d{1,3}(?:-\d{1,3}){3}\b"), "[address]"),
     (re.compile(r"(?i)(?<![\w:.])(?:[0-9a-f]{1,4}:){2,7}(?::?[0-9a-f]{1,4}){1,7}(?![\w:])"), "[address]"),
     (re.compile(r"\b[a-z][a-z0-9]*(?:-[a-z0-9]+){0,10}-[a-f0-9]{6,10}-[a-z0-9]{5}\b"), "[address]"),  # a pod
+    (
+        re.compile(
+            r"(?i)"
+            + _START
+            + r"(?=(?:[a-z0-9]+-){0,10}(?:host|node|server|pod|vm|gpu|worker|engine|backend|prod|staging|db|"
+            r"svc|box|rack|cluster|vllm|sglang|triton|ray)(?![a-z]))[a-z0-9]+(?:-[a-z0-9]+){1,10}(?:\.[a-z0-9-]+){0,10}(?![\w-])"
+        ),
+        "[address]",
+    ),
     (re.compile(r"(?i)\blocalhost\b(?::\d+)?"), "[address]"),
     (
         re.compile(
