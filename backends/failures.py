@@ -291,6 +291,25 @@ def of_callers_key(failure: Failure) -> Failure:
     return Failure(FailureKind.CALLER_KEY, message, status, kind, code, retry_after=failure.retry_after, cause=said)
 
 
+_QUEUE = re.compile(
+    r"queue|unfinished|pending|in[- ]?flight|too many|max_num|concurren|outstanding|admission|overloaded|busy|\bfull\b",
+    re.IGNORECASE,
+)
+
+
+def of_engine(failure: Failure, *, alone: bool) -> Failure:
+    """The failure of an attempt at an engine, which has no accounts: a 429, and a 503 that speaks of its queue, is a
+    limit of its own. `alone`: the request counts as one there, and asks for one answer. A limit of tokens depends on
+    the prompt, so it tells nothing of how many requests the engine takes."""
+    is_limit = failure.kind in RATE_LIMITS or (failure.kind is FailureKind.OVERLOADED and _QUEUE.search(failure.words))
+    if not is_limit:
+        return failure
+    kind = FailureKind.QUEUE_LIMIT if alone and "token" not in failure.words else FailureKind.OVERLOADED
+    message = "The engine is at the limit of its own queue"
+    message = f"{message}: {failure.words}" if failure.words else f"{message}."
+    return replace(failure, kind=kind, message=message, status=503, type="server_error", code="unavailable")
+
+
 def of_unknown_model(failure: Failure, *, callers: bool) -> Failure:
     """The failure of a request for a model that the server does not know. `callers`: the caller has named it, and not
     the configuration, of which no caller is told."""

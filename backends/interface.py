@@ -80,6 +80,7 @@ class FailureKind(Enum):
     SERVER = "server"  # a 5xx
     PROVIDER = "provider"  # a 5xx that speaks of the whole provider
     OVERLOADED = "overloaded"  # 503, 529
+    QUEUE_LIMIT = "queue_limit"  # 429, 503 of an engine: it has as many requests as it allows
     RATE_LIMITED = "rate_limited"  # 429 that does not say which limit
     REQUEST_RATE = "request_rate"  # 429: the account's requests are spent
     TOKEN_RATE = "token_rate"  # 429: the account's tokens are spent

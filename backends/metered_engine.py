@@ -37,6 +37,7 @@ class LoadMetrics:
     prefix_queries: EngineMetricNames = ()
     prefix_hits: EngineMetricNames = ()
     preemptions: EngineMetricNames = ()
+    rejections: EngineMetricNames = ()  # by the engine's own queue limit
     drafted: EngineMetricNames = ()  # tokens of speculative decoding
     accepted: EngineMetricNames = ()
     ttft: EngineMetricNames = ()  # histograms
@@ -65,6 +66,7 @@ class LoadMetrics:
             "prefix_queries": _total(page, self.prefix_queries),
             "prefix_hits": _total(page, self.prefix_hits),
             "preemptions": _total(page, self.preemptions),
+            "rejections": _total(page, self.rejections),
             "drafted": _total(page, self.drafted),
             "accepted": _total(page, self.accepted),
             **{

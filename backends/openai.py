@@ -167,7 +167,7 @@ class OpenAI(Backend):
             return ResponsesTap(self._secret) if forward.stream else ResponsesBodyTap(self._secret)
         if not forward.stream:
             return BodyTap(self._secret)
-        return StreamTap(_choices(forward.body), self._secret, last=DONE)
+        return StreamTap(choices_of(forward.body), self._secret, last=DONE)
 
     def assembly_obstacle(self, forward: BackendRequest) -> str:
         known = self.assembled_members.get(forward.operation)
@@ -180,7 +180,7 @@ class OpenAI(Backend):
             return MessageAssembler()
         if forward.operation is Operation.RESPONSES:
             return ResponseAssembler()
-        return ChoicesAssembler(self.whole_forms[forward.operation], _choices(forward.body))
+        return ChoicesAssembler(self.whole_forms[forward.operation], choices_of(forward.body))
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret, self._models)
@@ -227,7 +227,7 @@ def _cache_key(salt: str) -> str:
     return "ft-" + sha256(b"prompt_cache_key\0" + salt.encode()).hexdigest()[:32]
 
 
-def _choices(body: Mapping[str, Any]) -> int:
+def choices_of(body: Mapping[str, Any]) -> int:
     """Choices of an answer: `n` for every prompt."""
     n, prompt = body.get("n"), body.get("prompt")
     choices = n if type(n) is int else 1

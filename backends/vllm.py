@@ -71,6 +71,7 @@ class Vllm(MeteredEngine):
         prefix_queries=(b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
         prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
         preemptions=(b"vllm:num_preemptions_total",),
+        rejections=(b"vllm:admission_rejections_total",),
         drafted=(b"vllm:spec_decode_num_draft_tokens_total",),
         accepted=(b"vllm:spec_decode_num_accepted_tokens_total",),
         ttft=(b"vllm:time_to_first_token_seconds",),

@@ -35,15 +35,19 @@ def reject_unplaced(decision: Decision) -> None:
     raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 
-def refusal_of(failure: Failure | None, given_up: GiveUp | None = None) -> ApiError:
+def refusal_of(failure: Failure | None, given_up: GiveUp | None = None, decision: Decision | None = None) -> ApiError:
     """The last failure of an attempt as the caller's error. SDKs need not repeat at once retries already made by the
-    gateway."""
+    gateway. `decision`: with the forecast that a caller is told where engines have no room."""
     if failure is None:
         reason = "" if given_up is None else f": {given_up.reason}"
         return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
     headers: dict[str, str] = {"x-should-retry": "false"}
     if failure.kind in OF_REQUEST:
         headers = {} if failure.retry_after is None else retry_later(min(failure.retry_after, LONGEST_RETRY_AFTER))
+    elif failure.kind is FailureKind.QUEUE_LIMIT:
+        soonest = 1.0 if decision is None or not decision.ranked else decision.ranked[0].forecast.p50
+        headers = retry_later(min(max(failure.retry_after or soonest, 0.1), LONGEST_RETRY_AFTER))
+        headers |= {} if decision is None else ttft_now(decision)
     elif failure.kind in RATE_LIMITS or failure.kind is FailureKind.OVERLOADED:
         headers = retry_later(min(max(failure.retry_after or 1.0, 0.1), LONGEST_RETRY_AFTER))
     return ApiError(

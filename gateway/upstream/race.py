@@ -278,7 +278,7 @@ class Race:
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
-            self.delivery.refuse(refusal_of(self._failure, action))
+            self.delivery.refuse(refusal_of(self._failure, action, self.routed.decision))
             return
         assert self._broken is not None
         if action.ending is Ending.NOT_CONTINUED:

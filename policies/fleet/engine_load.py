@@ -32,6 +32,7 @@ class EngineLoad:
     itl_sum: float | None = None  # s
     e2e_count: float | None = None  # whole answers
     e2e_sum: float | None = None  # s, from the arrival
+    rejections: float | None = None  # counter: requests refused by a limit of the engine's queue
 
 
 def has_restarted(before: EngineLoad, after: EngineLoad, totals: Callable[[EngineLoad], Totals]) -> bool:
