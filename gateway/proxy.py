@@ -286,6 +286,8 @@ class Proxy:
             timeline=timeline,
             upstreams=self.upstreams(http) if current.caller_keys else current.upstreams,
             first_token_limit=defaults.first_token,
+            limit_is_meant=defaults.first_token_is_meant,
+            limits_are_meant=runtime.config.first_tokens_are_meant,
             model=named.model,
             native=runtime.operations,
             cache_group=tenant.cache_group,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
-from policies.attempts.attempt_events import GiveUp
+from policies.attempts.attempt_events import Ending, GiveUp
 from policies.queue.queued_request import Quote
 from policies.types import Decision, Placement, RejectionKind
 
@@ -38,6 +38,10 @@ def reject_unplaced(decision: Decision) -> None:
 def refusal_of(failure: Failure | None, given_up: GiveUp | None = None, decision: Decision | None = None) -> ApiError:
     """The last failure of an attempt as the caller's error. SDKs need not repeat at once retries already made by the
     gateway. `decision`: with the forecast that a caller is told where engines have no room."""
+    if failure is None and given_up is not None and given_up.ending is Ending.TOO_SLOW:
+        told = {"x-should-retry": "false", **({} if decision is None else ttft_now(decision))}
+        message = f"No endpoint is expected to answer in time: {given_up.reason}."
+        return ApiError(504, message, type="server_error", code="timeout", headers=told)
     if failure is None:
         reason = "" if given_up is None else f": {given_up.reason}"
         return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")

@@ -37,6 +37,7 @@ class Endpoint:
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
+    limit_is_meant: bool = False  # `first_token_limit` is of the configuration, not assumed
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,6 +346,7 @@ class PoolSection(Section):
                     self.first_token or own.first_token,
                     address.shared_server(name),
                     self.stream_idle or own.stream_idle,
+                    self.first_token is not None,
                 )
                 for id, address in self.addresses(name, found).items()
             ),
