@@ -1,8 +1,10 @@
 """Maps foreign exceptions, error replies and silences to a `Failure`.
 
 Rules:
-- Every message may be shown to a caller. Only a complaint about the caller's own request (4xx) is passed on in the
-  server's words, and scrubbed; other server messages are for the operator.
+- Every message may be shown to a caller. A complaint about the caller's own request (4xx) is passed on in the server's
+  words, and scrubbed. Of a limit, of load and of a failure (429, 5xx) the server's words follow ours, shorter and
+  scrubbed more: which limit is reached, and how far, is the caller's to act on. Of the gateway's own key and
+  configuration no word is passed on.
 - A refusal of the request keeps its status, but for a request that is larger than the account's limit: 413 and
   `request_too_large`, because SDKs repeat a 429, and such a request can never fit.
 - `cause` is the operator's line: status, the server's code or type, and the first line of its message, without keys. It
@@ -18,7 +20,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +31,7 @@ from backends.error_body import MESSAGE_LIMIT, ErrorBody, read_error
 from backends.error_patterns import KEY_MARK, kind_of, opens_with_model
 from backends.error_words import is_known_name, known_words
 from backends.interface import RATE_LIMITS, Contact, Failure, FailureKind
-from backends.scrubbing import scrub
+from backends.scrubbing import scrub, scrubbed_words
 from backends.secrets import is_secret
 from backends.waiting_times import retry_after
 
@@ -55,6 +57,10 @@ NOT_READ = _gateway(
     "The gateway could not read the backend's reply; the fault is ours.",
     cause="a reply that the gateway could not read",
 )
+NOT_COMPRESSED = _protocol(
+    "The backend's reply is not compressed as its header says.", cause="a reply that is not compressed as it says"
+)
+PAGE = _protocol("The backend sent a web page in place of an answer.", cause="200 with a web page")
 TOO_LARGE = _protocol(
     "The backend's reply is larger than the gateway accepts.", cause="a reply larger than the gateway accepts"
 )
@@ -242,14 +248,23 @@ def _failure(
     wait = retry_after(headers) if kind in _RETURNING else None
     if wait is None and kind in _RETURNING:
         wait = said.retry_after
-    return replace(_OWN_WORDS[kind], kind=kind, retry_after=wait, cause=cause)
+    own, words = _OWN_WORDS[kind], scrubbed_words(said.message, secret)
+    message = own.message
+    if kind is FailureKind.AUTH and status == 403:
+        message = "The backend refused access to the gateway."
+    elif words and kind is FailureKind.QUOTA and status == 429:
+        message = f"{message.rstrip('.')}: {_AMOUNT.sub('…', words)}"
+    elif words and kind in _TOLD:
+        message = f"{message.rstrip('.')}: {words}"
+    return replace(own, kind=kind, message=message, retry_after=wait, cause=cause, words=words)
 
 
 _USED_UP = "insufficient_quota"
 _LIMITED = Failure(
     FailureKind.RATE_LIMITED, "The backend's rate limit is reached.", 429, "rate_limit_exceeded", "rate_limit_exceeded"
 )
-_OWN_WORDS: Mapping[FailureKind, Failure] = {  # nothing of these is the caller's to read
+_AMOUNT = re.compile(r"[$€£¥]?\d[\d.,]*")  # of money: what is left of the gateway's is no caller's to read
+_OWN_WORDS: Mapping[FailureKind, Failure] = {
     **dict.fromkeys(RATE_LIMITS, _LIMITED),
     FailureKind.QUOTA: Failure(
         FailureKind.QUOTA, "The gateway's account with the backend is used up.", 429, _USED_UP, _USED_UP
@@ -263,6 +278,7 @@ _OWN_WORDS: Mapping[FailureKind, Failure] = {  # nothing of these is the caller'
         FailureKind.PROTOCOL, "The backend answered with a redirect, which is never followed."
     ),
 }
+_TOLD = RATE_LIMITS | {FailureKind.OVERLOADED, FailureKind.SERVER, FailureKind.PROVIDER, FailureKind.TIMEOUT}
 _OF_ACCOUNT: Mapping[FailureKind, tuple[int, str, str]] = {  # status, code, and words, where the key is the caller's
     **dict.fromkeys(
         RATE_LIMITS, (429, "rate_limit_exceeded", "A rate limit of your account with the provider is reached")
@@ -273,19 +289,57 @@ _OF_ACCOUNT: Mapping[FailureKind, tuple[int, str, str]] = {  # status, code, and
 }
 
 
+_DENIALS: Sequence[tuple[re.Pattern[str], tuple[int, str, str]]] = (  # by the words of a 401 or 403
+    (
+        re.compile(r"\b(?:country|countries|region|territory|location|ip address)\b", re.IGNORECASE),
+        (403, "unsupported_country_region_territory", "The provider does not serve the place of this request"),
+    ),
+    (
+        re.compile(
+            r"\b(?:api[ _-]?keys?|authenticat\w*|tokens?|credentials?|bearer|x-api-key)\b|\[key\]", re.IGNORECASE
+        ),
+        _OF_ACCOUNT[FailureKind.AUTH],
+    ),
+)
+_DENIED = 403, "permission_denied", "The provider denies access to your account"
+
+
 def of_callers_key(failure: Failure) -> Failure:
     """The failure of an attempt with the caller's own key. What is said of the key, or of its account, is the caller's
-    to mend; status, name and time are the provider's, and no other word of it is shown or logged."""
+    to mend: status, name, time and words are the provider's. No word of it is logged."""
     if failure.kind not in _OF_ACCOUNT or failure is NOT_SERVED:
         return failure
     status, code, words = _OF_ACCOUNT[failure.kind]
+    if failure.kind is FailureKind.AUTH and failure.words:
+        status, code, words = next((row for about, row in _DENIALS if about.search(failure.words)), _DENIED)
     named = failure.cause.removeprefix(f"{FAILED_INSIDE.cause}: ").partition(":")[0]
     told = named.partition(" ")[0]
     status = int(told) if told in ("401", "402", "403", "404", "429") else status
     message = f"{words}: {named}." if named else f"{words}."
+    if failure.words:
+        message = f"{message} {failure.words}"
     kind = code if status == 429 else "invalid_request_error"
     said = f"the caller's key: {named or status}"
     return Failure(FailureKind.CALLER_KEY, message, status, kind, code, retry_after=failure.retry_after, cause=said)
+
+
+_QUEUE = re.compile(
+    r"queue|unfinished|pending|in[- ]?flight|too many|max_num|concurren|outstanding|admission|overloaded|busy|\bfull\b",
+    re.IGNORECASE,
+)
+
+
+def of_engine(failure: Failure, *, alone: bool) -> Failure:
+    """The failure of an attempt at an engine, which has no accounts: a 429, and a 503 that speaks of its queue, is a
+    limit of its own. `alone`: the request counts as one there, and asks for one answer. A limit of tokens depends on
+    the prompt, so it tells nothing of how many requests the engine takes."""
+    is_limit = failure.kind in RATE_LIMITS or (failure.kind is FailureKind.OVERLOADED and _QUEUE.search(failure.words))
+    if not is_limit:
+        return failure
+    kind = FailureKind.QUEUE_LIMIT if alone and "token" not in failure.words else FailureKind.OVERLOADED
+    message = "The engine is at the limit of its own queue"
+    message = f"{message}: {failure.words}" if failure.words else f"{message}."
+    return replace(failure, kind=kind, message=message, status=503, type="server_error", code="unavailable")
 
 
 def of_unknown_model(failure: Failure, *, callers: bool) -> Failure:

@@ -86,6 +86,7 @@ class FailureKind(Enum):
     SERVER = "server"  # a 5xx
     PROVIDER = "provider"  # a 5xx that speaks of the whole provider
     OVERLOADED = "overloaded"  # 503, 529
+    QUEUE_LIMIT = "queue_limit"  # 429, 503 of an engine: it has as many requests as it allows
     RATE_LIMITED = "rate_limited"  # 429 that does not say which limit
     REQUEST_RATE = "request_rate"  # 429: the account's requests are spent
     TOKEN_RATE = "token_rate"  # 429: the account's tokens are spent
@@ -140,6 +141,7 @@ class Failure:
     retry_after: float | None = None  # s, as the server asked; not yet clamped
     cause: str = field(default="", compare=False)  # the operator's line; equal failures look the same to a caller
     contact: Contact = field(default=Contact.MADE, compare=False)
+    words: str = field(default="", compare=False)  # of the server, scrubbed: part of `message`, or of none
 
     @property
     def said(self) -> str:
@@ -243,6 +245,10 @@ class Backend(Protocol):
     def with_key(self, header: str, key: str) -> Backend:
         """The same dialect with a caller's own key as its secret. `header`: in which the caller has sent the key."""
         return self
+
+    def lost(self, forward: BackendRequest) -> tuple[str, ...]:
+        """Members of the caller's that the cap on the output leaves no room for. Asked where there is a cap."""
+        return ()
 
     def tap(self, forward: BackendRequest) -> Tap: ...
 

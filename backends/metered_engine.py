@@ -38,6 +38,7 @@ class LoadMetrics:
     prefix_queries: EngineMetricNames = ()
     prefix_hits: EngineMetricNames = ()
     preemptions: EngineMetricNames = ()
+    rejections: EngineMetricNames = ()  # by the engine's own queue limit
     drafted: EngineMetricNames = ()  # tokens of speculative decoding
     accepted: EngineMetricNames = ()
     ttft: EngineMetricNames = ()  # histograms
@@ -67,6 +68,7 @@ class LoadMetrics:
             "prefix_queries": _total(page, self.prefix_queries),
             "prefix_hits": _total(page, self.prefix_hits),
             "preemptions": _total(page, self.preemptions),
+            "rejections": _total(page, self.rejections),
             "drafted": _total(page, self.drafted),
             "accepted": _total(page, self.accepted),
             "asleep": self._asleep(page),

@@ -41,6 +41,7 @@ _CAPPED: Mapping[Operation, tuple[str, ...]] = {  # members that limit the outpu
     Operation.MESSAGES: ("max_tokens",),
     Operation.RESPONSES: ("max_output_tokens",),
 }
+_LEAST = ("min_tokens", "min_new_tokens")  # members that ask for a least number of tokens
 _WITH_USAGE_OPTION = (Operation.CHAT, Operation.COMPLETION)
 BEARER = "authorization"  # header of a key that is a bearer token
 MIN_THINKING = 1024  # tokens, Anthropic's and vLLM's least budget
@@ -150,8 +151,15 @@ class OpenAI(Backend):
                 body[name] = cap
         if limits and not asked:
             body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
+        for name in _LEAST:
+            if type(body.get(name)) is int and body[name] > cap:
+                body[name] = cap  # engines refuse a least number above the limit
         if operation is Operation.MESSAGES:
             _fit_thinking(body, cap)
+
+    def lost(self, forward: BackendRequest) -> tuple[str, ...]:
+        cap, messages = forward.max_tokens, forward.operation is Operation.MESSAGES
+        return ("thinking",) if messages and cap is not None and has_no_room_to_think(forward.body, cap) else ()
 
     def tap(self, forward: BackendRequest) -> Tap:
         if forward.operation is Operation.MESSAGES:
@@ -160,7 +168,7 @@ class OpenAI(Backend):
             return ResponsesTap(self._secret) if forward.stream else ResponsesBodyTap(self._secret)
         if not forward.stream:
             return BodyTap(self._secret) if forward.operation in GENERATING else SilentBodyTap(self._secret)
-        return StreamTap(_choices(forward.body), self._secret, last=DONE)
+        return StreamTap(choices_of(forward.body), self._secret, last=DONE)
 
     def assembly_obstacle(self, forward: BackendRequest) -> str:
         known = self.assembled_members.get(forward.operation)
@@ -173,7 +181,7 @@ class OpenAI(Backend):
             return MessageAssembler()
         if forward.operation is Operation.RESPONSES:
             return ResponseAssembler()
-        return ChoicesAssembler(self.whole_forms[forward.operation], _choices(forward.body))
+        return ChoicesAssembler(self.whole_forms[forward.operation], choices_of(forward.body))
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> Failure:
         return failures.of_reply(status, headers, body, self._secret, self._models)
@@ -191,12 +199,21 @@ class OpenAI(Backend):
         return HttpCall("GET", self.probe_path) if self.probe_path else None
 
 
+def has_no_room_to_think(body: Mapping[str, Any], cap: int) -> bool:
+    """A budget of thinking that no cap so low leaves room for: the answer comes without thinking."""
+    thinking = body.get("thinking")
+    budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+    return type(budget) is int and budget >= cap and cap <= MIN_THINKING
+
+
 def _fit_thinking(body: dict[str, Any], cap: int) -> None:
     """Lower a budget of thinking below the cap: servers refuse a larger one, and one below MIN_THINKING."""
     thinking = body.get("thinking")
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-    if isinstance(thinking, dict) and type(budget) is int and budget >= cap:
-        body["thinking"] = {**thinking, "budget_tokens": cap - 1} if cap > MIN_THINKING else {"type": "disabled"}
+    if has_no_room_to_think(body, cap):
+        body["thinking"] = {"type": "disabled"}
+    elif isinstance(thinking, dict) and type(budget) is int and budget >= cap:
+        body["thinking"] = {**thinking, "budget_tokens": cap - 1}
 
 
 def without_reasoning(messages: Any) -> Any:
@@ -211,7 +228,7 @@ def _cache_key(salt: str) -> str:
     return "ft-" + sha256(b"prompt_cache_key\0" + salt.encode()).hexdigest()[:32]
 
 
-def _choices(body: Mapping[str, Any]) -> int:
+def choices_of(body: Mapping[str, Any]) -> int:
     """Choices of an answer: `n` for every prompt."""
     n, prompt = body.get("n"), body.get("prompt")
     choices = n if type(n) is int else 1

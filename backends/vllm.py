@@ -56,7 +56,6 @@ class Vllm(MeteredEngine):
     wake_path = "/wake_up"  # with VLLM_SERVER_DEV_MODE=1
     reads_reasoning = True
     names_sessions = True
-    reaching: tuple[str, ...] = ("kv_transfer_params",)  # fields by which a request may name another's cache
     id_field = "request_id"  # names a request in the engine, where two equal names collide: a caller sets none
     whole_forms: Mapping[Operation, WholeForm] = {
         Operation.CHAT: VLLM_CHAT,
@@ -73,6 +72,7 @@ class Vllm(MeteredEngine):
         prefix_queries=(b"vllm:prefix_cache_queries_total", b"vllm:gpu_prefix_cache_queries_total"),
         prefix_hits=(b"vllm:prefix_cache_hits_total", b"vllm:gpu_prefix_cache_hits_total"),
         preemptions=(b"vllm:num_preemptions_total",),
+        rejections=(b"vllm:admission_rejections_total",),
         drafted=(b"vllm:spec_decode_num_draft_tokens_total",),
         accepted=(b"vllm:spec_decode_num_accepted_tokens_total",),
         ttft=(b"vllm:time_to_first_token_seconds",),
@@ -95,8 +95,6 @@ class Vllm(MeteredEngine):
             body.pop("request_id", None)
         if forward.cache_salt:
             body["cache_salt"] = forward.cache_salt
-            for name in self.reaching:
-                body.pop(name, None)
         if forward.session_id:
             body.pop("session_id", None)  # would go before the header, and events would name another's prompt
         if forward.priority is not None:
@@ -193,7 +191,6 @@ class SGLang(Vllm):
 
     native = Vllm.native - {Operation.MESSAGES, Operation.COUNT_TOKENS}  # its Messages carry no cache_salt
     assembled_members = {}  # `metadata` is in whole answers alone
-    reaching = ("session_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
     id_field = "rid"
     wake_path = ""  # its page does not tell that memory was released (0.5.23)
     refuses_models = False

@@ -306,6 +306,8 @@ class Proxy:
             timeline=timeline,
             upstreams=self.upstreams(http) if current.caller_keys else current.upstreams,
             first_token_limit=defaults.first_token,
+            limit_is_meant=defaults.first_token_is_meant,
+            limits_are_meant=runtime.config.first_tokens_are_meant,
             model=named.model,
             native=runtime.operations,
             cache_group=tenant.cache_group,
@@ -325,7 +327,7 @@ class Proxy:
             if race.winner is not None and self.cache_warming.hot:
                 self.cache_warming.answered(race.winner, routed, relay.http.body)
             if isinstance(relay, CopyingRelay):
-                self.answers.keep(relay, routed.route, routed.timeline)
+                self.answers.keep(relay, routed)
 
     async def place(self, queued: QueuedRequest, entered_at: float, timeline: RequestTimeline) -> Decision | None:
         """Decide in the queue, and note the rules that held the request, however its wait ends."""

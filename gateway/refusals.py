@@ -8,7 +8,7 @@ from math import ceil
 from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
-from policies.attempts.attempt_events import GiveUp
+from policies.attempts.attempt_events import Ending, GiveUp
 from policies.queue.queued_request import Quote
 from policies.rate_limit.endpoint_limits import MAX_RETRY_AFTER
 from policies.types import Decision, Placement, RejectionKind
@@ -37,15 +37,29 @@ def reject_unplaced(decision: Decision) -> None:
     raise ApiError(400, f"No tier of this route can take the request: {decision.reason}.", code=code)
 
 
-def refusal_of(failure: Failure | None, given_up: GiveUp | None = None, reopens_in: float = 0.0) -> ApiError:
+def refusal_of(
+    failure: Failure | None,
+    given_up: GiveUp | None = None,
+    decision: Decision | None = None,
+    reopens_in: float = 0.0,
+) -> ApiError:
     """The last failure of an attempt as the caller's error. SDKs need not repeat at once retries already made by the
-    gateway. `reopens_in`: seconds in which limits keep such a request from every endpoint; 0: from none."""
+    gateway. `decision`: with the forecast that a caller is told where engines have no room; `reopens_in`: seconds in
+    which limits keep such a request from every endpoint; 0: from none."""
+    if failure is None and given_up is not None and given_up.ending is Ending.TOO_SLOW:
+        told = {"x-should-retry": "false", **({} if decision is None else ttft_now(decision))}
+        message = f"No endpoint is expected to answer in time: {given_up.reason}."
+        return ApiError(504, message, type="server_error", code="timeout", headers=told)
     if failure is None:
         reason = "" if given_up is None else f": {given_up.reason}"
         return ApiError(504, f"No backend answered in time{reason}.", type="server_error", code="timeout")
     headers: dict[str, str] = {"x-should-retry": "false"}
     if failure.kind in OF_REQUEST:
         headers = {} if failure.retry_after is None else retry_later(min(failure.retry_after, LONGEST_RETRY_AFTER))
+    elif failure.kind is FailureKind.QUEUE_LIMIT:
+        soonest = 1.0 if decision is None or not decision.ranked else decision.ranked[0].forecast.p50
+        headers = retry_later(min(max(failure.retry_after or soonest, 0.1), LONGEST_RETRY_AFTER))
+        headers |= {} if decision is None else ttft_now(decision)
     elif failure.kind in RATE_LIMITS or failure.kind is FailureKind.OVERLOADED:
         headers = retry_later(min(_again_in(failure, reopens_in), LONGEST_RETRY_AFTER))
     return ApiError(

@@ -72,7 +72,8 @@ class WitnessProbes:
             request, estimate = synthetic(upstream, operation, PING, upstream.model), found.pools[endpoint.pool]
             run = await send_synthetic(self._fleet, endpoint, upstream, request, estimate, TIMEOUT)
             well = run.outcome in ANSWERED
-            log.info("endpoint %s failed for one caller; asked by the gateway: %s", endpoint.id, run.outcome)
+            told = "nothing yet" if run.outcome is None else run.outcome.value
+            log.info("endpoint %s failed for one caller; asked by the gateway: %s", endpoint.id, told)
         except Exception:
             log.exception("the probe of endpoint %s failed", endpoint.id)
         finally:

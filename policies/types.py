@@ -40,6 +40,7 @@ class Endpoint:
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
     host: str = ""  # host and port of the URL, equal for all ranks and keys of a server; empty: not told
     account: str = field(default="", compare=False)  # the server and the account there, in any pool; empty: unknown
+    limit_is_meant: bool = False  # `first_token_limit` is of the configuration, not assumed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ IDENTITY = "identity"
 _AUTOMATIC, _RAW = 32 + zlib.MAX_WBITS, -zlib.MAX_WBITS  # gzip or zlib by the head; deflate without a head
 
 
+class NotCompressedError(ValueError):
+    """The data is in another coding than the header says."""
+
+
 class Decompressor:
     """Bounded: `limit` bytes come out in all, and `at_once` of one read. What lies above is never expanded: it is an
     error, or dropped without one where the beginning is enough (`cut`)."""
@@ -24,7 +28,7 @@ class Decompressor:
         self._begun = False
 
     def feed(self, data: bytes) -> bytes:
-        """Raises ValueError for malformed data, and beyond the bounds."""
+        """Raises NotCompressedError for malformed data, and ValueError beyond the bounds."""
         if self._full or self._inflate.eof:  # zlib would keep every byte after the end
             return b""
         if not self._begun and data:
@@ -39,7 +43,7 @@ class Decompressor:
         try:
             return self._inflate.decompress(data, most)
         except zlib.error as error:
-            raise ValueError(str(error)) from None
+            raise NotCompressedError(str(error)) from None
 
     def _overflow(self, beginning: bytes) -> bytes:
         if not self._cut:

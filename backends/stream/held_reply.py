@@ -9,14 +9,16 @@ Rules:
 
 from __future__ import annotations
 
-from backends.failures import EMPTY, NOT_EVENTS, TOO_LARGE, TRUNCATED, of_body
+from backends.failures import EMPTY, NOT_COMPRESSED, NOT_EVENTS, TOO_LARGE, TRUNCATED, of_body
 from backends.interface import Failure, Tap
-from backends.stream.decompression import Decompressor, decompressor
+from backends.stream.decompression import Decompressor, NotCompressedError, decompressor
 
 MAX_HELD = 256 * 1024  # bytes before the first token; a longer preamble counts as an answer
 ECHOES = 4  # Responses repeats instructions and tools in two events before the first token, in another spelling maybe
 MAX_WHOLE = 1 << 20  # bytes held of a whole answer; a longer answer is passed on before its end
 MAX_REWRITTEN = 64 << 20  # bytes of a rewritten answer, held whole: may contain images
+PAGES = ("text/html", "application/xhtml")  # beginnings of content types of no answer
+_LOOKED_AT = 256  # bytes of a reply that show what it is
 MAX_ERROR = 64 * 1024  # bytes of an error reply to read
 ENDLESS = 1 << 40  # bytes of a stream, which is not held
 MAX_EXPANDED = 4 << 20  # bytes after decompression of one read of a stream, which are passed on in one call
@@ -56,6 +58,11 @@ class HeldReply:
             return content
         return content or self._has_events or NOT_EVENTS
 
+    @property
+    def is_page(self) -> bool:
+        """Markup, whatever its content type: no server's answer, and no proxy's error in JSON."""
+        return b"".join(self._parts)[:_LOOKED_AT].lstrip()[:1] == b"<"
+
     def take(self) -> bytes:
         """Return the bytes held, once."""
         data = b"".join(self._parts)
@@ -69,6 +76,11 @@ class HeldReply:
         if self._tap.ended:
             return None
         return self._tap.failure or of_body(b"".join(self._parts), secret) or (TRUNCATED if self._tap.tokens else EMPTY)
+
+
+def unread(error: ValueError) -> Failure:
+    """Of a success that cannot be decompressed, or not within the bounds."""
+    return NOT_COMPRESSED if isinstance(error, NotCompressedError) else TOO_LARGE
 
 
 def reply_decompressor(coding: str, *, is_success: bool, stream: bool) -> Decompressor | None:

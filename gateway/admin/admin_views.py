@@ -198,6 +198,7 @@ def bounds_view(
             "bound": engine_bottleneck(*engine).value,
             "pool_bound": of_pools[pool_of(name)],
             "preemptions_per_s": rates[name].preemptions_per_s,
+            "rejections_per_s": rates[name].rejections_per_s,
             "evictions_per_s": rates[name].evictions_per_s,
             "speculative_acceptance": rates[name].acceptance,
         }

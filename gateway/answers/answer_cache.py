@@ -4,7 +4,9 @@ Rules:
 - Equal: the same bytes, path, route and headers that reach an engine or a condition, of the same cache group. A route
   that a reload has changed, or whose pools have another model or send other members, has no answer yet.
 - Kept: complete answers of status 200, whole and streamed, up to MAX_ANSWER bytes, as they went to the caller, with
-  what their heads told of a lowered limit and of members left out.
+  what their heads told of pool, model, a lowered limit and members left out.
+- Only of the first tier that is suited for the request: an answer of a tier that stood in would stay after the first
+  one is back. Never an empty answer, nor one that a filter or a failure has ended.
 - Never of a request with the caller's own key for a provider, who pays for it.
 - Only requests whose answers may repeat: `temperature: 0`, embeddings and rankings; with `any_temperature` all of chat,
   completions and Messages. Never Responses and threads, which name state of an engine, and never an answer with its
@@ -23,6 +25,7 @@ from time import monotonic, time
 from pydantic import SecretStr
 
 from backends.interface import Operation
+from backends.stream.sound_answers import is_sound
 from gateway.admission.auth import Tenant
 from gateway.admission.route_table import Routes
 from gateway.answers.answer_copy import CacheUse, CopyBudget, CopyingRelay
@@ -34,7 +37,9 @@ from gateway.observe.record import RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.runtime import Runtime
 from gateway.upstream.relay import STALL, Relay
+from gateway.upstream.routed_request import RoutedRequest
 from policies.routes.route import AnswerCaching, Route
+from policies.routing.first_choice import is_of_first_choice
 
 MAX_REQUEST = 1 << 20  # bytes of a request that is looked up: hashed in 1 ms
 SLICE = 64 << 10  # bytes written before the caller must read
@@ -96,13 +101,24 @@ class AnswerCache:
         http.lines = (*http.lines, f"{HEADER}: miss")
         return CopyingRelay(http, self.copies, use)
 
-    def keep(self, relay: CopyingRelay, route: Route, timeline: RequestTimeline) -> None:
-        """Keep the answer that went to the caller, if it is complete. `route`: of the decision."""
-        record, use = timeline.record, relay.use
-        if relay.copy and record.end is RequestOutcome.COMPLETED and record.status == 200 and route is use.route:
-            kept = KeptAnswer(time(), relay.content_type, bytes(relay.copy), tuple(changes_told(record)))
-            self.store.put(use.key, kept, use.ttl)
+    def keep(self, relay: CopyingRelay, routed: RoutedRequest) -> None:
+        """Keep the answer that went to the caller, if it is complete and the route wants no better one."""
+        record, use = routed.timeline.record, relay.use
+        if relay.copy and record.end is RequestOutcome.COMPLETED and routed.route is use.route and is_best(routed):
+            body, told = bytes(relay.copy), tuple(changes_told(record))
+            if record.status == 200 and is_sound(routed.request.operation, body, stream=record.stream):
+                kept = KeptAnswer(time(), relay.content_type, body, told, record.pool, record.model)
+                self.store.put(use.key, kept, use.ttl)
         relay.drop_copy()
+
+
+def is_best(routed: RoutedRequest) -> bool:
+    """The answer is of the first tier that is suited for the request, and of no other one: no fallback, no stand-in for
+    a late tier, no answer for which a better one was asked, none that another endpoint has continued."""
+    record, decision = routed.timeline.record, routed.decision
+    if record.escalated or record.rescue or (record.stream and not record.output_tokens):
+        return False
+    return is_of_first_choice(decision, routed.route.prefer, record.tier)
 
 
 def is_repeatable(request: InferenceRequest, caching: AnswerCaching) -> bool:
@@ -136,6 +152,7 @@ async def replay(answer: KeptAnswer, http: HttpRequest, stream: bool, timeline: 
     http.lines = (*http.lines, *answer.lines, *own)
     if not http.http11:
         http.keep_alive = False
+    timeline.replays(answer.pool, answer.model)
     relay, body, length = Relay(http), answer.body, None if stream else len(answer.body)
     head = answer_head(http, 200, {"content-type": answer.content_type}, timeline, length, stream, won=0)
     relay.begin(head, body[:SLICE], length)

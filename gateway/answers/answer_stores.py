@@ -47,6 +47,8 @@ class KeptAnswer(msgspec.Struct, frozen=True, array_like=True):
     content_type: Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")]  # a header line
     body: bytes
     lines: tuple[Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")], ...] = ()  # of the head, about the request
+    pool: Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")] = "-"  # that has answered
+    model: Annotated[str, msgspec.Meta(pattern=r"^[ -~]*\Z")] = "-"
 
 
 class AnswerStore(Protocol):

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from backends.engine_members import ENGINE_ANY, without_engine_members
 from backends.interface import Backend, Operation
 from backends.translation.translation import Translation
 from gateway.api import completion_deadline, request_start
@@ -231,6 +232,7 @@ class InferenceRequest(RequestView):
     state_ids: StateIds | None = None  # of Responses and of threads: seals the ids in the answer
     translated: Mapping[str, TranslatedBody] = field(default_factory=dict)  # by pool; else the body is sent as it is
     sent_at: float | None = None  # Unix time, by the clock of the client or of a proxy in front
+    withheld: tuple[str, ...] = ()  # members of the caller's that no server gets (`backends.engine_members`)
 
     def sent_to(self, backend: Backend) -> Mapping[str, Any]:
         """The body for a backend of the caller's own dialect."""
@@ -261,14 +263,20 @@ def parse(
         raise _too_many_elements()
     parsed = read(operation, raw, tuple(map(headers.get, KEY_HEADERS)))
     parameters, hinted = parsed.parameters, not _HINTS.isdisjoint(headers)
+    body, verbatim = parsed.members, parsed.verbatim
+    withheld: tuple[str, ...] = ()
+    if has_rare := not _RARE.isdisjoint(body):
+        body, withheld = without_engine_members(body)
+        verbatim = None if verbatim is None else without_engine_members(verbatim)[0]
     session, is_conversation = "", False
     if not (headers.keys().isdisjoint(_SESSION_HEADERS) and _SESSION_MEMBERS.isdisjoint(parsed.members)):
         session, is_conversation = _session(headers, parsed.members)
     return InferenceRequest(
         operation=operation,
-        body=parsed.members,
-        verbatim=parsed.verbatim,
-        repaired=() if parsed.verbatim is None else STRIPPED,
+        body=body,
+        withheld=withheld,
+        verbatim=verbatim,
+        repaired=() if verbatim is None else STRIPPED,
         prompt=parsed.prompt,
         model=parameters.model,
         stream=parameters.stream,
@@ -280,7 +288,7 @@ def parse(
         json_schema=parameters.json_schema,
         user_turns=parsed.user_turns,
         images=parsed.images,
-        reasoning_effort="" if EFFORT_MEMBERS.isdisjoint(parsed.members) else reasoning_effort(parsed.members),
+        reasoning_effort=reasoning_effort(body) if has_rare else "",
         priority=_integer(headers, "x-priority") if hinted else 0,
         traceparent=headers.get("traceparent", "")[:128],
         session=session,
@@ -309,6 +317,7 @@ def _too_many_elements() -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
+_RARE = EFFORT_MEMBERS | ENGINE_ANY  # members that most bodies lack
 STRIPPED = ("strip_cch",)  # Claude Code's line was left out: `gateway.tokenize.prefix_breakers`
 
 # Names of a conversation from clients: OpenAI's `prompt_cache_key` (Codex, OpenCode); headers of Codex (session-id,

@@ -32,7 +32,8 @@ def notes(config: Config) -> list[str]:
     """One line each."""
     of_pools = (_placeholders, _open_keys, _shared_servers, _shared_events)
     of_names = (unreachable_passthrough, models_hidden_from_passthrough)
-    checks = (_admin, _cache_secret, *of_pools, *of_names, _ttfts, _totals, _tpots, _rescues, _costs, _regions)
+    of_times = (_ttfts, _limits_of_first_tokens, _totals, _tpots)
+    checks = (_admin, _cache_secret, *of_pools, *of_names, *of_times, _rescues, _costs, _regions)
     return [f"note: {line}" for check in checks for line in check(config)]
 
 
@@ -122,6 +123,20 @@ def _ttfts(config: Config) -> Iterator[str]:
                 f"no server makes the ttft of route {route.name}: at rest the fastest of its pools is expected to take"
                 f" {duration(round(least, 4))}, and the budget is {duration(route.ttft.budget)}"
             )
+
+
+def _limits_of_first_tokens(config: Config) -> Iterator[str]:
+    """Budgets above a limit of the file, which ends an attempt before the budget is over."""
+    general = config.defaults.first_token if config.defaults.first_token_is_meant else None
+    for route in config.all_routes:
+        for name in dict.fromkeys(route.pools) if route.ttft is not None else ():
+            own = config.pools[name].first_token
+            limit, key = (general, "defaults.first_token") if own is None else (own, f"first_token of pool {name}")
+            if limit is not None and route.ttft is not None and limit < route.ttft.budget:
+                yield (
+                    f"{key} is {duration(limit)}, below the ttft of route {route.name}, {duration(route.ttft.budget)}: "
+                    f"its attempts at {name} end there, and a prompt that takes longer is refused; raise or remove it"
+                )
 
 
 def _first_token_alone(pool: PoolSection) -> float:

@@ -364,6 +364,7 @@ class PoolSection(Section):
                     self.stream_idle or own.stream_idle,
                     address.host,
                     account=self.account(address),
+                    limit_is_meant=self.first_token is not None,
                 )
                 for id, address in self.addresses(name, found).items()
             ),

@@ -60,8 +60,8 @@ def gateway_headers(timeline: RequestTimeline, now: float, won: int = 0) -> list
     lines = [
         f"x-request-id: {record.request_id}",
         f"x-firsttoken-route: {record.route}",
-        f"x-firsttoken-pool: {record.pool}",
-        f"x-firsttoken-model: {record.model}",
+        f"x-firsttoken-pool: {timeline.kept_of[0] or record.pool}",
+        f"x-firsttoken-model: {timeline.kept_of[1] or record.model}",
         f"x-firsttoken-attempts: {len(record.attempts) + won}",
         f"x-firsttoken-ttft-ms: {(now - record.arrival) * 1e3:.2f}",
     ]

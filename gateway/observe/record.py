@@ -159,7 +159,7 @@ class Record:
     gaps: TokenGaps = NO_GAPS
     reasoning_effort: str = ""  # as the caller asked (`gateway.api.reasoning_effort`); empty: it named none
     max_tokens: int | None = None  # as the caller asked
-    max_tokens_lowered: int | None = None  # as sent, where the caller's do not fit into the context window
+    max_tokens_lowered: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
     choices: int = 1  # answers asked for
     prompt_tokens_estimated: int | None = None
     prompt_tokens_reported: int | None = None

@@ -60,9 +60,10 @@ UNWATCHED = LoopLag()  # of an event loop without measurement
 
 class RequestTimeline:
     """Fills one Record as a request moves forward. `mark`: end of the last closed stage, the start of the next;
-    `prompt`: as the pool of the first tier sees it."""
+    `prompt`: as the pool of the first tier sees it; `kept_of`: pool and model of a kept answer that is repeated, which
+    the Record does not count for the pool."""
 
-    __slots__ = ("_blocks", "_lag", "mark", "prompt", "record", "request")
+    __slots__ = ("_blocks", "_cap", "_lag", "kept_of", "mark", "prompt", "record", "request")
 
     def __init__(self, record: Record, lag: LoopLag = UNWATCHED) -> None:
         self.record = record
@@ -70,6 +71,8 @@ class RequestTimeline:
         self._blocks = NO_BLOCKS  # of the prompt
         self.request: InferenceRequest | None = None
         self.prompt: PoolEstimate | None = None
+        self.kept_of = ("", "")
+        self._cap: int | None = None  # of the route, where the caller asks for more
         self._lag = lag
 
     def end_stage(self, stage: Stage) -> None:
@@ -112,7 +115,9 @@ class RequestTimeline:
         record.workload = route.workload
         record.weighs_completion = route.weighs_completion
         record.stream = request.stream
-        record.max_tokens = request.max_tokens
+        record.max_tokens = asked = request.max_tokens
+        cap = route.limits.output_tokens
+        self._cap = cap if cap is not None and asked is not None and asked > cap else None
         record.choices = request.choices
         record.repaired = request.repaired
         if request.session:
@@ -193,7 +198,7 @@ class RequestTimeline:
         record.tier = candidate.tier
         record.chance = candidate.probability
         record.max_tokens_lowered = (
-            None if record.decision is None else record.decision.output_limits.get(endpoint.pool)
+            None if record.decision is None else record.decision.output_limits.get(endpoint.pool, self._cap)
         )
         record.prompt_tokens_estimated = candidate.prompt_tokens
         record.cached_tokens_predicted = candidate.hit
@@ -217,6 +222,10 @@ class RequestTimeline:
     def looked_up(self, found: bool) -> None:
         """Note the result of a look into the cache of answers."""
         self.record.cache = HIT if found else MISS
+
+    def replays(self, pool: str, model: str) -> None:
+        """Note whose answer the cache has kept."""
+        self.kept_of = pool, model
 
     def left_out(self, members: Mapping[str, str]) -> None:
         """Note the members of the request that its translation for the pool has lost."""

@@ -28,6 +28,7 @@ from enum import Enum
 from functools import partial
 from time import monotonic
 
+from backends.engine_members import ENGINE_HEADERS
 from backends.ext_proc.log_entry import CALLER_GONE, ENGINE_BROKE, LogEntry
 from backends.ext_proc.messages import (
     BodyMode,
@@ -44,11 +45,12 @@ from gateway.downstream.intake import Intake
 from gateway.observe.record import AnswerSight, RequestOutcome
 from gateway.observe.timeline import RequestTimeline
 from gateway.picker.envoy_log import LB, PICK, EnvoyLog, ExpectedEntry
-from gateway.picker.named_model import with_model
+from gateway.picker.named_model import rewritten
 from gateway.picker.picker import CONTROL, DESTINATION, Asked, Pick, Picker
 from gateway.picker.served_answer import ServedAnswer
 
 SUBSET = "envoy.lb.subset_hint"
+REMOVED = (*(name for name in CONTROL if name != DESTINATION), *ENGINE_HEADERS)  # of the caller's headers
 SERVED = "upstream.address"
 WATCHED = 32
 AS_WRITTEN = (BodyMode.STREAMED, BodyMode.FULL_DUPLEX)  # modes in which an answer is shown as it comes
@@ -166,7 +168,8 @@ class EnvoyRequest:
             return self._refused(refusal)
 
     async def _chosen(self, body: bytes) -> Mutation:
-        """The choice, with the body where the engine knows the model by another name. Raises ApiError."""
+        """The choice, with the body where it changes: another name of the model, members of an engine's own. Raises
+        ApiError."""
         arrival, subset = self._timeline.record.arrival, subset_of(self._head)
         asked = Asked(self._head.headers, body, arrival, self._more_time, subset)
         self._pick = pick = await self._picker.pick(asked, self._timeline)
@@ -178,11 +181,12 @@ class EnvoyRequest:
         if self._log is not None:
             self._entry = self._log.expect()
             metadata[PICK] = self._entry.number
-        removed = [name for name in CONTROL if name in self._head.headers and name != DESTINATION]
-        renamed = with_model(body, pick.model) if pick.model else None
-        if renamed is not None and "content-length" in self._head.headers:
-            headers["content-length"] = str(len(renamed))
-        return Mutation(headers, removed, {LB: metadata}, renamed)
+        removed = [name for name in REMOVED if name in self._head.headers]
+        is_clean = pick.routed is not None and not pick.routed.request.withheld  # else nobody has looked
+        changed = rewritten(body, pick.model) if pick.model or not is_clean else None
+        if changed is not None and "content-length" in self._head.headers:
+            headers["content-length"] = str(len(changed))
+        return Mutation(headers, removed, {LB: metadata}, changed)
 
     def _more_time(self, seconds: float) -> None:
         if self._modes[0] is BodyMode.BUFFERED:  # in FULL_DUPLEX_STREAMED Envoy has no clock

@@ -1,8 +1,10 @@
-"""Reads or replaces the model that a body names, and nothing else: 0.1 ms for 220 KB."""
+"""Reads or replaces the model that a body names, and leaves out members that are no caller's: 0.1 ms for 220 KB."""
 
 from __future__ import annotations
 
 import msgspec
+
+from backends.engine_members import HOLDERS, without_engine_members
 
 
 class NamedModel(msgspec.Struct):
@@ -22,11 +24,16 @@ def named_model(body: bytes) -> str:
         return ""
 
 
-def with_model(body: bytes, model: str) -> bytes:
-    """The body with another model; the values of all other members as they are written. Unchanged where it is no
-    object."""
+def rewritten(body: bytes, model: str) -> bytes | None:
+    """The body with another model, unless `model` is empty, and without members of an engine's own
+    (`backends.engine_members`); the values of all other members as they are written. None: nothing changes, as where
+    it is no object."""
     try:
         members = _members(body)
+        held = {name: _members(members[name]) for name in HOLDERS if bytes(members.get(name, b"")).startswith(b"{")}
     except _UNREADABLE:
-        return body
-    return msgspec.json.encode({**members, "model": model})
+        return None
+    kept, withheld = without_engine_members({**members, **held})
+    if not withheld and not model:
+        return None
+    return msgspec.json.encode({**kept, "model": model} if model else kept)

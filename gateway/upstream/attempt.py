@@ -29,17 +29,19 @@ from backends.failures import (
     NOT_EVENTS,
     NOT_JSON,
     NOT_SERVED,
-    TOO_LARGE,
+    PAGE,
     TRUNCATED,
     TransportError,
     of_callers_key,
+    of_engine,
     of_unknown_model,
 )
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
+from backends.openai import choices_of
 from backends.stream.answer_opening import LONGEST_HOLD, AnswerOpening
 from backends.stream.decompression import IDENTITY, Decompressor
-from backends.stream.held_reply import HeldReply, reply_decompressor
+from backends.stream.held_reply import PAGES, HeldReply, reply_decompressor, unread
 from backends.stream.taps import BodyTap, output_tokens
 from gateway.upstream.attempt_figures import NO_CONSUMPTION, AttemptTimes, Consumption
 from gateway.upstream.routed_request import UNCHANGED, Rewriting
@@ -175,8 +177,8 @@ class WireAttempt:
         if not (backend.local or backend.keyed_by_callers):  # a caller's limits are not the endpoint's
             self._report_rate_limits()
         content_type = headers.get("content-type", "").lower()
-        if self.stream and self.is_success and content_type.startswith("text/html"):
-            return self.fail(NOT_EVENTS)
+        if self.is_success and content_type.startswith(PAGES):
+            return self.fail(PAGE)
         if self.assembled and self.is_success and "event-stream" not in content_type:
             self.stream = self.assembled = self.request.stream = False  # the server has sent a whole answer
         self.tap = self.upstream.backend.tap(self.request)
@@ -206,8 +208,8 @@ class WireAttempt:
         if self.decompressor is not None:
             try:
                 data = self.decompressor.feed(data)
-            except ValueError:
-                return self.fail(TOO_LARGE)
+            except ValueError as error:
+                return self._not_read(error)
         if times.first_byte is None:
             times.first_byte = now
         found = self.held.feed(data)
@@ -216,6 +218,12 @@ class WireAttempt:
         if self.opening is not None:
             return self._hold_opening(self.opening, data, found, now)
         return self._first_token(now) if found else None
+
+    def _not_read(self, error: ValueError) -> WireEvent:
+        """Of an error reply the status tells enough."""
+        if not self.is_success:
+            return self.fail(self.upstream.backend.failure(self.status, self.headers, b""))
+        return self.fail(unread(error))
 
     def on_end(self) -> WireEvent:
         if self._exchange is not None:
@@ -227,7 +235,7 @@ class WireAttempt:
         if self.state is WireState.COMMITTED:
             return self._complete()
         if (failure := self.held.judge(self.upstream.backend.secret.decode())) is not None:
-            return self.fail(failure)
+            return self.fail(PAGE if self.held.is_page else failure)
         now = monotonic()
         if self.times.first_in is None:
             self._first_token(now)
@@ -327,6 +335,8 @@ class WireAttempt:
     def fail(self, failure: Failure) -> Failure:
         """End the attempt before the commit. Returns the failure as the caller may see it."""
         failure = self._whose_key(failure)
+        if self.upstream.backend.local:
+            failure = of_engine(failure, alone=choices_of(self.request.body) == 1)
         if self.request.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
             failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
         elif failure.kind is FailureKind.MISCONFIGURED:
@@ -420,7 +430,7 @@ class WireAttempt:
 
     def _consumed(self, output: int) -> Consumption:
         usage = self.tap.usage
-        failed = self.tap.failure is not None or (self.status > 0 and not self.is_success)
+        failed = self.tap.failure is not None or (self.status > 0 and not self.is_success) or self.failure is PAGE
         if self.times.sent is None or (self.times.first_in is None and failed):
             return NO_CONSUMPTION
         prompt = self.fleet.view.prompt_tokens(self, self.attempt.candidate) if usage.prompt is None else usage.prompt

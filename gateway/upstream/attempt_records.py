@@ -16,6 +16,11 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
     times, model, pool = wire.times, wire.request.model, wire.attempt.candidate.endpoint.pool
     if (translated := routed.request.translated.get(pool)) is not None:
         routed.timeline.left_out(translated.left_out)
+    lost = routed.request.withheld
+    if wire.request.max_tokens is not None:
+        lost += wire.upstream.backend.lost(wire.request)
+    if lost:
+        routed.timeline.left_out({**routed.timeline.record.left_out, **{member: member for member in lost}})
     routed.timeline.won(
         wire.attempt.candidate,
         header_safe(model) if routed.model else model,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from backends.failures import TOO_LARGE
 from backends.interface import Failure
+from backends.stream.held_reply import unread
 from backends.stream.redaction import mask_secret
 from gateway.upstream.answer import Answer
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
@@ -66,8 +66,8 @@ class AnswerSink(AttemptSink):
         if wire.decompressor is not None:
             try:
                 data, framed = wire.decompressor.feed(data), b""
-            except ValueError:
-                self.tell(wire, wire.break_off(TOO_LARGE))
+            except ValueError as error:
+                self.tell(wire, wire.break_off(unread(error)))
                 return
         if tap.feed(data):
             if (gap := now - times.quiet_since) > times.gap_floor:

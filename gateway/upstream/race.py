@@ -317,7 +317,8 @@ class Race:
 
     def _give_up(self, action: GiveUp) -> None:
         if not self.relay.begun:
-            self.delivery.refuse(refusal_of(self._failure, action, self._facts.reopens_in(monotonic())))
+            reopens_in = self._facts.reopens_in(monotonic())
+            self.delivery.refuse(refusal_of(self._failure, action, self.routed.decision, reopens_in))
             return
         assert self._broken is not None
         if action.ending is Ending.NOT_CONTINUED:

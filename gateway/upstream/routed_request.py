@@ -51,6 +51,8 @@ class RoutedRequest:
     timeline: RequestTimeline
     upstreams: Mapping[str, Upstream]
     first_token_limit: float
+    limit_is_meant: bool = False  # `first_token_limit` is of the configuration
+    limits_are_meant: bool = False  # that, or a pool's own
     model: str = ""  # for the servers, as the caller names it; empty: the pool's own
     native: Mapping[str, frozenset[Operation]] = field(default_factory=dict)  # operations spoken natively, by pool
     cache_group: str = ""  # tenants with shared prefix caches; empty: all
@@ -127,6 +129,9 @@ class RoutedRequest:
             whole=WHOLE_ANSWER,
             hedge=route.hedge != "off",
             first_token_limit=self.first_token_limit if seen else WHOLE_ANSWER,
+            limit_is_meant=self.limit_is_meant and seen,
+            budget=self.timeline.record.ttft_budget or 0.0,
+            checks_forecasts=self.limits_are_meant or route.total is not None,
             limit_at=self.timeline.record.arrival + route.total_limit,
             idle=self.idle,
             rescue=self.may_rescue,

@@ -188,6 +188,9 @@ class AttemptLimits:
     whole: float = FOREVER  # for such an answer
     hedge: bool = False
     first_token_limit: float = FOREVER
+    limit_is_meant: bool = False  # by the configuration: else a server that is slow for a reason has longer
+    budget: float = 0.0  # s to the first token that the route promises; 0: none
+    checks_forecasts: bool = False  # a forecast may exceed its limit
     limit_at: float = FOREVER  # end of the time for the whole answer
     idle: float = FOREVER  # without a byte, in mid-stream
     rescue: bool = False  # a broken stream may be continued
@@ -268,6 +271,7 @@ class Ending(Enum):
 
     NO_CANDIDATE = "no candidate"
     OVERDUE = "overdue"
+    TOO_SLOW = "too slow"
     REFUSED = "refused"
     BUDGET = "retry budget"
     DEATHS = "deaths"

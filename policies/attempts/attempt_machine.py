@@ -14,6 +14,8 @@ Rules:
   refusal by an endpoint whose siblings answer is doubtful: another endpoint is asked to confirm.
 - A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
   the server and a lost connection are not. Without a permission, the pool is avoided.
+- No attempt is opened whose first token is expected, by a trained forecast, after its limit or after the end of the
+  time for the whole answer: it would cost the engine a prefill, and the caller the limit.
 - A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
@@ -70,8 +72,9 @@ from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import NOTHING_KNOWN, CandidateWalk
 from policies.attempts.committed_stream import idle_of, obstacle_of, patience, without_caller
+from policies.attempts.first_token_limits import first_token_limit
 from policies.attempts.pace_watch import PaceWatch, StreamLook, Target
-from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook, first_token_limit
+from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
 from policies.attempts.retry_rules import is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
@@ -100,7 +103,7 @@ class AttemptMachine:
         self._share = RequestBudgets(retries, hedges)
         self._facts = facts
         self._ranked: Sequence[Candidate] = decision.ranked if decision.outcome is Placement.PLACE else ()
-        self._walk = CandidateWalk(self._ranked, facts, limits.max_attempts)
+        self._walk = CandidateWalk(self._ranked, facts, limits)
         self._deadline = decision.deadline
         self._began_at = now
         self._next_kind = AttemptKind.FALLBACK
@@ -156,6 +159,8 @@ class AttemptMachine:
             self._give_up(Ending.NO_CANDIDATE, "there is no candidate")
         elif now >= self._limits.limit_at:
             self._give_up(Ending.OVERDUE, OVERDUE)
+        elif self._limits.checks_forecasts and not self._walk.skip_slow(now):
+            self._give_up(Ending.TOO_SLOW, self._walk.too_slow)
         else:
             self._open(self._walk.take(), AttemptKind.PRIMARY, now)
 

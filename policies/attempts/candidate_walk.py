@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from policies.attempts.attempt_events import AttemptFacts, Ending, PeerForecast
+from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending, PeerForecast
+from policies.attempts.first_token_limits import exceeds_limit
 from policies.routing.ranking import p50_of
 from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
@@ -26,7 +27,7 @@ class CandidateWalk:
     """The candidates not yet tried, the pools avoided, the candidates passed over as closed, and the attempts so far.
     `deaths`: of endpoints that had accepted the request; `lost`: endpoints with a failure."""
 
-    def __init__(self, ranked: Sequence[Candidate], facts: AttemptFacts, max_attempts: int) -> None:
+    def __init__(self, ranked: Sequence[Candidate], facts: AttemptFacts, limits: AttemptLimits) -> None:
         self.opened = self.deaths = 0
         self.lost: set[str] = set()
         self.closed: list[Candidate] = []
@@ -34,14 +35,16 @@ class CandidateWalk:
         self._ranked = self._candidates = ranked
         self._passed = 0  # candidates, tried or passed over
         self._tried_pools: set[str] = set()
-        self._facts, self._max_attempts = facts, max_attempts
+        self.too_slow = ""  # reason for which the latest such candidate is not asked
+        self._facts, self._max_attempts = facts, limits.max_attempts
+        self._limits = limits if limits.checks_forecasts else None
 
     # -- the next candidate -------------------------------------------------------------------
 
     def advance(self, now: float) -> bool:
         """Pass over avoided and closed candidates. True: one is left, and another attempt is allowed."""
         count = len(self._candidates)
-        while self._passed < count and (self.avoided or self._facts.closes) and self._passes_over(now):
+        while self._passed < count and (self.avoided or self._facts.closes or self._limits) and self._passes_over(now):
             self._passed += 1
         return self._passed < count and self.may_open
 
@@ -49,9 +52,20 @@ class CandidateWalk:
         candidate = self._candidates[self._passed]
         if candidate.endpoint.pool in self.avoided:
             return True
+        if self._limits is not None and (reason := exceeds_limit(self._limits, candidate, now)):
+            self.too_slow = reason
+            return True
         if closed := self._facts.closes and self._facts.is_closed(candidate, now):
             self.closed.append(candidate)
         return closed
+
+    def skip_slow(self, now: float) -> bool:
+        """Pass over the first candidates, as decided, that are expected to exceed their limit. True: one is left."""
+        while self._limits is not None and self._passed < len(self._candidates):
+            if not (reason := exceeds_limit(self._limits, self._candidates[self._passed], now)):
+                break
+            self._passed, self.too_slow = self._passed + 1, reason
+        return self._passed < len(self._candidates)
 
     @property
     def may_open(self) -> bool:

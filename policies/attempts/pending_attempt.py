@@ -4,9 +4,9 @@ Rules:
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
   (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
   wins and the other is cancelled. No more than two race at a time.
-- Without a deadline, silence is no evidence. Every attempt is abandoned `first_token_limit` (of the endpoint, where it
-  has its own) after its sending, or later where there is no other candidate and the server shows life; in any case at
-  `limit_at`, the end of the time for the whole answer.
+- Without a deadline, silence is no evidence. Every attempt is abandoned at its limit
+  (`policies.attempts.first_token_limits`), or later where there is no other candidate and the server shows life; in any
+  case at `limit_at`, the end of the time for the whole answer.
 - An attempt whose tokens are not seen (not `stream`) is left for the next candidate after half of what remains until
   `limit_at`, or once the endpoint has answered later requests and has had the time for the longest answer since.
 - A stream that has begun, and whose opening is held back, is left after `idle` without a byte.
@@ -21,8 +21,9 @@ from policies.attempts.attempt_events import AttemptFacts, AttemptLimits
 from policies.attempts.budgets import RequestBudgets
 from policies.attempts.candidate_walk import CandidateWalk
 from policies.attempts.committed_stream import idle_of
+from policies.attempts.first_token_limits import first_token_limit
 from policies.attempts.hedging import abandon_at, hedge_at, leave_by, patience_until
-from policies.types import FOREVER, Attempt, AttemptKind, Candidate
+from policies.types import FOREVER, Attempt, Candidate
 
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
 MAX_RACING = 2  # attempts pending at a time
@@ -181,16 +182,6 @@ class SilenceLook:
             pending.overtake_at = now + pending.overtake_in
             pending.recheck_in(min(idle, pending.overtake_in), now)
         return SilenceFinding.WAITING
-
-
-def first_token_limit(limits: AttemptLimits, attempt: Attempt) -> float:
-    """Seconds without a first token. Of an answer that is not streamed, the whole is awaited."""
-    own = attempt.candidate.endpoint.first_token_limit
-    if limits.unseen and attempt.candidate.endpoint.id in limits.unseen:
-        return max(own or 0.0, limits.whole)
-    if own is None or attempt.kind is AttemptKind.RESCUE:
-        return limits.first_token_limit
-    return own if limits.stream else max(own, limits.first_token_limit)
 
 
 def overtake_in(candidate: Candidate, longest_output: int | None) -> float:

@@ -34,6 +34,7 @@ class Fault(Enum):
     REQUEST_SIZE = "the size of this request, for the account"
     OPERATION = "an operation that the server lacks"
     LOAD = "the load of the endpoint"
+    QUEUE = "the engine's own limit of requests"
     ENDPOINT = "the endpoint"
     PROVIDER = "the whole pool or provider"
     NETWORK = "the network"
@@ -101,6 +102,9 @@ _ROWS = (
     Blame("server", Fault.ENDPOINT, False, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, True, again=True),
     Blame("provider", Fault.PROVIDER, True, Elsewhere.NEXT, Evidence.FAILED, AttemptOutcome.FAILED, True, again=True),
     Blame("overloaded", Fault.LOAD, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True, again=True),
+    Blame(
+        "queue_limit", Fault.QUEUE, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True, again=True
+    ),
     Blame("rate_limited", Fault.RATE, False, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True),
     Blame("request_rate", Fault.REQUEST_RATE, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True),
     Blame("token_rate", Fault.TOKEN_RATE, True, Elsewhere.NEXT, Evidence.BUSY, AttemptOutcome.RATE_LIMITED, True),
@@ -147,6 +151,7 @@ _REASONS = {
     Fault.TOKEN_RATE: "rate limit of tokens reached",
     Fault.RATE: "rate limit reached",
     Fault.LOAD: "overloaded",
+    Fault.QUEUE: "at the limit of its own queue",
 }
 
 

@@ -19,6 +19,7 @@ from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBr
 from policies.fleet.engine_load import EngineLoad, has_restarted
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.fleet.kv_room import KvRoom
+from policies.fleet.learned_cap import LearnedCap
 from policies.fleet.network_path import NetworkPath
 from policies.fleet.peers import NO_LOAD, PeerLoad, add_misses
 from policies.latency.api_predictor import ApiPredictor
@@ -97,6 +98,7 @@ class EndpointState:
         self.unix_offset = unix_offset
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
+        self.queue_cap: LearnedCap | None = None  # of the engine itself
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
         self.slow_streams = SlowStreams()
@@ -245,7 +247,7 @@ class EndpointState:
         if peers.expected_tpot_misses:
             misses = add_misses(misses, peers.expected_tpot_misses)
         in_flight = len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight
-        cap = self.pool.concurrent_requests
+        cap = self.pool.concurrent_requests if self.queue_cap is None else self.cap(now)
         return Load(
             at=now,
             health=_ASLEEP if self.asleep else _UP if is_closed else breaker.health(now),
@@ -276,6 +278,18 @@ class EndpointState:
             warming=self.warming or peers.warming > 0,
         )
 
+    def cap(self, now: float) -> int | None:
+        """Maximum of requests in progress, by the configuration and by the engine; None: there is none."""
+        own, learned = self.pool.concurrent_requests, None if self.queue_cap is None else self.queue_cap.at(now)
+        return own if learned is None else learned if own is None else min(own, learned)
+
+    def on_queue_limit(self, now: float) -> bool:
+        """The engine has refused a request beside those in flight. False: there are none, and nothing is learned."""
+        in_flight = self.inflight.in_flight + self.peer_load.in_flight
+        if in_flight:
+            self.queue_cap = LearnedCap(in_flight, now)
+        return in_flight > 0
+
     def tpot_of(self, load: Load, prompt_tokens: int) -> float:
         """Seconds per token of an answer sent there now, beside all that run and wait there."""
         running, context = load.running + load.waiting + 1, load.context + prompt_tokens
@@ -290,7 +304,7 @@ class EndpointState:
 
     def may_be_closed(self, now: float) -> bool:
         """A cap, a rate limit or the evidence of a caller is known; without one, no load has to be computed."""
-        capped = self.pool.concurrent_requests is not None
+        capped = self.pool.concurrent_requests is not None or self.queue_cap is not None
         return capped or bool(self.callers.states) or self._send_limits().may_hold(now)
 
     def load_for(self, caller: str, load: Load, now: float) -> Load:
@@ -399,7 +413,11 @@ class EndpointState:
 
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
-        limited = self.limits.reasons(load.limits, self.breaker.unpaid_until, now)
+        limited = [*self.limits.reasons(load.limits, self.breaker.unpaid_until, now)]
+        if self.queue_cap is not None and (learned := self.queue_cap.at(now)) is not None:
+            limited.append(
+                (f"cap of {learned} requests", "the engine refused more, by its own limit", self.queue_cap.until)
+            )
         return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now, self.load_fault))
 
     @property
@@ -458,7 +476,9 @@ class EndpointState:
         self.engine = engine
         self.scraped_at, self.load_fault = now, ""
         evicted = None if self.cache.residency is None else self.cache.residency.evicted
-        self.rates.note(EngineCounters(engine.preemptions, engine.drafted, engine.accepted, evicted), now)
+        self.rates.note(
+            EngineCounters(engine.preemptions, engine.drafted, engine.accepted, evicted, engine.rejections), now
+        )
         self.block_size = engine.block_size or self.block_size
         if engine.kv_blocks:
             self.kv_tokens = engine.kv_blocks * self.block_size

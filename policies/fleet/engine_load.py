@@ -33,6 +33,7 @@ class EngineLoad:
     e2e_count: float | None = None  # whole answers
     e2e_sum: float | None = None  # s, from the arrival
     asleep: bool | None = None  # its weights are put aside (vLLM's sleep mode): requests wait until it is woken
+    rejections: float | None = None  # counter: requests refused by a limit of the engine's queue
 
 
 def has_restarted(before: EngineLoad, after: EngineLoad, totals: Callable[[EngineLoad], Totals]) -> bool:

@@ -19,6 +19,7 @@ class EngineCounters(NamedTuple):
     drafted: float | None = None  # tokens proposed by speculative decoding
     accepted: float | None = None
     evictions: float | None = None  # blocks dropped from the prefix cache, by KV events
+    rejections: float | None = None  # requests refused by the engine's own queue limit
 
 
 class EngineRates:
@@ -44,6 +45,10 @@ class EngineRates:
     @property
     def evictions_per_s(self) -> float | None:
         return self._rate("evictions")
+
+    @property
+    def rejections_per_s(self) -> float | None:
+        return self._rate("rejections")
 
     @property
     def acceptance(self) -> float | None:

@@ -185,9 +185,9 @@ class FleetReader:
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].pool.local
 
-    def cap(self, endpoint_id: str) -> int | None:
+    def cap(self, endpoint_id: str, now: float) -> int | None:
         """Maximum of requests in progress."""
-        return self._states[endpoint_id].pool.concurrent_requests
+        return self._states[endpoint_id].cap(now)
 
     def last_used_at(self, endpoint_id: str) -> float:
         """Time of the latest attempt."""

@@ -303,8 +303,11 @@ class InFlightAttempt:
         callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
 
     def _on_busy(self, blame: Blame, report: AttemptReport, now: float) -> None:
-        """A rate limit: the provider's own figures are believed first, then what several callers have met with."""
+        """A limit of the engine's own queue is a cap. Of a rate limit the provider's own figures are believed first,
+        then what several callers have met with."""
         state = self.state
+        if blame.fault is Fault.QUEUE and state.on_queue_limit(now):
+            return  # the cap holds requests back, for as long as it is full
         of_tokens = {Fault.TOKEN_RATE: True, Fault.REQUEST_RATE: False}.get(blame.fault)
         spent = state.limits.exhausted_for(now, of_tokens)
         wait = spent if report.retry_after is None else report.retry_after

@@ -111,7 +111,10 @@ class HoldRules:
         """The request would exceed the cap, or a rate limit of the provider."""
         if not self.fleet.closes:
             return None
-        cap, load = self.fleet.view.cap(endpoint), self.fleet.load_for(queued.request.caller, endpoint, self.now)
+        cap, load = (
+            self.fleet.view.cap(endpoint, self.now),
+            self.fleet.load_for(queued.request.caller, endpoint, self.now),
+        )
         dispatched = [sent for sent in self.queues.in_dispatch.values() if sent.endpoint.id == endpoint]
         if cap is not None and load.in_flight + len(dispatched) >= cap:
             return HoldRule.CAP

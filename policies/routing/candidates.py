@@ -207,7 +207,8 @@ class CandidateSet:
             return RejectionKind.UNKNOWN_ADAPTER, f"it does not know the adapter {prompt.adapter}"
         if load.full and not self.waiting:
             self.waited_for = True
-            return RejectionKind.AT_CAP, f"at its cap of {pool.concurrent_requests} requests"
+            cap = pool.concurrent_requests
+            return RejectionKind.AT_CAP, f"at its cap of {cap} requests" if cap else "at its own limit of requests"
         return None
 
     def _with_wait(self, load: Load, tokens: int) -> Load | None:

@@ -201,8 +201,8 @@ def test_a_placeholder_for_a_key_changes_no_meaning() -> None:
     assert of_reply(429, {}, said, "token").kind is FailureKind.TOKEN_RATE
 
 
-def test_messages_about_the_server_are_not_passed_on() -> None:
-    """Only messages about the caller's request are."""
+def test_no_message_about_the_server_tells_its_host() -> None:
+    """What is said of limits and failures is passed on without."""
     for status in (302, 429, 500, 503, 529):
         assert "secret-host" not in of_reply(status, {}, error(message="secret-host down", type="t")).message
 

@@ -50,14 +50,6 @@ def test_only_backends_with_cache_salts_receive_a_salt(kind: str) -> None:
     assert backend.salted is (salts[1] is not None)
 
 
-@pytest.mark.parametrize(("backend", "field"), [(VLLM, "kv_transfer_params"), (SGLANG, "session_params")])
-def test_references_to_foreign_caches_are_removed_where_caches_are_separate(backend: Vllm, field: str) -> None:
-    """Block ids of another engine, or a session, named by the caller. With one shared cache the fields pass."""
-    body = {"messages": [], field: {"remote_block_ids": [1]}}
-    assert field not in sent(backend, body=body, cache_salt="ab12")
-    assert sent(backend, body=body)[field] == {"remote_block_ids": [1]}
-
-
 def test_a_caller_cannot_name_another_attempt_in_kv_events() -> None:
     """vLLM prefers the body's `session_id` to the header's."""
     body = {"messages": [], "session_id": "req-of-another"}

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gateway.tokenize.tokenizers import encoder
-from tests.support.gateways import running
+from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines
 from tests.support.upstream import Upstream, reply
 
@@ -28,6 +28,7 @@ ASKED: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 PATHS = {"chat": "chat/completions", "chat, old name": "chat/completions"}
 HEADER = "x-firsttoken-max-tokens"
+JSON = "content-type: application/json"
 
 
 async def post(url: str, dialect: str, **body: Any) -> tuple[int, Mapping[str, str], dict[str, Any]]:
@@ -120,3 +121,46 @@ async def test_a_caller_without_a_limit_gets_what_fits_of_an_engine_that_speaks_
             sent.append((json.loads(engine.requests[-1].body)["max_tokens"], HEADER in headers))
     (fits, told), unknown = sent
     assert (10_000 < fits < WINDOW - 12_000, told, unknown) == (True, True, (32_000, False))
+
+
+@pytest.mark.parametrize("dialect", ["chat", "chat, old name", "completions"])
+@pytest.mark.parametrize("backend", ["vllm", "sglang", "compatible"])
+async def test_the_least_number_of_tokens_follows_the_limit_down(backend: str, dialect: str) -> None:
+    """An engine would refuse the caller by a number that the caller has never sent."""
+    limit, body = ASKED[dialect]
+    async with Upstream([reply(b"{}", "200 OK", JSON)]) as engine:
+        pools = {"only": pool(engine.url, backend=backend)}
+        routes = {"chat": {"tiers": ["only"], "limits": {"output_tokens": 1024}, "upstream_stream": "off"}}
+        async with running(pools, routes) as gateway:
+            for least in (2000, 7):
+                await post(gateway.url, dialect, **body, **{limit: 3000}, min_tokens=least)
+        sent = [
+            json.loads(each.body) for each in engine.requests if each.method == "POST" and b"min_tokens" in each.body
+        ]
+    assert [each["min_tokens"] for each in sent] == [1024, 7]
+    assert all(1024 in (each.get("max_tokens"), each.get("max_completion_tokens")) for each in sent)
+
+
+@pytest.mark.parametrize(
+    ("cap", "asked", "thinking", "told"),
+    [
+        (1024, 16_000, {"type": "disabled"}, ("1024", "thinking")),
+        (4096, 16_000, {"type": "enabled", "budget_tokens": 4095}, ("4096", None)),
+        (32_000, 16_000, {"type": "enabled", "budget_tokens": 8000}, (None, None)),
+    ],
+)
+@pytest.mark.parametrize("backend", ["anthropic", "vllm"])
+async def test_thinking_that_a_routes_limit_lowers_or_leaves_no_room_for_is_told(
+    backend: str, cap: int, asked: int, thinking: dict[str, Any], told: tuple[str | None, str | None]
+) -> None:
+    message = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "hi"}], "usage": {}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": asked}
+    async with Upstream([reply(json.dumps({**message, "stop_reason": "end_turn"}).encode(), "200 OK", JSON)]) as server:
+        pools = {"only": pool(server.url, backend=backend)}
+        routes = {"chat": {"tiers": ["only"], "limits": {"output_tokens": cap}, "upstream_stream": "off"}}
+        async with running(pools, routes) as gateway:
+            enabled = {"type": "enabled", "budget_tokens": 8000}
+            status, headers, _ = await post(gateway.url, "messages", **body, thinking=enabled)
+        [sent] = [json.loads(each.body) for each in server.requests if each.target.startswith("/v1/messages")]
+    assert (status, sent["thinking"]) == (200, thinking)
+    assert (headers.get(HEADER), headers.get("x-firsttoken-left-out")) == told

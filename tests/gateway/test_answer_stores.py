@@ -66,7 +66,7 @@ async def test_redis_keeps_answers_within_the_bound_and_by_group() -> None:
         store = RedisAnswers(redis, "ns", 4_200)
         store.start()
         await eventually(lambda: redis.up)
-        size = len(kept().body) + 31 + OVERHEAD  # with time, type and no lines, as encoded
+        size = len(kept().body) + 35 + OVERHEAD  # with time, type, no lines, pool and model, as encoded
 
         async def put(group: str, name: str, ttl: float = 60.0) -> None:
             store.put(key(group, name), kept(name), ttl)

@@ -113,9 +113,8 @@ def report(config: Config, found: Sequence[EndpointFacts]) -> tuple[list[str], l
         *late,
     ]
     warnings = [one.line for one in everything if not one.fault]
-    return [*aligned(rows, {0, 3}), *_unasked(config), *findings.unset_windows(config, found), *warnings], [
-        one.line for one in everything if one.fault
-    ]
+    notes = [*findings.unset_windows(config, found), *findings.unset_queue_limits(config, found)]
+    return [*aligned(rows, {0, 3}), *_unasked(config), *notes, *warnings], [one.line for one in everything if one.fault]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,9 @@ _CERTIFICATES = (  # part of OpenSSL's words, and the mend
     ("mismatch", "write the host name that the certificate has into the URL"),
     ("not valid for", "write the host name that the certificate has into the URL"),
 )
-_PASSING = frozenset({*RATE_LIMITS, FailureKind.OVERLOADED, FailureKind.SERVER, FailureKind.PROVIDER})
+_PASSING = frozenset(
+    {*RATE_LIMITS, FailureKind.QUEUE_LIMIT, FailureKind.OVERLOADED, FailureKind.SERVER, FailureKind.PROVIDER}
+)
 _LOST = frozenset(
     {FailureKind.CONNECT, FailureKind.UNRESOLVED, FailureKind.RESET, FailureKind.TIMEOUT, FailureKind.PROTOCOL}
 )
@@ -200,6 +202,20 @@ def unset_windows(config: Config, found: Sequence[EndpointFacts]) -> Iterator[st
     for pool, window in _windows(found).items():
         if config.pools[pool].context_window is None:
             yield f"note: {dotted(('pools', pool))} takes prompts of any length; add context_window: {window}"
+
+
+_QUEUE_FLAGS = {"vllm": "vLLM with --max-num-queued-reqs", "sglang": "SGLang with --max-queued-requests"}
+
+
+def unset_queue_limits(config: Config, found: Sequence[EndpointFacts]) -> Iterator[str]:
+    """A note for each pool whose engines answer and take any number of requests, as far as the gateway knows."""
+    for pool in dict.fromkeys(facts.pool for facts in found if facts.listing.status == 200):
+        section = config.pools[pool]
+        if section.concurrent_requests is None and (flag := _QUEUE_FLAGS.get(section.backend)) is not None:
+            yield (
+                f"note: {dotted(('pools', pool))} takes any number of requests at once; start {flag}, "
+                "whose refusals teach the gateway the limit, or add concurrent_requests"
+            )
 
 
 def _windows(found: Sequence[EndpointFacts]) -> Mapping[str, int]:

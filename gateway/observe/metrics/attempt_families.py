@@ -170,6 +170,13 @@ SENT = (
         act="Above 0: answers stall and are computed again. Fewer concurrent requests, or more memory.",
     ),
     gauge(
+        "firsttoken_endpoint_rejections_per_second{pool,endpoint} requests/s",
+        help="Requests that the engine refused by its own queue limit, over the last minute",
+        more="Only for engines that report it (vLLM); those of other clients too.",
+        moves="More requests at once than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.",
+        act="Above 0 for long: `concurrent_requests` of the pool at or below the limit, or more engines.",
+    ),
+    gauge(
         "firsttoken_endpoint_evictions_per_second{pool,endpoint} blocks/s",
         help="Blocks that the engine dropped from its prefix cache, over the last minute",
         more="Only of endpoints with `kv_events`; in the engine's blocks.",

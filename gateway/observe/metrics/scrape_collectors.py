@@ -35,6 +35,7 @@ from policies.types import Health, Load, Pool
 
 RATES: Mapping[str, Callable[[EngineRates], float | None]] = {
     "preemptions_per_second": lambda rates: rates.preemptions_per_s,
+    "rejections_per_second": lambda rates: rates.rejections_per_s,
     "evictions_per_second": lambda rates: rates.evictions_per_s,
     "speculative_acceptance_ratio": lambda rates: rates.acceptance,
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.ext_proc.messages import BodyMode
-from gateway.picker.named_model import with_model
+from gateway.picker.named_model import rewritten
 from tests.gateway.picker.test_picker import CHAT, POST, Envoy, addresses, destination, headers
 from tests.support.ext_proc import HttpBody
 from tests.support.gateways import running
@@ -114,9 +114,22 @@ def test_all_other_members_stay_as_they_are_written() -> None:
     expected = (
         rb'{"at":1.0,"model":"other \"name\"","big":1234567890123456789012,"text":"\u00e9\/","list":[ 1 , {"a":1.50} ]}'
     )
-    assert with_model(raw, 'other "name"') == expected
+    assert rewritten(raw, 'other "name"') == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"nonsense", b"\xff", b"[" * 10_000])
 def test_what_is_no_object_stays_as_it_is(body: bytes) -> None:
-    assert with_model(body, "served") is body
+    assert rewritten(body, "served") is None
+
+
+@pytest.mark.parametrize("body", [{**CHAT, "model": "assistant"}, CHAT, {**CHAT, "messages": "no list"}])
+async def test_members_and_headers_of_an_engines_own_are_removed(body: dict[str, Any]) -> None:
+    """Also where the model keeps its name, and where only loads are compared."""
+    held = {"vllm_xargs": {"kv_transfer_params": [1], "a": 1.50}, "kv_transfer_params": {"remote_host": "10.0.0.9"}}
+    async with picking() as (client, *_):
+        more = {"content-length": "1", "x-data-parallel-rank": "3", "x-prefiller-host-port": "10.0.0.9:80"}
+        told = await Envoy(client, BodyMode.BUFFERED).pick({**body, **held}, **more)
+        removed = set(told.request_body.response.header_mutation.remove_headers)
+        assert sent(told) == {**body, "model": "served", "vllm_xargs": {"a": 1.50}}
+        assert length(told) == [len(told.request_body.response.body_mutation.body)]
+        assert {"x-data-parallel-rank", "x-prefiller-host-port"} <= removed

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.failures import NOT_EVENTS
+from backends.failures import PAGE
 from backends.interface import Failure
 from gateway.upstream.attempt import BrokenOff, Milestone, WireEvent, WireState
 from policies.types import AttemptOutcome
@@ -199,5 +199,5 @@ def test_a_resumed_attempt_was_heard_now() -> None:
     assert stage.wire.times.last_byte >= stage.wire.times.opened
 
 
-def test_a_page_of_html_is_told_as_no_stream() -> None:
-    assert html(stage_in(SENT)) is NOT_EVENTS
+def test_a_page_of_html_is_told_as_a_page() -> None:
+    assert html(stage_in(SENT)) is PAGE

@@ -47,7 +47,7 @@ def test_only_what_does_not_depend_on_the_request_needs_no_witness() -> None:
 def test_a_limit_of_the_account_is_no_failure() -> None:
     """The provider says until when to wait."""
     busy = [row.kind for row in BLAME.values() if row.evidence is Evidence.BUSY]
-    assert busy == ["overloaded", "rate_limited", "request_rate", "token_rate"]
+    assert busy == ["overloaded", "queue_limit", "rate_limited", "request_rate", "token_rate"]
     assert not any(BLAME[kind].evidence.is_failure for kind in busy)
 
 

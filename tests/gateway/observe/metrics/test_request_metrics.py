@@ -19,6 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from gateway.app import Gateway
+from gateway.config.models import API_FIRST_TOKEN, API_STREAM_IDLE
 from gateway.observe.metrics.metric_table import CATALOG
 from gateway.observe.metrics.request_families import TTFT_BOUNDS
 from gateway.observe.metrics.request_metrics import PROMPTS, RequestMetrics, ServedLabels
@@ -26,6 +27,7 @@ from gateway.observe.metrics.scrape_collectors import EndpointCollector, Gateway
 from gateway.observe.metrics.series import Counter, Histogram
 from gateway.observe.record import AttemptRecord, RequestOutcome, Stage, TokenGaps
 from gateway.observe.trace_context import Trace
+from gateway.upstream.routed_request import WHOLE_ANSWER
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.engine_rates import EngineCounters, EngineRates
 from policies.prefix_doctor.lineage import Lineage
@@ -273,6 +275,28 @@ def test_a_routes_budget_is_a_bucket() -> None:
     assert exported["slo_total"]["chat", "ttft", "true"] == 2
 
 
+@pytest.mark.parametrize(
+    ("family", "limits"),
+    [
+        ("ttft", (60.0, API_FIRST_TOKEN, WHOLE_ANSWER)),
+        ("served_ttft", (60.0, API_FIRST_TOKEN)),
+        ("reasoning", (60.0, API_FIRST_TOKEN)),
+        ("answer", (60.0, API_FIRST_TOKEN)),
+        ("by_prompt", (60.0, API_FIRST_TOKEN)),
+        ("predicted", (60.0, API_FIRST_TOKEN)),
+        ("stage", (60.0, API_FIRST_TOKEN, WHOLE_ANSWER)),
+        ("error", (60.0, API_FIRST_TOKEN)),
+        ("longest_gap", (30.0, API_STREAM_IDLE)),
+        ("tpot", (30.0, API_STREAM_IDLE)),
+    ],
+)
+def test_buckets_reach_the_limits_that_the_defaults_allow(family: str, limits: tuple[float, ...]) -> None:
+    """A quantile of a slow route is no constant: each limit of time ends a bucket, and another one is below."""
+    bounds = getattr(RequestMetrics(CollectorRegistry(), []), family).bounds
+    assert {*limits} <= {*bounds}
+    assert all(any(limit / 6 < bound < limit for bound in bounds) for limit in limits)
+
+
 def test_budgets_join_the_usual_buckets_in_order() -> None:
     """Each budget is a bucket once, also where a default bucket equals it; routes without a budget add none."""
     routes = [ROUTE, route("a", ttft={"budget": "800ms"}), route("b", ttft={"budget": "1s"}), route("c")]
@@ -516,13 +540,13 @@ def test_a_bucket_names_the_latest_trace_that_fell_into_it() -> None:
         {"trace_id": "1" * 32, "ttft": 0.3, "wall": 100.0},
         {"trace_id": TRACE, "ttft": 0.4, "wall": 200.0},
         {"ttft": 0.45},
-        {"trace_id": "2" * 32, "ttft": 50.0, "wall": 300.0},
+        {"trace_id": "2" * 32, "ttft": 700.0, "wall": 300.0},
     )
     page = openmetrics.generate_latest(exported.registry).decode()
     shown = {s.labels["le"]: s.exemplar for s in samples_of(page, "firsttoken_ttft_seconds_bucket") if s.exemplar}
     assert {le: (e.labels, e.value, float(e.timestamp)) for le, e in shown.items()} == {
         "0.5": ({"trace_id": TRACE}, 0.4, pytest.approx(200.4)),
-        "+Inf": ({"trace_id": "2" * 32}, 50.0, 350.0),
+        "+Inf": ({"trace_id": "2" * 32}, 700.0, 1000.0),
     }
     assert page.count("# {") == 2
 

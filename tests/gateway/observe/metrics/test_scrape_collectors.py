@@ -43,7 +43,7 @@ def observed() -> tuple[Registry, RequestMetrics]:
         record(ttft=0.12, ttft_budget=0.15),
         record(ttft=0.3, ttft_budget=0.15, pool="large"),
         record(end=RequestOutcome.SHED, pool="-", ttft=None, ttft_budget=0.15),
-        record(route="agent", ttft=99.0, ttft_budget=None),
+        record(route="agent", ttft=700.0, ttft_budget=None),
     ):
         metrics(known)
     metrics.loop_lag.saw(0.002, 1.0)

@@ -1,0 +1,50 @@
+"""Limits of the silence before a first token, and attempts that are not worth opening under them.
+
+Rules:
+- A limit of the configuration is meant: a candidate whose forecast exceeds it is not asked.
+- An assumed limit is for servers that hang. One that is slow for a reason (a long prompt, a slow machine) has as long
+  as the route promises, and EXPLAINED times the p90 of its forecast: broken off sooner, its prefill would be thrown
+  away.
+- Nothing is refused on a guess: a forecast counts against a candidate once it is trained.
+"""
+
+from __future__ import annotations
+
+from policies.attempts.attempt_events import AttemptLimits
+from policies.types import NINETIETH, Attempt, AttemptKind, Candidate
+
+EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explained by it
+
+
+def first_token_limit(limits: AttemptLimits, attempt: Attempt) -> float:
+    """Seconds without a first token."""
+    return limits.first_token_limit if attempt.kind is AttemptKind.RESCUE else limit_of(limits, attempt.candidate)
+
+
+def limit_of(limits: AttemptLimits, candidate: Candidate) -> float:
+    """Seconds that the candidate may take to its first token: as configured; else as long as is usual, as the route
+    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited."""
+    endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
+    if limits.unseen and endpoint.id in limits.unseen:
+        return max(endpoint.first_token_limit or 0.0, limits.whole)
+    is_meant = limits.limit_is_meant
+    if (own := endpoint.first_token_limit) is not None:
+        limit, is_meant = own if limits.stream else max(own, limit), endpoint.limit_is_meant
+    if is_meant:
+        return limit
+    explained = EXPLAINED * forecast.point_estimate * forecast.ratios[NINETIETH]
+    if explained > limit:
+        limit = explained
+    return limit if limit >= limits.budget else limits.budget
+
+
+def exceeds_limit(limits: AttemptLimits, candidate: Candidate, now: float) -> str:
+    """The reason for which the candidate's first token is not to be expected within its limit; empty: it is, or the
+    forecast is a guess."""
+    forecast, left = candidate.forecast, limits.limit_at - now
+    if not forecast.trained:
+        return ""
+    expected = f"the first token of {candidate.endpoint.pool} is expected in {forecast.p50:.3g} s"
+    if forecast.p50 > (limit := limit_of(limits, candidate)):
+        return f"{expected}, and first_token is {limit:g} s"
+    return f"{expected}, and {left:.3g} s are left of total.limit" if forecast.p50 > left else ""
