@@ -111,6 +111,7 @@ class RoutedRequest:
         route, request, seen = self.route, self.request, self.request.stream or self.assembled
         return AttemptLimits(
             max_attempts=route.max_attempts,
+            tiers=route.attempt_rules,
             stream=seen,
             hedge=route.hedge != "off",
             first_token_limit=self.first_token_limit if seen else WHOLE_ANSWER,

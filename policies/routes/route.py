@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -30,6 +31,7 @@ from pydantic import (
 )
 
 from policies.prefix_doctor.mends import RepairRule
+from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
 from policies.types import FOREVER, Endpoint
@@ -193,6 +195,10 @@ class Fallback(Strict):
     """The content was refused: the next pool, which may judge it otherwise."""
 
 
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class Tier(Strict):
     """A pool, and the conditions under which it may be used."""
 
@@ -200,6 +206,13 @@ class Tier(Strict):
     when: When | None = None
     adapter: str = ""
     """LoRA adapter of the pool that answers; absent: the pool's model."""
+    after: Annotated[frozenset[FailureCause], BeforeValidator(_one_or_more)] = frozenset()
+    """Only after this has happened in the tiers before, never for lateness or load: `failure`, an attempt failed, or no
+    endpoint is usable; `context`, the prompt is too long; `content_filter`, the content was refused. Absent: always."""
+    beside: bool = False
+    """Equal to the tier before: which of them comes first is drawn for each request, by their weights."""
+    weight: float = Field(default=1.0, gt=0, le=1e9)
+    """Among tiers that are beside each other, the share of requests for which this one comes first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -349,7 +362,10 @@ class Route(Strict):
     """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools, move_timestamp."""
     cache: AnswerCaching | None = None
     """Answer equal requests from memory, or Redis (`state.answers`); absent: every request is sent."""
-    max_attempts: int = Field(default=3, ge=1, le=10)
+    retries: int | None = Field(default=None, ge=0, le=MOST_RETRIES)
+    """Attempts after the first in each tier, and the tiers beside it, before the next tier; an endpoint may be asked
+    again. Absent: each endpoint is asked once."""
+    max_attempts: int = Field(default=3, ge=1, le=MOST_ATTEMPTS)
 
     @model_validator(mode="after")
     def _budgets_agree(self) -> Self:
@@ -391,6 +407,15 @@ class Route(Strict):
         return self
 
     @model_validator(mode="after")
+    def _equals_stand_together(self) -> Self:
+        if self.tiers[0].after:
+            raise ValueError(f"tier 1 cannot be `after` anything: pool {self.tiers[0].pool} is the first to be asked")
+        for number, (before, tier) in enumerate(pairwise((None, *self.tiers)), 1):
+            if tier and tier.beside and (before is None or before.after != tier.after):
+                raise ValueError(f"tier {number} is `beside` no tier: the one before has to have the same `after`")
+        return self
+
+    @model_validator(mode="after")
     def _one_adapter_per_pool(self) -> Self:
         asked: dict[str, str] = {}
         for number, tier in enumerate(self.tiers, 1):
@@ -411,6 +436,26 @@ class Route(Strict):
     def allows(self, endpoint: Endpoint) -> bool:
         """The endpoint is in a region that the route may use."""
         return self.region is None or self.region.allows(endpoint)
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Of each tier the number of its level: tiers beside each other are one."""
+        return tuple(accumulate(int(not tier.beside) for tier in self.tiers))
+
+    @cached_property
+    def has_equals(self) -> bool:
+        return len(self.tiers) > self.levels[-1]
+
+    def drawn_tiers(self, sequence: int) -> tuple[Tier, ...]:
+        """The tiers; those of a level in an order drawn for the request: each comes first by its weight's share."""
+        weights = [tier.weight for tier in self.tiers]
+        return tuple(self.tiers[i] for i in drawn_order(self.levels, self.pools, weights, sequence))
+
+    @cached_property
+    def attempt_rules(self) -> AttemptRules | None:
+        """What the tiers say of attempts after the first; None: nothing."""
+        after = tuple(tier.after for tier in self.tiers)
+        return None if self.retries is None and not any(after) else AttemptRules(self.levels, after, self.retries)
 
     @cached_property
     def pools(self) -> tuple[str, ...]:
