@@ -38,7 +38,7 @@ from policies.types import FOREVER, Endpoint
 
 _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_ALIAS = re.compile(r"[!-~]{1,256}")
+_MOST_CHARACTERS = 256  # of an alias
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
 
 DUMPED = "dumped"  # context in which what `model_dump` has written is validated again
@@ -227,9 +227,14 @@ class Hedge(Strict):
     """Largest share of requests sent twice."""
 
 
+def is_model_name(value: str) -> bool:
+    """A name that callers can send and a list can show: printable text, without blanks around it."""
+    return 0 < len(value) <= _MOST_CHARACTERS and value.isprintable() and value == value.strip()
+
+
 def _alias(value: str) -> str:
-    if not _ALIAS.fullmatch(value):
-        raise ValueError(f"{value!r} is not a model name: visible ASCII without spaces only")
+    if not is_model_name(value):
+        raise ValueError(f"{value!r} is not a model name: printable text without blanks around it only")
     if "**" in value:
         raise ValueError(f"'{value}': one * stands for any characters; write it once")
     return value
