@@ -133,11 +133,13 @@ class CandidateSet:
         if RejectionKind.AT_CAP in kinds:
             return
         too_long = kinds == {RejectionKind.CONTEXT_WINDOW}
+        if too_long and self.max_output > least_output(self.queued.output_cap):
+            return  # the prompt may fit with a shorter answer
         cause = "context" if too_long and any("context" in tier.after for tier in route.tiers) else "failure"
-        if kinds <= MISFITS and not (too_long and (cause == "context" or route.fallback.context)):
-            self.unfit = len(route.tiers)  # no failure: a caller's mistake goes to no reserve
-        else:
+        if not kinds <= MISFITS or (too_long and (cause == "context" or route.fallback.context)):
             self.tiers = [tier for tier in self.reserve if cause in self._after(tier[0].tier)]
+        if kinds <= MISFITS and not self.tiers:
+            self.unfit = len(route.tiers)  # a mistake of the caller, and no failure
         self.reserve = []
 
     def _after(self, number: int) -> frozenset[FailureCause]:

@@ -124,7 +124,7 @@ FILES = (
         + "router_settings: {num_retries: 1, fallbacks: [{main: [spare]}]}\n",
         {
             "main1": (Fault("500", 8, 1), Fault("500", 8, 4, times=1), Fault("429", 50, 18, times=1)),
-            "main2": (Fault("500", 8, 1), Fault("500", 8, 4, times=1)),
+            "main2": (Fault("500", 8, 1),),
             "later": (Fault("500", 16, 1),),
         },
     ),

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from gateway.cli.importing import litellm_reasons as reasons
-from gateway.cli.importing.imported_config import ImportedConfig
+from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig
 from gateway.cli.importing.imported_values import Variables, pool_name, referenced, route_name
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.litellm_deployments import DeploymentReader
@@ -31,11 +31,11 @@ TABLES = {
 }
 STRATEGIES = {"latency-based-routing": "latency", "cost-based-routing": "cost"}  # `prefer` of all routes
 SHUFFLE = "simple-shuffle"
-AS_IN_LITELLM = {"ttft": "off", "tpot": "off", "hedge": "off", "on_miss": "best_effort"}  # no budget, nothing refused
 DROPPED = (  # where LiteLLM's drop_params is on: members that another dialect may lack
     "frequency_penalty logit_bias logprobs n parallel_tool_calls prediction presence_penalty seed service_tier store "
     "top_logprobs verbosity"
 ).split()
+OF_POOLS = "passthrough, and models of a pool, have the budget of workload chat: with one pool it is measured alone."
 WILDCARD = "a passthrough takes every other model name, unchanged, and there is one: list the models as routes"
 NO_KEY = "The file has no master_key: LiteLLM takes LITELLM_MASTER_KEY; here write keys: [{name, sha256}]."
 REMARKS = (
@@ -90,6 +90,8 @@ class _LitellmImport:
         self._account_for_the_rest()
         if "keys" not in self._settings.more:
             self.remarks.append(NO_KEY)
+        if self._wildcards:
+            self.remarks.append(OF_POOLS)
 
     def result(self) -> dict[str, Any]:
         document: dict[str, Any] = {"pools": {name: draft.section for name, draft in self.pools.items()}}
@@ -130,7 +132,8 @@ class _LitellmImport:
         for order in sorted({inf if one.order is None else one.order for one in deployments}):
             level = [one for one in deployments if (inf if one.order is None else one.order) == order]
             weighted = [*self._weighed(level)]
-            yield from filter(None, ([x for x in weighted if x.share], [x for x in weighted if not x.share]))
+            never = [replace(one, share=1.0) for one in weighted if not one.share]
+            yield from filter(None, ([one for one in weighted if one.share], never))
 
     def _weighed(self, level: list[Deployment]) -> list[Deployment]:
         """With shares: weights, or where there are none `rpm`, or `tpm`, as LiteLLM's shuffle draws."""
@@ -186,7 +189,7 @@ class _LitellmImport:
                     plan.add(level, cause)
         tiers = plan.sections()
         attempts = {"retries": retries, "max_attempts": min((retries + 1) * plan.levels, MOST_ATTEMPTS)}
-        return {"tiers": tiers, **AS_IN_LITELLM, **attempts, **self._refusals(group), **self._members(group, plan)}
+        return {"tiers": tiers, **UNPROMISED, **attempts, **self._refusals(group), **self._members(group, plan)}
 
     def _refusals(self, group: str) -> dict[str, Any]:
         """What follows a refusal of the prompt: a list for this cause alone, or every fallback without one."""
@@ -259,14 +262,14 @@ class _LitellmImport:
         return {*self.routes, *(alias for route in self.routes.values() for alias in route.get("aliases", ()))}
 
     def _add_strategy(self) -> None:
-        path, strategy = ("router_settings", "routing_strategy"), self._settings.router.get("routing_strategy")
-        if strategy in STRATEGIES:
+        path: Path = ("router_settings", "routing_strategy")
+        if self._strategy in STRATEGIES:
             for route in self.routes.values():
-                route["prefer"] = STRATEGIES[strategy]
+                route["prefer"] = STRATEGIES[self._strategy]
             self.account.moved(path, "routes", "*", "prefer")
-        elif strategy == SHUFFLE:
+        elif self._strategy == SHUFFLE:
             self.account.moved(path, "routes", "*", "tiers")
-        elif strategy is not None:
+        else:
             self.account.dropped(path, "servers of a pool are ranked by the TTFT predicted of load and caches")
 
     # -- all other keys
