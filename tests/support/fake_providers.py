@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +43,7 @@ class Fault:
 
 
 class FakeProviders:
-    """An async context manager. `ports`: by name; the same again if they are given."""
+    """An async context manager. `ports`: by name."""
 
     def __init__(self, names: Sequence[str], faults: Mapping[str, Sequence[Fault]]) -> None:
         self.ports: dict[str, int] = {}
@@ -53,8 +54,7 @@ class FakeProviders:
     async def __aenter__(self) -> FakeProviders:
         for name in self._names:
             app = web.Application(client_max_size=1 << 26)
-            app["name"] = name
-            app.router.add_post("/{path:.*}", self._serve)
+            app.router.add_post("/{path:.*}", partial(self._serve, name))
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -69,8 +69,8 @@ class FakeProviders:
     ) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        name, body = request.app["name"], await request.json()
+    async def _serve(self, name: str, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
         found = _NUMBER.search(json.dumps(body.get("messages", "")))
         number = int(found[1]) if found else -1
         self.asked[name, number] += 1

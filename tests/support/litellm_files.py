@@ -166,7 +166,7 @@ FILES = (
         )
         + "router_settings: {num_retries: 1, fallbacks: [{main: [spare]}], allowed_fails: 100, cooldown_time: 1}\n",
         {
-            name: (Fault("hang", 50, 3), Fault("429", 40, 10), Fault("slow", seconds=0.05))
+            name: (Fault("hang", 100, 97), Fault("429", 40, 10), Fault("slow", seconds=0.05))
             for name in ("main1", "main2")
         },
         concurrent=12,
