@@ -10,7 +10,7 @@ AUDIT := .cache/audit-venv
 IMAGE := .cache/image-venv
 VLLM := $(or $(FIRSTTOKEN_VLLM_VENV),.cache/vllm-venv)
 
-.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser vllm envoy chart chart-write wheel lock audit clean
+.PHONY: help setup demo test lint bench chaos fuzz soak dashboards clients browser importing vllm envoy chart chart-write wheel lock audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ clients: $(DEV) ## test released clients against a gateway, write docs/clients.m
 
 browser: $(DEV) ## test the dashboard in a real browser (needs chromium: apt install chromium)
 	@$(BIN)/python -m pytest tests/programs/browser -o addopts="-q --strict-markers" -rs $(PYTEST_ARGS)
+
+importing: $(DEV) ## imported files beside the real LiteLLM, 12 files, 10 minutes (installs 700 MB once; ARGS="--only dead")
+	@$(BIN)/python scripts/litellm_setup.py
+	@$(BIN)/python -m tests.programs.importing --keep $(ARGS)
 
 vllm: $(DEV) ## run the tests with real vLLM servers, on CPU, and released clients (installs 5.5 GB once)
 	@$(BIN)/python scripts/vllm_setup.py

@@ -25,6 +25,7 @@ from gateway.config.presets import with_preset
 from gateway.config.server_tls import ServerTlsSection
 from policies import types as facts
 from policies.quota.key_limits import NANO, KeyLimits
+from policies.routes.levels import MOST_ATTEMPTS
 from policies.routes.route import Duration, KeepAlive, Route, Share, Size, Workload
 
 PASSTHROUGH = "passthrough"  # name of the route of all other models
@@ -87,7 +88,7 @@ class Defaults(Section):
     """Timeout between two chunks of a started answer; of APIs 120s, unless set."""
     first_token: Positive = written("60s")
     """Hard timeout of the first token, where no budget is lower; of APIs 300s, unless set."""
-    max_attempts: int = Field(default=3, ge=1, le=10)
+    max_attempts: int = Field(default=3, ge=1, le=MOST_ATTEMPTS)
     """Maximum of endpoints tried for one request."""
     keepalive: KeepAlive = "off"
     """Interval of comments in a stream before its first token."""

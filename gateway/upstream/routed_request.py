@@ -124,6 +124,7 @@ class RoutedRequest:
         route, request, seen = self.route, self.request, self.request.stream or self.assembled
         return AttemptLimits(
             max_attempts=route.max_attempts,
+            tiers=route.attempt_rules,
             stream=seen,
             unseen=self.unseen,
             whole=WHOLE_ANSWER,

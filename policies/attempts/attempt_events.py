@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from policies.blame.blame import Blame
+from policies.routes.levels import AttemptRules
 from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate
 
 # --------------------------------------------------------------------------- events
@@ -201,6 +202,7 @@ class AttemptLimits:
     gap: float = FOREVER  # s: the longest silence that the route promises
     tpot: float | None = None  # s per token that the route promises
     expected_output: int = 256  # tokens
+    tiers: AttemptRules | None = None  # what the route's tiers say; None: nothing
     output_cap: int | None = None  # tokens; None: neither the caller nor the route says
 
 

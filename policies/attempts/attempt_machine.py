@@ -12,6 +12,8 @@ Rules:
 - Candidates are tried in the order of the decision, each once (`policies.attempts.candidate_walk`).
 - A failure is followed as its blame says (`policies.blame`): by nobody, by the next candidate, by another pool. A
   refusal by an endpoint whose siblings answer is doubtful: another endpoint is asked to confirm.
+- On a route with `retries` an endpoint is asked again as often as this says, BACKOFF seconds after a failure that shows
+  load, and without a permission: the operator has given it.
 - A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
   the server and a lost connection are not. Without a permission, the pool is avoided.
 - No attempt is opened whose first token is expected, by a trained forecast, after its limit or after the end of the
@@ -75,7 +77,7 @@ from policies.attempts.committed_stream import idle_of, obstacle_of, patience, w
 from policies.attempts.first_token_limits import first_token_limit
 from policies.attempts.pace_watch import PaceWatch, StreamLook, Target
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
-from policies.attempts.retry_rules import is_charged, is_lost, pools_alike, wait_before_retry
+from policies.attempts.retry_rules import BACKOFF, is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
 
 CLOSED_CHECK = 0.05  # s between two looks for an endpoint that takes requests again
@@ -214,7 +216,8 @@ class AttemptMachine:
         for number in [each for each, rival in self.pending.items() if rival.pool == pool]:
             del self.pending[number]
             self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
-        self._walk.avoid({pool})
+        if not self._walk.turn_to("content_filter"):
+            self._walk.avoid({pool})
         if not self.pending:
             self._go_on(now, Ending.REFUSED, shortcoming)
 
@@ -240,7 +243,8 @@ class AttemptMachine:
         candidate, lost = attempt.candidate, is_lost(failure.blame)
         self._walk.deaths += lost and failure.accepted
         self._walk.lost.add(candidate.endpoint.id)
-        alike = pools_alike(failure, candidate, self._walk, self._limits, self._facts)
+        own_tiers = self._walk.turn_to(failure.blame.kind)
+        alike = () if own_tiers else pools_alike(failure, candidate, self._walk, self._limits, self._facts)
         self._walk.avoid(alike or ())
         if self.pending:
             self._weigh_anew(now)
@@ -274,12 +278,15 @@ class AttemptMachine:
 
     def _retry_elsewhere(self, failure: Failed, failed: Candidate, now: float) -> bool:
         """Open the next candidate; with none left, wait for a candidate at its cap or rate limit."""
-        charged = is_charged(failure, failed, self._walk)
+        charged = self._walk.retries is None and is_charged(failure, failed, self._walk)
         if self._walk.advance(now) and charged and self._walk.upcoming.endpoint.pool == failed.endpoint.pool:
             if self._share.take_retry():
                 self._open(self._walk.take(), self._next_kind, now, charged=True)
                 return True
             self._walk.avoid({failed.endpoint.pool})
+        if self._walk.advance(now) and self._walk.asks_again and not is_lost(failure.blame):
+            self._later = now + BACKOFF, self._walk.take()
+            return True
         if self._walk.advance(now):
             self._open(self._walk.take(), self._next_kind, now)
             return True
@@ -291,7 +298,11 @@ class AttemptMachine:
 
     def _schedule_retry(self, failure: Failed, candidate: Candidate, now: float) -> bool:
         """Schedule another attempt at the endpoint of the last failure, if worthwhile."""
-        wait = None if self._retried else wait_before_retry(failure, candidate, self._walk)
+        wait = (
+            None
+            if self._retried or self._walk.retries is not None
+            else wait_before_retry(failure, candidate, self._walk)
+        )
         if wait is None or not self._walk.may_open or wait > self._limits.first_token_limit:
             return False
         if now + wait >= min(self._deadline, self._limits.limit_at):
@@ -343,7 +354,7 @@ class AttemptMachine:
 
     def _race_for_rest(self, peers: Sequence[Candidate]) -> None:
         """Attempts from here on continue the answer: without a deadline, and without hedges."""
-        self._walk.turn_to(peers)
+        self._walk.go_through(peers)
         self._next_kind = AttemptKind.RESCUE
         silence = self._limits.first_token_limit if self._limits.idle == FOREVER else self._limits.idle
         self._limits = replace(self._limits, hedge=False, first_token_limit=silence)

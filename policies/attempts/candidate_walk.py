@@ -4,6 +4,10 @@ Rules:
 - `max_attempts` bounds all attempts. Of three or more, the last goes to a pool that was not tried, if there is one.
 - Two endpoints that died after they had accepted the request may have died of it: it is offered to no third.
 - Candidates of avoided pools are passed over.
+- A tier that comes `after` something is passed over until this has happened to the request. Where the prompt is too
+  long, or the content refused, and a tier comes after just that, no other is asked.
+- With `retries` of the route each level (a tier and those beside it) has that many attempts after its first, in turns
+  of its endpoints, before the next level; the rule of the last attempt does not apply.
 - A candidate at its cap or rate limit is passed over, and stays worth an attempt where no other is left.
 - Once an answer has begun, the walk is through its peers: endpoints without a failure in this request. Those of the
   same pool come first, then the others pool by pool as ranked; of each the soonest as of now: an engine that dies
@@ -12,13 +16,17 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle, islice
 
 from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending, PeerForecast
 from policies.attempts.first_token_limits import exceeds_limit
+from policies.routes.levels import FailureCause
 from policies.routing.ranking import p50_of
 from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
+OWN_TIERS: Mapping[str, FailureCause] = {"context": "context", "content_filter": "content_filter"}  # by kind of failure
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
 NOTHING_KNOWN: Mapping[str, PeerForecast] = {}
 
@@ -28,29 +36,42 @@ class CandidateWalk:
     `deaths`: of endpoints that had accepted the request; `lost`: endpoints with a failure."""
 
     def __init__(self, ranked: Sequence[Candidate], facts: AttemptFacts, limits: AttemptLimits) -> None:
+        rules = limits.tiers
         self.opened = self.deaths = 0
         self.lost: set[str] = set()
         self.closed: list[Candidate] = []
         self.avoided: set[str] = set()  # pools
+        self.retries = None if rules is None else rules.retries
+        self._after = None if rules is None or not ranked or rules.after[ranked[0].tier] else rules.after
+        self._cause: FailureCause = "failure"  # for which the next candidate is asked
+        self._levels = () if rules is None else rules.levels
+        self._spent = Counter[int]()  # attempts by level, on a route with `retries`
         self._ranked = self._candidates = ranked
+        if self.retries is not None:
+            self._candidates = in_turns(ranked, self._levels, self.retries)
         self._passed = 0  # candidates, tried or passed over
         self._tried_pools: set[str] = set()
         self.too_slow = ""  # reason for which the latest such candidate is not asked
+        self._asked: set[str] = set()  # endpoints, on a route with `retries`
         self._facts, self._max_attempts = facts, limits.max_attempts
         self._limits = limits if limits.checks_forecasts else None
+        self._has_rules = bool(self._levels or limits.checks_forecasts)
 
     # -- the next candidate -------------------------------------------------------------------
 
     def advance(self, now: float) -> bool:
         """Pass over avoided and closed candidates. True: one is left, and another attempt is allowed."""
         count = len(self._candidates)
-        while self._passed < count and (self.avoided or self._facts.closes or self._limits) and self._passes_over(now):
+        passes = self.avoided or self._facts.closes or self._has_rules
+        while self._passed < count and passes and self._passes_over(now):
             self._passed += 1
         return self._passed < count and self.may_open
 
     def _passes_over(self, now: float) -> bool:
         candidate = self._candidates[self._passed]
-        if candidate.endpoint.pool in self.avoided:
+        if candidate.endpoint.pool in self.avoided or (self._after is not None and self._is_for_other(candidate)):
+            return True
+        if self.retries is not None and self._levels and self._spent[self._levels[candidate.tier]] > self.retries:
             return True
         if self._limits is not None and (reason := exceeds_limit(self._limits, candidate, now)):
             self.too_slow = reason
@@ -66,6 +87,31 @@ class CandidateWalk:
                 break
             self._passed, self.too_slow = self._passed + 1, reason
         return self._passed < len(self._candidates)
+    def _is_for_other(self, candidate: Candidate) -> bool:
+        """The candidate's tier comes after something else than what the request has met with."""
+        after = () if self._after is None else self._after[candidate.tier]
+        return self._cause not in after if after else self._cause != "failure"
+
+    def turn_to(self, kind: str) -> bool:
+        """After a failure of this kind: True where a tier comes after just this, and no other is asked from here on."""
+        after, left = self._after, range(self._passed, len(self._candidates))
+        if after is None or kind not in OWN_TIERS or not any(kind in after[self._candidates[i].tier] for i in left):
+            return False
+        self._cause = OWN_TIERS[kind]
+        return True
+
+    @property
+    def may_race(self) -> bool:
+        """The next candidate may be asked for lateness alone, after `advance`: its tier comes after no failure, and its
+        endpoint was not asked before."""
+        upcoming = self.upcoming
+        is_reserve = self._after is not None and self._after[upcoming.tier]
+        return not is_reserve and (self.retries is None or upcoming.endpoint.id not in self._asked)
+
+    @property
+    def asks_again(self) -> bool:
+        """The next candidate is one that has failed before, after `advance`."""
+        return self.retries is not None and self.upcoming.endpoint.id in self.lost
 
     @property
     def may_open(self) -> bool:
@@ -105,7 +151,10 @@ class CandidateWalk:
         """Count an attempt. The last allowed is kept for another pool."""
         self.opened += 1
         self._tried_pools.add(candidate.endpoint.pool)
-        if 1 < self.opened == self._max_attempts - 1:
+        if self._levels and self.retries is not None:
+            self._asked.add(candidate.endpoint.id)
+            self._spent[self._levels[candidate.tier]] += 1
+        elif 1 < self.opened == self._max_attempts - 1:
             seen, left = self._tried_pools | self.avoided, range(self._passed, len(self._candidates))
             if any(self._candidates[rank].endpoint.pool not in seen for rank in left):
                 self.avoid(seen)
@@ -117,7 +166,7 @@ class CandidateWalk:
             return Ending.BUDGET, "the retry budget is spent"
         if self.deaths >= MAX_DEATHS:
             return Ending.DEATHS, f"{self.deaths} endpoints died while they worked on it"
-        if self.opened >= self._max_attempts:
+        if self.opened >= self._max_attempts or self.retries is not None:
             return Ending.ATTEMPTS, f"all {self.opened} attempts allowed have failed"
         return Ending.CANDIDATES, f"all {len(self._candidates)} candidates have failed"
 
@@ -167,7 +216,15 @@ class CandidateWalk:
         soon = {name: peer.p50 for name, peer in known.items()}
         return sorted(able, key=lambda each: (pools.index(each.endpoint.pool), soon.get(each.endpoint.id, FOREVER)))
 
-    def turn_to(self, peers: Sequence[Candidate]) -> None:
+    def go_through(self, peers: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""
-        self._candidates, self._passed = peers, 0
+        self._candidates, self._passed, self._after, self._levels = peers, 0, None, ()
         self.closed, self.avoided = [], set()
+
+
+def in_turns(ranked: Sequence[Candidate], levels: Sequence[int], retries: int) -> list[Candidate]:
+    """Of each level all candidates, and `retries` more in turns; levels as they are ranked."""
+    found: dict[int, list[Candidate]] = {}
+    for each in ranked:
+        found.setdefault(levels[each.tier], []).append(each)
+    return [each for level in found.values() for each in islice(cycle(level), len(level) + retries)]

@@ -4,6 +4,7 @@ Rules:
 - A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
   (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
   wins and the other is cancelled. No more than two race at a time.
+- An endpoint that was asked before, and a tier that comes after a failure, are asked for no lateness.
 - Without a deadline, silence is no evidence. Every attempt is abandoned at its limit
   (`policies.attempts.first_token_limits`), or later where there is no other candidate and the server shows life; in any
   case at `limit_at`, the end of the time for the whole answer.
@@ -54,7 +55,7 @@ class PendingAttempt:
         pending = cls(attempt, now, limit_at, recheck_at=limit_at, seen=seen)
         if not seen:
             pending._await_whole(limits, has_next=limits.limit_at < FOREVER and walk.advance(now))
-        elif deadline < FOREVER and walk.advance(now):
+        elif deadline < FOREVER and walk.advance(now) and walk.may_race:
             pending._await_token(walk, deadline)
         return pending
 
@@ -139,7 +140,7 @@ class SilenceLook:
         return SilenceFinding.WAITING
 
     def _at_stream(self, pending: PendingAttempt) -> SilenceFinding:
-        if (upcoming := self.walk.next_at(self.now)) is None:
+        if (upcoming := self.walk.next_at(self.now)) is None or not self.walk.may_race:
             pending.recheck_at = pending.limit_at
             return SilenceFinding.WAITING
         if not pending.weighed:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate, pairwise
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -32,13 +33,14 @@ from pydantic import (
 )
 
 from policies.prefix_doctor.mends import RepairRule
+from policies.routes.levels import MOST_ATTEMPTS, MOST_RETRIES, AttemptRules, FailureCause, drawn_order
 from policies.routes.region import RoutedRegions
 from policies.routes.when import When
 from policies.types import FOREVER, Endpoint
 
 _UNITS = {"us": (1, 1_000_000), "ms": (1, 1_000), "s": (1, 1), "m": (60, 1), "h": (3600, 1)}  # s, as a fraction
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_ALIAS = re.compile(r"[!-~]{1,256}")
+_MOST_CHARACTERS = 256  # of an alias
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*")
 
 DUMPED = "dumped"  # context in which what `model_dump` has written is validated again
@@ -208,6 +210,10 @@ class Fallback(Strict):
     """The content was refused: the next pool, which may judge it otherwise."""
 
 
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class Tier(Strict):
     """A pool, and the conditions under which it may be used."""
 
@@ -215,6 +221,13 @@ class Tier(Strict):
     when: When | None = None
     adapter: str = ""
     """LoRA adapter of the pool that answers; absent: the pool's model."""
+    after: Annotated[frozenset[FailureCause], BeforeValidator(_one_or_more)] = frozenset()
+    """Only after this has happened in the tiers before, never for lateness or load: `failure`, an attempt failed, or no
+    endpoint is usable; `context`, the prompt is too long; `content_filter`, the content was refused. Absent: always."""
+    beside: bool = False
+    """Equal to the tier before: which of them comes first is drawn for each request, by their weights."""
+    weight: float = Field(default=1.0, gt=0, le=1e9)
+    """Among tiers that are beside each other, the share of requests for which this one comes first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -229,9 +242,14 @@ class Hedge(Strict):
     """Largest share of requests sent twice."""
 
 
+def is_model_name(value: str) -> bool:
+    """A name that callers can send and a list can show: printable text, without blanks around it."""
+    return 0 < len(value) <= _MOST_CHARACTERS and value.isprintable() and value == value.strip()
+
+
 def _alias(value: str) -> str:
-    if not _ALIAS.fullmatch(value):
-        raise ValueError(f"{value!r} is not a model name: visible ASCII without spaces only")
+    if not is_model_name(value):
+        raise ValueError(f"{value!r} is not a model name: printable text without blanks around it only")
     if "**" in value:
         raise ValueError(f"'{value}': one * stands for any characters; write it once")
     return value
@@ -364,7 +382,10 @@ class Route(Strict):
     """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools, move_timestamp."""
     cache: AnswerCaching | None = None
     """Answer equal requests from memory, or Redis (`state.answers`); absent: every request is sent."""
-    max_attempts: int = Field(default=3, ge=1, le=10)
+    retries: int | None = Field(default=None, ge=0, le=MOST_RETRIES)
+    """Attempts after the first in each tier, and the tiers beside it, before the next tier; an endpoint may be asked
+    again. Absent: each endpoint is asked once."""
+    max_attempts: int = Field(default=3, ge=1, le=MOST_ATTEMPTS)
 
     @model_validator(mode="after")
     def _budgets_agree(self) -> Self:
@@ -406,6 +427,15 @@ class Route(Strict):
         return self
 
     @model_validator(mode="after")
+    def _equals_stand_together(self) -> Self:
+        if self.tiers[0].after:
+            raise ValueError(f"tier 1 cannot be `after` anything: pool {self.tiers[0].pool} is the first to be asked")
+        for number, (before, tier) in enumerate(pairwise((None, *self.tiers)), 1):
+            if tier and tier.beside and (before is None or before.after != tier.after):
+                raise ValueError(f"tier {number} is `beside` no tier: the one before has to have the same `after`")
+        return self
+
+    @model_validator(mode="after")
     def _one_adapter_per_pool(self) -> Self:
         asked: dict[str, str] = {}
         for number, tier in enumerate(self.tiers, 1):
@@ -426,6 +456,26 @@ class Route(Strict):
     def allows(self, endpoint: Endpoint) -> bool:
         """The endpoint is in a region that the route may use."""
         return self.region is None or self.region.allows(endpoint)
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Of each tier the number of its level: tiers beside each other are one."""
+        return tuple(accumulate(int(not tier.beside) for tier in self.tiers))
+
+    @cached_property
+    def has_equals(self) -> bool:
+        return len(self.tiers) > self.levels[-1]
+
+    def drawn_tiers(self, sequence: int) -> tuple[Tier, ...]:
+        """The tiers; those of a level in an order drawn for the request: each comes first by its weight's share."""
+        weights = [tier.weight for tier in self.tiers]
+        return tuple(self.tiers[i] for i in drawn_order(self.levels, self.pools, weights, sequence))
+
+    @cached_property
+    def attempt_rules(self) -> AttemptRules | None:
+        """What the tiers say of attempts after the first; None: nothing."""
+        after = tuple(tier.after for tier in self.tiers)
+        return None if self.retries is None and not any(after) else AttemptRules(self.levels, after, self.retries)
 
     @cached_property
     def pools(self) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ Rules:
 - Every endpoint of every tier is a candidate or rejected with a reason (an unfit pool with a single reason).
 - An endpoint outside of `region.only` of the route is rejected, before anything else is asked of it.
 - A request with state at an endpoint (an earlier response) has no other candidate.
+- A tier that comes `after` a failure is in reserve, whatever its forecasts: at first only where no other tier has an
+  endpoint that is usable or at its cap, or none has room for the prompt.
+- Of tiers beside each other the order is drawn for each request; numbers are those of the drawn order.
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
 - The fleet view is asked once per tier, for all remaining endpoints.
 """
@@ -28,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from policies.rate_limit.send_limits import UNLIMITED
+from policies.routes.levels import FailureCause
 from policies.routes.route import Route, Tier
 from policies.routing.answer_chances import to_be_tried, with_answer, with_time_for_trials, with_total
 from policies.routing.fleet_view import FleetView
@@ -63,6 +67,9 @@ EXTERNAL_LIMIT = "the route has used what limits.external allows"
 OTHER_REGION = "outside of the regions of the route"
 UNCHANGED: Mapping[str, int] = {}  # no limit is lowered
 MANY = 2**31  # tokens, more than any window
+MISFITS = {  # for which a tier can never take the request
+    *(RejectionKind.UNTRANSLATABLE, RejectionKind.WHEN, RejectionKind.CONTEXT_WINDOW, RejectionKind.CAPABILITY)
+}
 _FEATURES = ("tools", "images", "json_schema")  # of a RequestView; the capabilities have the same names
 
 
@@ -80,6 +87,7 @@ class CandidateSet:
     expected_output: int  # tokens
     tiers: list[TierCandidates] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
+    reserve: list[TierCandidates] = field(default_factory=list)  # of tiers that come after a failure, in their order
     taken: dict[str, int] = field(default_factory=dict)  # number of the tier by pool
     unfit: int = 0  # tiers never able to take the request
     waiting: bool = False  # endpoints at their cap, and waits without a deadline, are taken too
@@ -89,8 +97,12 @@ class CandidateSet:
     def add_tiers(self, last_resort: bool = False) -> None:
         self.rejected.clear()
         self.unfit = 0
-        for number, tier in enumerate(self.queued.route.tiers):
+        self.taken.clear()
+        route, self.reserve = self.queued.route, []
+        for number, tier in enumerate(route.drawn_tiers(self.queued.sequence) if route.has_equals else route.tiers):
             self.add_tier(number, tier, last_resort)
+        if self.reserve and not self.tiers:
+            self._use_reserve()
         if self.has_trials:
             self.tiers = with_time_for_trials(self.tiers, self.target, self.left, self.queued.request.stream)
 
@@ -117,8 +129,8 @@ class CandidateSet:
             if not (pool.local or self.left <= 0 or self.queued.extra_unseen(pool.name)):
                 able = to_be_tried(able, self.target, self.left)
                 self.has_trials |= able[0].trial_s > 0
-            regions = self.queued.route.region
-            self.tiers += [able] if regions is None else regions.parts(able)
+            regions, tiers = self.queued.route.region, self.reserve if tier.after else self.tiers
+            tiers += [able] if regions is None else regions.parts(able)
 
     def completion(self, candidate: Candidate) -> Completion | None:
         """Seconds until the answer is whole; None: nothing is known."""

@@ -22,6 +22,7 @@ Rules:
 - The ranking is complete, because failover never asks again: qualifying endpoints of the chosen tier, then of the
   other tiers in the order of preference, then the rest by probability. It is described on demand: mostly the first
   answers, and describing all costs as much as the rest of the decision.
+- Tiers that come `after` a failure are last, in their order, whatever `prefer` says.
 - A route with a scorer other than `predicted` is a baseline: every tier with a usable endpoint qualifies, in its order.
 """
 
@@ -144,6 +145,22 @@ def rank(found: CandidateSet, order: TierOrder, scorer: Scorer) -> Sequence[Cand
             return rank(found, TierOrder([keeping, missing, *order.qualifying[1:]], order.others, order.by), scorer)
     probed = _probed(found, tier)
     return ranking if probed is None else _with_probe(probed, ranking)
+
+
+def with_reserve(found: CandidateSet, ranking: Sequence[Candidate], scorer: Scorer) -> list[Candidate]:
+    """The ranking, and behind it the tiers that come after a failure, in their order."""
+    order, route = TierOrder(found.reserve, TierCandidates()), found.queued.route
+    last = [each for tier in found.reserve for each in _by_score(found, order, scorer, tier)]
+    said = "asked only after {}; p50 {:.0f} ms"
+    return [
+        *ranking,
+        *(
+            replace(
+                each, reason=said.format(" or ".join(sorted(route.tiers[each.tier].after)), each.forecast.p50 * 1e3)
+            )
+            for each in last
+        ),
+    ]
 
 
 def _parted(tier: TierCandidates, holds: Callable[[Candidate], bool]) -> tuple[TierCandidates, TierCandidates]:

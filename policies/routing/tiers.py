@@ -20,7 +20,7 @@ from policies.routing.answer_chances import with_answer, with_total
 from policies.routing.candidates import EXTERNAL_LIMIT, CandidateSet, find_candidates
 from policies.routing.fleet_view import FleetView
 from policies.routing.placement_request import PlacementRequest
-from policies.routing.ranking import in_ms, rank, walk_tiers
+from policies.routing.ranking import in_ms, rank, walk_tiers, with_reserve
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (
     FOREVER,
@@ -53,6 +53,8 @@ def decide(
     found = find_candidates(queued, fleet, view, now)
     order = walk_tiers(found)
     ranking = rank(found, order, scorers[queued.route.scorer])
+    if found.reserve and ranking:
+        ranking = with_reserve(found, ranking, scorers[queued.route.scorer])
     return _outcome(found, ranking)
 
 

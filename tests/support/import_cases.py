@@ -20,6 +20,8 @@ class FilledEnvironment(dict[str, str]):
     """Has every variable, with a value that suits its name."""
 
     def get(self, name: str, default: Any = None) -> Any:
+        if name.endswith("_SHA256"):
+            return "0" * 64
         if "BASE" in name or "URL" in name:
             return "redis://10.1.2.3" if "REDIS" in name else "http://10.1.2.3:8000/v1"
         return "6379" if name.endswith("_PORT") else f"v-{name.lower()}"

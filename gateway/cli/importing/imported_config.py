@@ -9,6 +9,13 @@ from gateway.cli.importing.imported_values import Variables
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.yaml_output import as_yaml
 
+UNPROMISED = {
+    "ttft": "off",
+    "tpot": "off",
+    "hedge": "off",
+    "on_miss": "best_effort",
+}  # of routes whose source has no budget
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedConfig:

@@ -68,10 +68,16 @@ class Variables:
 
     def of(self, value: Any) -> str | None:
         """Reference `${NAME}` of a value `os.environ/NAME`, `${NAME}` or `$NAME`; None: `value` is no reference."""
+        name = self.name_of(value)
+        return self.reference(name) if name else None
+
+    @staticmethod
+    def name_of(value: Any) -> str | None:
+        """Name of the variable that the value refers to; None: it is no reference."""
         if not isinstance(value, str):
             return None
         match = _ENVIRON.fullmatch(value.strip()) or _REFERENCE.fullmatch(value.strip())
-        return self.reference(match[1]) if match else None
+        return match[1] if match else None
 
     def literal(self, value: Any) -> str:
         """Text as it is written: a dollar sign is doubled, unless it begins a `${NAME}`."""
@@ -144,7 +150,7 @@ def pool_name(text: str, taken: Container[str]) -> str:
 
 
 def route_name(text: str, taken: Container[str]) -> str:
-    """The name itself, or, with blanks or other scripts in it, a similar one."""
+    """The name itself, or, with blanks or other scripts in it, a similar one: headers name routes."""
     base = re.sub(r"[^!-~]+", "-", text).strip("-") or "route"
     return base if base == text else _free(base, taken)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from backends.catalog import KINDS
@@ -81,10 +81,25 @@ class _EntryReader:
         self._read_headers()
         self._read_prices()
         self._read_limits()
-        order = number(self.params.get("order")) or 0.0
         output_tokens = whole(self.params.get("max_tokens"))
         self._account_for_the_rest(account, output_tokens)
-        return Deployment(self.group, self.settings, url, api_key, order, output_tokens, tuple(self.moves))
+        retries = self.params.get("num_retries")
+        return Deployment(
+            self.group,
+            self.settings,
+            url,
+            api_key,
+            self._order(),
+            output_tokens,
+            tuple(self.moves),
+            weights=tuple(number(self.params.get(key)) or 0.0 for key in ("weight", "rpm", "tpm")),
+            retries=retries if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0 else None,
+        )
+
+    def _order(self) -> float | None:
+        """None: the last, where another deployment has one."""
+        found = self.params.get("order", self.info.get("order"))
+        return float(found) if isinstance(found, (int, float)) and isfinite(found) else None
 
     def _refuse_unserved(self) -> None:
         mode = self.info.get("mode")
@@ -222,8 +237,11 @@ class _EntryReader:
 
     def _read_limits(self) -> None:
         if (window := whole(self.info.get("max_input_tokens"))) is not None:
-            self.settings["context_window"] = window
+            answer = whole(self.info.get("max_output_tokens")) or 0  # the window here is of both
+            self.settings["context_window"] = window + answer
             self._moved("max_input_tokens", "context_window", "model_info")
+            if answer:
+                self._moved("max_output_tokens", "context_window", "model_info")
         if (limit := whole(self.params.get("max_parallel_requests"))) is not None:
             self.settings["concurrent_requests"] = min(limit, 1_000_000)
             self._moved("max_parallel_requests", "concurrent_requests")
@@ -232,9 +250,10 @@ class _EntryReader:
             if limit is not None and limit <= MOST_PER_MINUTE and not KINDS[self.settings["backend"]].local:
                 self.settings[name] = limit
                 self._moved(key, name)
-        if (silence := seconds(self.params.get("stream_timeout"))) is not None:
-            self.settings["first_token"] = silence
-            self._moved("stream_timeout", "first_token")
+        for key in ("stream_timeout", "timeout", "request_timeout"):
+            if "first_token" not in self.settings and (silence := seconds(self.params.get(key))) is not None:
+                self.settings["first_token"] = silence
+                self._moved(key, "first_token")
 
     def _account_for_the_rest(self, account: KeyAccount, output_tokens: int | None) -> None:
         moved = {path for path, _ in self.moves}

@@ -1,19 +1,28 @@
-"""LiteLLM's proxy configuration as one of ours: deployments become pools, model names routes, fallbacks tiers."""
+"""LiteLLM's proxy configuration as one of ours: deployments become pools, model names routes, fallbacks tiers.
+
+What LiteLLM does is kept: no budget is added, deployments of a name share its requests, attempts are repeated there
+before a fallback is asked, and a fallback is asked for its own cause alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from gateway.cli.importing import litellm_reasons as reasons
-from gateway.cli.importing.imported_config import ImportedConfig
-from gateway.cli.importing.imported_values import Variables, is_host, pool_name, referenced, route_name, seconds
+from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig
+from gateway.cli.importing.imported_values import Variables, pool_name, referenced, route_name
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.litellm_deployments import DeploymentReader
+from gateway.cli.importing.litellm_fallbacks import CAUSES, UNKNOWN_NAME, Fallbacks, Level, TierPlan
 from gateway.cli.importing.litellm_providers import API_VARIABLES
+from gateway.cli.importing.litellm_settings import ProxySettings
 from gateway.cli.importing.pool_drafts import Deployment, PoolDraft, joined
 from gateway.config.config_errors import ConfigError, Path
+from policies.routes.levels import MOST_ATTEMPTS
+from policies.routes.route import is_model_name
 
 TABLES = {
     "litellm_settings": reasons.LITELLM,
@@ -21,13 +30,19 @@ TABLES = {
     "general_settings": reasons.GENERAL,
 }
 STRATEGIES = {"latency-based-routing": "latency", "cost-based-routing": "cost"}  # `prefer` of all routes
-FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
+SHUFFLE = "simple-shuffle"
+DROPPED = (  # where LiteLLM's drop_params is on: members that another dialect may lack
+    "frequency_penalty logit_bias logprobs n parallel_tool_calls prediction presence_penalty seed service_tier store "
+    "top_logprobs verbosity"
+).split()
+OF_POOLS = "passthrough, and models of a pool, have the budget of workload chat: with one pool it is measured alone."
 WILDCARD = "a passthrough takes every other model name, unchanged, and there is one: list the models as routes"
-MAX_ATTEMPTS = 10
+NO_KEY = "The file has no master_key: LiteLLM takes LITELLM_MASTER_KEY; here write keys: [{name, sha256}]."
 REMARKS = (
-    "Routes have the budgets of workload chat, 1s to the first token: set `ttft` and `workload` of each.",
+    "Routes have no budgets, as in LiteLLM: with `ttft: {budget: 1s}` a route goes where its first token is in time.",
     "A pool of backend compatible whose servers are vLLM or SGLang: name that backend, and load and caches are read.",
     "`firsttoken check --live` asks every endpoint whether its URL, key and model are right.",
+    "LiteLLM listens on port 4000 of every address, this gateway on 127.0.0.1:8080: server: {listen: ...}.",
 )
 
 
@@ -37,7 +52,8 @@ def import_litellm(document: Any) -> ImportedConfig:
         raise ConfigError(["no model_list: this is not a configuration of LiteLLM's proxy"])
     found = _LitellmImport(document)
     found.run()
-    return ImportedConfig("litellm", found.result(), found.account, found.variables, REMARKS)
+    remarks = (*REMARKS, *found.remarks)
+    return ImportedConfig("litellm", found.result(), found.account, found.variables, remarks)
 
 
 class _LitellmImport:
@@ -46,22 +62,36 @@ class _LitellmImport:
         self.pools: dict[str, PoolDraft] = {}
         self.routes: dict[str, dict[str, Any]] = {}
         self.names: dict[str, str] = {}  # of routes, by model_name
-        self.own_tiers: dict[str, list[str]] = {}  # without fallbacks, by model_name
         self.passthrough: str | None = None
-        self.more: dict[str, Any] = {}  # other sections
+        self.remarks: list[str] = []
         self._document = document
+        self._groups: dict[str, list[Deployment]] = {}
+        self._levels: dict[str, list[Level]] = {}  # without fallbacks, by model_name
         self._wildcards: list[tuple[Deployment, Path]] = []
+        self._settings = ProxySettings(document, self.account, self.variables)
+        self._fallbacks = Fallbacks(document, self.account)
+        self._strategy = str(self._settings.router.get("routing_strategy") or SHUFFLE)
 
     def run(self) -> None:
-        for group, deployments in self._groups().items():
+        self._read_groups()
+        for group, deployments in self._groups.items():
             self._add_group(group, deployments)
         for one, path in self._wildcards:
             self._add_wildcard(one, path)
         if not self.pools:
             raise ConfigError(["no model of this file has a counterpart here:", *self.account.report()])
-        for section in ("router_settings", "litellm_settings"):
-            self._add_settings(section)
+        self._add_routes()
+        self._fallbacks.account_for(self.names)
+        for section in TABLES:
+            aliases = self._section(section).get("model_group_alias")
+            self._add_aliases((section, "model_group_alias"), aliases)
+        self._add_strategy()
+        self._settings.add_times({name: draft.settings for name, draft in self.pools.items()})
         self._account_for_the_rest()
+        if "keys" not in self._settings.more:
+            self.remarks.append(NO_KEY)
+        if self._wildcards:
+            self.remarks.append(OF_POOLS)
 
     def result(self) -> dict[str, Any]:
         document: dict[str, Any] = {"pools": {name: draft.section for name, draft in self.pools.items()}}
@@ -69,13 +99,16 @@ class _LitellmImport:
             document["routes"] = self.routes
         if self.passthrough is not None:
             document["passthrough"] = self.passthrough
-        return {**document, **self.more}
+        return {**document, **self._settings.more}
+
+    def _section(self, name: str) -> dict[str, Any]:
+        found = self._document.get(name)
+        return found if isinstance(found, dict) else {}
 
     # -- models
 
-    def _groups(self) -> dict[str, list[Deployment]]:
+    def _read_groups(self) -> None:
         reader = DeploymentReader(self.account, self.variables)
-        groups: dict[str, list[Deployment]] = {}
         for i, entry in enumerate(self._document["model_list"]):
             path: Path = ("model_list", i)
             if (one := reader.read(entry, path)) is None:
@@ -83,8 +116,41 @@ class _LitellmImport:
             if "*" in one.group or "*" in one.settings["model"]:
                 self._wildcards.append((one, path))
             else:
-                groups.setdefault(one.group, []).append(one)
-        return groups
+                self._groups.setdefault(one.group, []).append(one)
+
+    def _add_group(self, group: str, deployments: list[Deployment]) -> None:
+        """Pools by `order`: those of one order are equals, in LiteLLM's shuffle by their weights."""
+        self._levels[group] = []
+        for level in self._by_order(deployments):
+            pools: dict[str, float] = {}
+            for draft in joined(level, several_apis=self._strategy in STRATEGIES):
+                pools[self._add_pool(group, draft)] = draft.share
+            self._levels[group].append(list(pools.items()))
+
+    def _by_order(self, deployments: list[Deployment]) -> Iterator[list[Deployment]]:
+        """Deployments without an order, and those without a weight beside others with one, are the last resort."""
+        for order in sorted({inf if one.order is None else one.order for one in deployments}):
+            level = [one for one in deployments if (inf if one.order is None else one.order) == order]
+            weighted = [*self._weighed(level)]
+            never = [replace(one, share=1.0) for one in weighted if not one.share]
+            yield from filter(None, ([one for one in weighted if one.share], never))
+
+    def _weighed(self, level: list[Deployment]) -> list[Deployment]:
+        """With shares: weights, or where there are none `rpm`, or `tpm`, as LiteLLM's shuffle draws."""
+        kinds = range(len(level[0].weights)) if self._strategy == SHUFFLE else ()
+        kind = next((kind for kind in kinds if any(one.weights[kind] for one in level)), None)
+        return level if kind is None else [replace(one, share=one.weights[kind]) for one in level]
+
+    def _add_pool(self, group: str, draft: PoolDraft) -> str:
+        """The name of the pool; a pool with the same servers, keys and settings is used again."""
+        name = next((known for known, other in self.pools.items() if other.section == draft.section), None)
+        if name is None:
+            name = pool_name(group, self.pools)
+            self.pools[name] = draft
+        for one in draft.deployments:
+            for path, key in one.moves:
+                self.account.moved(path, "pools", name, *draft.target(key).split("."))
+        return name
 
     def _add_wildcard(self, one: Deployment, path: Path) -> None:
         prefix = one.group.removesuffix("/*")
@@ -98,143 +164,113 @@ class _LitellmImport:
         else:
             self.account.dropped(path, f"{one.group}: {WILDCARD}")
 
-    def _add_group(self, group: str, deployments: list[Deployment]) -> None:
-        name = self.names[group] = route_name(group, self.routes)
-        tiers = [self._add_pool(group, draft) for draft in joined(deployments)]
-        self.own_tiers[group] = list(dict.fromkeys(tiers))
-        self.routes[name] = {"tiers": list(self.own_tiers[group])}
-        limits = [one.output_tokens for one in deployments if one.output_tokens is not None]
-        if limits:
-            self.routes[name]["limits"] = {"output_tokens": max(limits)}
+    # -- routes
+
+    def _add_routes(self) -> None:
+        self._settings.add_redis()
+        retries, cache, key = self._settings.retries(), self._settings.cache(), self._settings.add_master_key()
+        if key:
+            self.remarks.append(key)
+        for group in self._levels:
+            name = self.names[group] = route_name(group, {*self.routes, *self._levels})
+            own = next((one.retries for one in self._groups[group] if one.retries is not None), retries)
+            self.routes[name] = self._route(group, own) | ({"cache": dict(cache)} if cache else {})
+            if name != group and is_model_name(group) and "*" not in group:
+                self.routes[name]["aliases"] = [self.variables.literal(group)]
+            self._account_for_entries(group, name)
+
+    def _route(self, group: str, retries: int) -> dict[str, Any]:
+        plan = TierPlan()
+        for number, level in enumerate(self._levels[group]):
+            plan.add(level, "failure" if number else "")
+        for cause in CAUSES.values():
+            for other in self._fallbacks.chain(group, cause):
+                for level in self._levels.get(other, ()):
+                    plan.add(level, cause)
+        tiers = plan.sections()
+        attempts = {"retries": retries, "max_attempts": min((retries + 1) * plan.levels, MOST_ATTEMPTS)}
+        return {"tiers": tiers, **UNPROMISED, **attempts, **self._refusals(group), **self._members(group, plan)}
+
+    def _refusals(self, group: str) -> dict[str, Any]:
+        """What follows a refusal of the prompt: a list for this cause alone, or every fallback without one."""
+        found: dict[str, Any] = {}
+        allowed = {
+            cause: bool(self._fallbacks.chain(group, cause if self._fallbacks.has_list(cause) else "failure"))
+            for cause in ("context", "content_filter")
+        }
+        if self._fallbacks.has_list("context") and not allowed["context"]:
+            found["fallback"] = {"context": False}
+        if allowed["content_filter"]:
+            found["fallback"] = {**found.get("fallback", {}), "content_filter": True}
+            if self._fallbacks.has_list("content_filter"):
+                found["escalate"] = ["refusal"]  # an answer that ends by the filter is one too
+        return found
+
+    def _members(self, group: str, plan: TierPlan) -> dict[str, Any]:
+        """Members of requests: the output limit, and those that may be dropped."""
+        limits = [one.output_tokens for one in self._groups[group] if one.output_tokens is not None]
+        found: dict[str, Any] = {"limits": {"output_tokens": max(limits)}} if limits else {}
+        if self._drops(group) and any(self.pools[pool].settings["backend"] == "anthropic" for pool in plan.tiers):
+            found["drop"] = list(DROPPED)
+        return found
+
+    def _drops(self, group: str) -> bool:
+        """`drop_params`: of all models, or of one."""
+        path = ("litellm_settings", "drop_params")
+        if self._settings.program.get("drop_params") is True:
+            self.account.moved(path, "routes", "*", "drop")
+            return True
+        entries = [entry for _, entry in self._entries(group)]
+        return any(entry["litellm_params"].get("drop_params") is True for entry in entries)
+
+    def _entries(self, group: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Entries of the file that became deployments of the group."""
         for i, entry in enumerate(self._document["model_list"]):
-            if self.account.known(("model_list", i)) or not isinstance(entry, dict):
-                continue
-            if str(entry.get("model_name")) == group:
-                self.account.moved(("model_list", i, "model_name"), "routes", name)
-                path = ("model_list", i, "litellm_params", "max_tokens")
-                self.account.moved(path, "routes", name, "limits", "output_tokens")
-                self.account.moved((*path[:-1], "order"), "routes", name, "tiers")
+            is_read = isinstance(entry, dict) and not self.account.known(("model_list", i))
+            if is_read and str(entry.get("model_name")) == group:
+                yield i, entry
 
-    def _add_pool(self, group: str, draft: PoolDraft) -> str:
-        """The name of the pool; a pool with the same servers, keys and settings is used again."""
-        name = next((known for known, other in self.pools.items() if other.section == draft.section), None)
-        if name is None:
-            name = pool_name(group, self.pools)
-            self.pools[name] = draft
-        for one in draft.deployments:
-            for path, key in one.moves:
-                self.account.moved(path, "pools", name, *draft.target(key).split("."))
-        return name
-
-    # -- settings
-
-    def _add_settings(self, section: str) -> None:
-        settings = self._document.get(section)
-        if not isinstance(settings, dict):
-            return
-        for key in FALLBACKS:
-            self._add_fallbacks((section, key), settings.get(key))
-        self._add_default_fallbacks((section, "default_fallbacks"), settings.get("default_fallbacks"))
-        self._add_aliases((section, "model_group_alias"), settings.get("model_group_alias"))
-        self._add_strategy((section, "routing_strategy"), settings.get("routing_strategy"))
-        self._add_defaults(section, settings)
-        if section == "router_settings":
-            self._add_redis(settings)
-
-    def _add_fallbacks(self, path: Path, listed: Any) -> None:
-        for at, group, targets in _fallbacks(listed):
-            groups = list(self.names) if group == "*" else [group]
-            names = [self.names[each] for each in groups if each in self.names]
-            if not names:
-                self.account.dropped((*path, at, group), "there is no route of this name")
-            for name in names:
-                self._append_tiers(name, targets)
-                self.account.moved((*path, at, group), "routes", name, "tiers")
-                if path[-1] == "content_policy_fallbacks":
-                    self.routes[name]["fallback"] = {"content_filter": True}
-
-    def _add_default_fallbacks(self, path: Path, targets: Any) -> None:
-        if isinstance(targets, list) and targets:
-            for name in self.routes:
-                self._append_tiers(name, targets)
-            self.account.moved(path, "routes", "*", "tiers")
-
-    def _append_tiers(self, name: str, targets: list[Any]) -> None:
-        """Pools of the routes that are named, as they were before any fallback."""
-        for target in targets:
-            group = target.get("model") if isinstance(target, dict) else target
-            for pool in self.own_tiers.get(str(group), ()):
-                if pool not in self.routes[name]["tiers"]:
-                    self.routes[name]["tiers"].append(pool)
+    def _account_for_entries(self, group: str, name: str) -> None:
+        for i, _ in self._entries(group):
+            self.account.moved(("model_list", i, "model_name"), "routes", name, *([] if name == group else ["aliases"]))
+            params = ("model_list", i, "litellm_params")
+            self.account.moved((*params, "max_tokens"), "routes", name, "limits", "output_tokens")
+            self.account.moved((*params, "order"), "routes", name, "tiers")
+            self.account.moved((*params, "num_retries"), "routes", name, "retries")
+            self.account.moved(("model_list", i, "model_info", "order"), "routes", name, "tiers")
+            if self._strategy == SHUFFLE:
+                self.account.moved((*params, "weight"), "routes", name, "tiers")
+            else:
+                self.account.dropped((*params, "weight"), "LiteLLM has weights with simple-shuffle alone")
 
     def _add_aliases(self, path: Path, aliases: Any) -> None:
         if not isinstance(aliases, dict):
             return
         for alias, target in aliases.items():
             group = str(target.get("model") if isinstance(target, dict) else target)
-            known, name = self.names.get(group), route_name(str(alias), self.routes)
+            known, name = self.names.get(group), str(alias)
             if known is None:
-                self.account.dropped((*path, str(alias)), "there is no route of this name")
-            elif name in self._taken() or "*" in name:
-                self.account.dropped((*path, str(alias)), "the name is that of a route already, or a pattern")
+                self.account.dropped((*path, name), UNKNOWN_NAME)
+            elif name in self._taken() or "*" in name or not is_model_name(name):
+                self.account.dropped((*path, name), "the name is that of a route already, or a pattern")
             else:
-                self.routes[known].setdefault("aliases", []).append(name)
-                self.account.moved((*path, str(alias)), "routes", known, "aliases")
+                self.routes[known].setdefault("aliases", []).append(self.variables.literal(name))
+                self.account.moved((*path, name), "routes", known, "aliases")
 
     def _taken(self) -> set[str]:
         """Names of routes, and their aliases."""
         return {*self.routes, *(alias for route in self.routes.values() for alias in route.get("aliases", ()))}
 
-    def _add_strategy(self, path: Path, strategy: Any) -> None:
-        if isinstance(strategy, str) and strategy in STRATEGIES:
+    def _add_strategy(self) -> None:
+        path: Path = ("router_settings", "routing_strategy")
+        if self._strategy in STRATEGIES:
             for route in self.routes.values():
-                route["prefer"] = STRATEGIES[strategy]
+                route["prefer"] = STRATEGIES[self._strategy]
             self.account.moved(path, "routes", "*", "prefer")
-        elif strategy is not None:
-            self.account.dropped(path, "endpoints are ranked by the TTFT predicted of load and caches: docs/routing.md")
-
-    def _add_defaults(self, section: str, settings: Mapping[str, Any]) -> None:
-        retries = settings.get("num_retries")
-        if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
-            self._add_default((section, "num_retries"), "max_attempts", min(retries + 1, MAX_ATTEMPTS))
-        if (silence := seconds(settings.get("request_timeout"))) is not None:
-            self._add_default((section, "request_timeout"), "first_token", silence)
-
-    def _add_default(self, path: Path, name: str, value: Any) -> None:
-        """The router's own setting goes before the one of the whole program."""
-        defaults = self.more.setdefault("defaults", {})
-        if name in defaults:
-            self.account.dropped(path, f"defaults.{name} is of the router's setting, which goes before this one")
+        elif self._strategy == SHUFFLE:
+            self.account.moved(path, "routes", "*", "tiers")
         else:
-            defaults[name] = value
-            self.account.moved(path, "defaults", name)
-
-    def _add_redis(self, settings: Mapping[str, Any]) -> None:
-        url, host = settings.get("redis_url"), settings.get("redis_host")
-        if url:
-            known = self.variables.of(url)
-            text = known or self.variables.in_place_of_literal(url, "REDIS_URL")
-        elif host:
-            host, port = self._word(host, is_host), self._word(settings.get("redis_port") or 6379, str.isdecimal)
-            if not host or not port:
-                return
-            text = f"redis://{self._credentials(settings)}{host}:{port}"
-        else:
-            return
-        self.more["state"] = {"redis": text}
-        for key in ("redis_url", "redis_host", "redis_port", "redis_password", "redis_username"):
-            self.account.moved(("router_settings", key), "state", "redis")
-
-    def _credentials(self, settings: Mapping[str, Any]) -> str:
-        password = settings.get("redis_password")
-        if not password:
-            return ""
-        user = self._word(settings.get("redis_username") or "", is_host)
-        return f"{user}:{self.variables.secret(password, 'REDIS_PASSWORD')}@"
-
-    def _word(self, value: Any, valid: Callable[[str], bool]) -> str:
-        """A variable, or a word of a URL; empty: neither."""
-        return self.variables.of(value) or (str(value) if valid(str(value)) else "")
+            self.account.dropped(path, "servers of a pool are ranked by the TTFT predicted of load and caches")
 
     # -- all other keys
 
@@ -249,10 +285,3 @@ class _LitellmImport:
                 self.account.dropped((str(section),), "empty")
             elif reason := reasons.reason_for(str(section), reasons.SECTIONS):
                 self.account.dropped((str(section),), reason)
-
-
-def _fallbacks(listed: Any) -> Iterator[tuple[int, str, list[Any]]]:
-    """Position, model and targets of each rule."""
-    for at, rule in enumerate(listed if isinstance(listed, list) else ()):
-        for group, targets in rule.items() if isinstance(rule, dict) else ():
-            yield at, str(group), targets if isinstance(targets, list) else [targets]

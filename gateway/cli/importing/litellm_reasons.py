@@ -20,6 +20,7 @@ _DESCRIPTION = "describes, and decides nothing here"
 _CALLERS_KEYS = "callers are known by keys, whose digests the configuration holds"
 _OAUTH = "callers are known by keys; behind other authentication: server: {open: true}"
 _NAMED = "callers name a route"
+_SILENCE = "streams and whole answers have one limit of silence, first_token: stream_timeout, where there is one"
 _SPEND = "costs are in the access log and in metrics, by the price of a pool"
 
 DEPLOYMENT: Mapping[str, str] = {
@@ -40,10 +41,9 @@ DEPLOYMENT: Mapping[str, str] = {
     "tpm": "engines have no limits per minute: write concurrent_requests",
     "rpm_limit": "not a key of LiteLLM's deployments; write requests_per_minute into the pool",
     "tpm_limit": "not a key of LiteLLM's deployments; write tokens_per_minute into the pool",
-    "weight": "endpoints are ranked by the TTFT that is predicted of them, not by weights",
-    "timeout": "write total: {budget, limit} on the route",
-    "num_retries": "attempts are of a route: max_attempts",
-    "max_retries": "attempts are of a route: max_attempts",
+    "timeout": _SILENCE,
+    "request_timeout": _SILENCE,
+    "max_retries": "retries are of a route: LiteLLM's num_retries; a client's own are not added",
     "cooldown_time": _BREAKER,
     "tags": "tiers have conditions: `when: {header.NAME: ...}`",
     "region_name": "write region on the endpoint, and region: {only: [...]} on the route",
@@ -95,8 +95,10 @@ ROUTER: Mapping[str, str] = {
     "retry_after": "the next endpoint is tried at once, within the deadline of the request",
     "retry_policy": "what is tried again follows from whose fault it is: docs/policies.md, What is tried elsewhere",
     "model_group_retry_policy": "what is tried again follows from whose fault it is: docs/policies.md",
-    "timeout": "write total: {budget, limit} on the routes",
-    "stream_timeout": "write first_token into the pools",
+    "timeout": "not a number of seconds",
+    "stream_timeout": "not a number of seconds",
+    "num_retries": "not a number of attempts",
+    "fallbacks": "not a list of {name: [names]}",
     "enable_pre_call_checks": "always on: a prompt that does not fit context_window goes elsewhere",
     "enable_tag_filtering": "tiers have conditions: `when: {header.NAME: ...}`",
     "routing_strategy_args": "there are no such arguments: docs/routing.md",
@@ -118,6 +120,7 @@ ROUTER: Mapping[str, str] = {
     "cache_responses": _CACHE,
     "redis_*": "write state: {redis: URL}",
     "max_fallbacks": "the tiers of a route are all tried, up to max_attempts",
+    "enable_weighted_failover": "an endpoint that failed is the last of its tier to be asked again, always",
     "default_litellm_params": "write it into each pool",
     "model_group_affinity_config": "affinity to caches is part of the prediction, always",
 }
@@ -134,8 +137,10 @@ LITELLM: Mapping[str, str] = {
     "service_callback": _CALLBACKS,
     "callback_settings": _CALLBACKS,
     "audit_log_callbacks": _CALLBACKS,
-    "cache": _CACHE,
+    "cache": "off in this file",
     "cache_params": _CACHE,
+    "num_retries": "not a number of attempts",
+    "request_timeout": "not a number of seconds",
     "telemetry": "nothing is sent to us",
     "turn_off_message_logging": "prompts and answers are not recorded, ever",
     "redact_user_api_key_info": "keys are in no log",
@@ -176,7 +181,7 @@ LITELLM: Mapping[str, str] = {
     "disable_end_user_cost_tracking*": "there are no figures by end user",
 }
 GENERAL: Mapping[str, str] = {
-    "master_key": ('keys are written as digests: printf %s "$KEY" | sha256sum, then keys: [{name, sha256}]'),
+    "master_key": 'not a text: keys are written as digests, printf %s "$KEY" | sha256sum, then keys: [{name, sha256}]',
     "database_*": _PRISMA,
     "store_model_in_db": _DATABASE,
     "proxy_batch_write_at": _PRISMA,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.catalog import KINDS
 from gateway.cli.importing.imported_values import same_server
 from gateway.cli.importing.litellm_providers import needs_key
 from gateway.config.config_errors import Path
@@ -20,9 +21,12 @@ class Deployment:
     settings: dict[str, Any]
     url: str | None = None
     api_key: str | None = None
-    order: float = 0.0
+    order: float | None = None
     output_tokens: int | None = None
     moves: tuple[tuple[Path, str], ...] = ()
+    share: float = 1.0  # of the requests of its group, by its weight
+    weights: tuple[float, ...] = ()  # LiteLLM's weight, rpm and tpm; 0: none is given
+    retries: int | None = None
 
 
 @dataclass(slots=True)
@@ -32,18 +36,18 @@ class PoolDraft:
     settings: dict[str, Any]
     urls: list[str | None]
     keys: list[str | None]
-    order: float = 0.0
     deployments: list[Deployment] = field(default_factory=list)
 
     @classmethod
     def of(cls, one: Deployment) -> PoolDraft:
-        return cls(one.settings, [one.url], [one.api_key], one.order, [one])
+        return cls(one.settings, [one.url], [one.api_key], [one])
 
-    def takes(self, one: Deployment) -> bool:
+    def takes(self, one: Deployment, several_apis: bool) -> bool:
         """Adds the deployment, if it is one more server or key of this pool. The same again changes nothing."""
-        if one.settings != self.settings or one.order != self.order:
+        if one.settings != self.settings or one.share != self.deployments[0].share:
             return False
-        if not (self._same(one) or self._one_more_server(one) or self._one_more_key(one)):
+        several = several_apis or KINDS[self.settings["backend"]].local
+        if not (self._same(one) or (several and self._one_more_server(one)) or self._one_more_key(one)):
             return False
         self.deployments.append(one)
         return True
@@ -69,6 +73,11 @@ class PoolDraft:
         return True
 
     @property
+    def share(self) -> float:
+        """Of the requests of its group: servers have shares alike."""
+        return sum(one.share for one in self.deployments)
+
+    @property
     def section(self) -> dict[str, Any]:
         """As written under `pools`."""
         found: dict[str, Any] = {key: self.settings[key] for key in ("backend", "model") if key in self.settings}
@@ -88,10 +97,11 @@ class PoolDraft:
         return "api_keys" if key == "api_key" and "api_keys" in section else key
 
 
-def joined(deployments: Iterable[Deployment]) -> list[PoolDraft]:
-    """Pools of one group, by `order`, then as they stand in the file."""
+def joined(deployments: Iterable[Deployment], several_apis: bool = False) -> list[PoolDraft]:
+    """Pools of deployments, as they stand in the file. `several_apis`: servers whose load is not seen are one pool too,
+    which then prefers the quickest of them."""
     drafts: list[PoolDraft] = []
     for one in deployments:
-        if not any(draft.takes(one) for draft in drafts):
+        if not any(draft.takes(one, several_apis) for draft in drafts):
             drafts.append(PoolDraft.of(one))
-    return sorted(drafts, key=lambda draft: draft.order)
+    return drafts

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.cli.importing.imported_config import ImportedConfig
+from gateway.cli.importing.imported_config import UNPROMISED, ImportedConfig
 from gateway.cli.importing.imported_values import Variables, is_host, pool_name, route_name, server_url, whole
 from gateway.cli.importing.key_account import KeyAccount
 from gateway.cli.importing.pool_drafts import Deployment, joined
 from gateway.config.config_errors import ConfigError, Path
+from policies.routes.route import is_model_name
 
 PORT = 8000  # of the chart's engines
 SERVED_NAME = "--served-model-name"
@@ -22,7 +23,7 @@ KEY = "VLLM_API_KEY"
 REMARKS = (
     "Each URL is a service of the chart, in the namespace of the release; behind one are all replicas of an engine.",
     "An endpoint for each replica: endpoints: {kubernetes: {service: NAMESPACE/NAME, port: PORT}}.",
-    "Routes have the budgets of workload chat, 1s to the first token: set `ttft` and `workload` of each.",
+    "Routes have no budgets, as there: with `ttft: {budget: 1s}` requests wait and are ordered for their first tokens.",
 )
 _ENGINE = "how the engines are deployed, which stays with the chart"
 _ROUTER = "how the chart deploys its router, in whose place the gateway runs"
@@ -92,15 +93,18 @@ class _StackImport:
         pools: dict[str, Any] = {}
         routes: dict[str, Any] = {}
         for group, deployments in groups.items():
-            tiers = []
+            tiers: list[Any] = []
             for draft in joined(deployments):
                 name = pool_name(group.rpartition("/")[2], pools)
                 pools[name] = draft.section
-                tiers.append(name)
+                tiers.append({"pool": name, "beside": True} if tiers else name)  # the router there tells none apart
                 for one in draft.deployments:
                     for path, key in one.moves:
                         self.account.moved(path, "pools", name, *draft.target(key).split("."))
-            routes[route_name(group, routes)] = {"tiers": tiers}
+            name = route_name(group, {*routes, *groups})
+            routes[name] = {"tiers": tiers, **UNPROMISED}
+            if name != group and is_model_name(group) and "*" not in group:
+                routes[name]["aliases"] = [self.variables.literal(group)]
         return pools, routes
 
     # -- engines of the chart

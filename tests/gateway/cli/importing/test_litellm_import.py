@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ def test_a_whole_file_loads_and_every_key_is_accounted_for() -> None:
     assert found.account.unknown() == []
     assert sum(found.account.counts().values()) == len(found.account.keys)
     aliases = [alias for route in found.document["routes"].values() for alias in route.get("aliases", ())]
-    assert [*config.routes, *aliases] == ["chat", "azure-chat", "claude", "embed", "gpt-4", "hidden-one"]
+    names = ["chat", "azure-chat", "claude", "embed", "gpt-4", "azure chat", "hidden-one"]
+    assert [*config.routes, *aliases] == names
     assert config.passthrough == "any-model"
 
 
@@ -64,30 +66,216 @@ def test_servers_of_one_model_are_one_pool_and_others_are_tiers_by_order() -> No
         "drop": ["logit_bias"],
         "concurrent_requests": 40,
         "first_token": "30s",
+        "stream_idle": "30s",
     }
-    assert document["routes"]["chat"]["tiers"] == ["chat", "chat-2", "claude"]
+    assert document["routes"]["chat"]["tiers"] == [
+        "chat",
+        {"pool": "chat-2", "after": "failure"},
+        {"pool": "claude", "after": "context"},
+    ]
     assert document["pools"]["chat-2"]["context_window"] == 1000000
     assert document["pools"]["chat-2"]["requests_per_minute"] == 60
 
 
-def test_fallbacks_become_tiers_of_pools_that_were_there_before() -> None:
-    """The fallbacks of a fallback are not followed, as in LiteLLM."""
+def test_fallbacks_become_tiers_for_their_own_cause() -> None:
     found = litellm(TEAM)
     routes = found.document["routes"]
-    assert routes["azure-chat"]["tiers"] == ["azure-chat", "chat", "chat-2"]
-    assert {name: value for name, value in routes["claude"].items() if name != "aliases"} == {
-        "tiers": ["claude", "azure-chat"],
+    assert routes["azure-chat"]["tiers"] == [
+        "azure-chat",
+        {"pool": "chat", "after": "failure"},
+        {"pool": "chat-2", "after": "failure"},
+    ]
+    assert {key: routes["claude"][key] for key in ("tiers", "limits", "fallback", "escalate", "prefer")} == {
+        "tiers": ["claude", {"pool": "azure-chat", "after": "content_filter"}],
         "limits": {"output_tokens": 8000},
-        "fallback": {"content_filter": True},
+        "fallback": {"context": False, "content_filter": True},
+        "escalate": ["refusal"],
         "prefer": "latency",
     }
-    assert found.account.entry(("router_settings", "fallbacks", 1, "gone", 0)).text == "there is no route of this name"
+    gone = found.account.entry(("router_settings", "fallbacks", 1, "gone", 0))
+    assert gone.text == "gone: there is no route of this name"
+
+
+def test_no_budget_is_added() -> None:
+    """No first token is awaited for less, nothing is sent twice, and nothing is refused for being late."""
+    for route in loaded(litellm(TEAM)).routes.values():
+        assert (route.ttft, route.tpot, route.total, route.hedge, route.on_miss) == (None,) * 3 + ("off", "best_effort")
 
 
 def test_settings_come_over_once_the_routers_before_the_programs() -> None:
     document = litellm(TEAM).document
-    assert document["defaults"] == {"max_attempts": 2, "first_token": "120s"}
-    assert document["state"] == {"redis": "redis://:${AZURE_CHAT_API_KEY}@${REDIS_HOST}:6380"}
+    assert document["defaults"] == {"first_token": "120s", "stream_idle": "120s"}
+    assert document["state"] == {"redis": "redis://:${AZURE_CHAT_API_KEY}@${REDIS_HOST}:6380", "answers": "redis"}
+    assert {(route["retries"], route["max_attempts"]) for route in document["routes"].values()} <= {
+        (1, 2),
+        (1, 4),
+        (1, 6),
+    }
+    assert document["routes"]["chat"]["cache"] == {"ttl": "1m", "any_temperature": True}
+    assert document["keys"] == [{"name": "master-key", "sha256": sha256(CANARY.encode()).hexdigest()}]
+
+
+def test_a_file_that_says_nothing_has_litellms_own_retries_and_no_limit_below_ten_minutes() -> None:
+    document = litellm(deployment("model: gpt-4o")).document
+    assert (document["routes"]["chat"]["retries"], document["routes"]["chat"]["max_attempts"]) == (2, 3)
+    assert document["defaults"] == {"first_token": "10m", "stream_idle": "10m"}
+
+
+def routes(settings: str, *names: str) -> dict[str, Any]:
+    """Routes of a file with a deployment for each name."""
+    listed = "".join(deployment(f"model: openai/{name}, api_key: os.environ/K", f"'{name}'")[12:] for name in names)
+    found = litellm(f"model_list:\n{listed}{settings}")
+    assert found.account.unknown() == []
+    return dict(loaded(found).routes)
+
+
+def after(route: Any) -> list[tuple[str, str]]:
+    return [(tier.pool, " ".join(sorted(tier.after))) for tier in route.tiers]
+
+
+def test_attempts_leave_room_for_every_fallback() -> None:
+    """Each name has all of its retries."""
+    found = routes("router_settings: {num_retries: 4, fallbacks: [{a: [b, c]}]}", "a", "b", "c")
+    assert [(route.retries, route.max_attempts) for route in found.values()] == [(4, 15), (4, 5), (4, 5)]
+
+
+def test_fallbacks_of_a_fallback_come_before_the_next() -> None:
+    """As LiteLLM walks them; a default one stands in for a name without its own."""
+    lists = "fallbacks: [{a: [b, c]}, {b: [d]}], default_fallbacks: [e]"
+    found = routes(f"litellm_settings: {{{lists}}}", "a", "b", "c", "d", "e")
+    assert [pool for pool, _ in after(found["a"])] == ["a", "b", "d", "e", "c"]
+    assert [pool for pool, _ in after(found["c"])] == ["c", "e"]
+    assert [pool for pool, _ in after(found["e"])] == ["e"]
+
+
+def test_a_list_of_the_router_goes_before_the_programs() -> None:
+    found = routes("litellm_settings: {fallbacks: [{a: [b]}]}\nrouter_settings: {fallbacks: [{a: [c]}]}", "a", "b", "c")
+    assert after(found["a"]) == [("a", ""), ("c", "failure")]
+
+
+def test_one_name_may_be_a_fallback_for_several_causes() -> None:
+    lists = "fallbacks: [{a: [b, c]}], context_window_fallbacks: [{a: [c]}], content_policy_fallbacks: [{a: [b]}]"
+    found = routes(f"router_settings: {{{lists}}}", "a", "b", "c")
+    assert after(found["a"]) == [("a", ""), ("b", "content_filter failure"), ("c", "context failure")]
+
+
+@pytest.mark.parametrize(
+    ("lists", "context", "content"),
+    [
+        ("fallbacks: [{a: [b]}]", True, True),
+        ("fallbacks: [{a: [b]}], context_window_fallbacks: [{b: [a]}]", False, True),
+        ("fallbacks: [{a: [b]}], content_policy_fallbacks: [{b: [a]}]", True, False),
+        ("num_retries: 1", True, False),
+    ],
+)
+def test_a_refusal_goes_to_the_fallbacks_unless_there_is_a_list_for_it(
+    lists: str, context: bool, content: bool
+) -> None:
+    """A list for others alone leaves this name without a fallback for the cause."""
+    route = routes(f"router_settings: {{{lists}}}", "a", "b")["a"]
+    assert (route.fallback.context, route.fallback.content_filter) == (context, content)
+
+
+def test_a_target_that_is_no_model_of_the_file_is_told() -> None:
+    found = litellm(deployment("model: gpt-4o") + "router_settings: {fallbacks: [{chat: [gone]}]}")
+    assert "there is no route of this name" in found.account.entry(("router_settings", "fallbacks", 0, "chat", 0)).text
+
+
+SERVERS = [f"model: openai/m, api_base: 'http://h{i}:1/v1'" for i in range(3)]
+
+
+def grouped(*params: str, settings: str = "", backend: str = "openai") -> Any:
+    listed = "".join(deployment(each.replace("openai/", f"{backend}/"))[12:] for each in params)
+    return loaded(litellm(f"model_list:\n{listed}{settings}"))
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        (("", "", ""), [1, 1, 1]),
+        ((", weight: 6", ", weight: 3", ", weight: 3"), [2, 1, 1]),
+        ((", rpm: 900", ", rpm: 300", ", rpm: 300"), [3, 1, 1]),
+        ((", tpm: 900, weight: 1", ", tpm: 300, weight: 5", ", tpm: 300, weight: 1"), [1, 5, 1]),
+    ],
+)
+def test_apis_of_one_name_share_its_requests_by_their_weights(more: tuple[str, ...], weights: list[float]) -> None:
+    """By `weight`, else by `rpm`, else by `tpm`, as LiteLLM's shuffle draws."""
+    tiers = grouped(*map("".join, zip(SERVERS, more, strict=True))).routes["chat"].tiers
+    assert [(tier.beside, tier.weight) for tier in tiers] == [*zip((False, True, True), weights, strict=True)]
+
+
+def test_a_deployment_without_a_weight_beside_weighted_ones_is_the_last() -> None:
+    """LiteLLM draws it only where no other is left; so with `order`."""
+    for key in ("weight", "order"):
+        config = grouped(SERVERS[0], SERVERS[1] + f", {key}: 2", SERVERS[2] + f", {key}: 2")
+        tiers = config.routes["chat"].tiers
+        assert [(tier.beside, set(tier.after)) for tier in tiers] == [
+            (False, set()),
+            (True, set()),
+            (False, {"failure"}),
+        ]
+        assert "h0" in str(config.pools[tiers[-1].pool].endpoints)
+
+
+def test_engines_of_one_name_are_one_pool() -> None:
+    """Their load and caches are seen: the pool spreads by these."""
+    config = grouped(*SERVERS, backend="hosted_vllm")
+    assert (len(config.pools), len(config.routes["chat"].tiers)) == (1, 1)
+
+
+def test_apis_under_latency_based_routing_are_one_pool() -> None:
+    config = grouped(*SERVERS, settings="router_settings: {routing_strategy: latency-based-routing}")
+    assert len(config.pools) == 1
+
+
+def test_callers_may_go_on_sending_a_name_that_headers_cannot_carry() -> None:
+    """The route has another name, which the report tells."""
+    found = litellm(
+        deployment("model: gpt-4o", "My Model") + "router_settings: {model_group_alias: {Größtes: My Model}}"
+    )
+    assert loaded(found).routes["My-Model"].aliases == ("My Model", "Größtes")
+    assert "model_list[*].model_name -> routes.My-Model.aliases" in "\n".join(found.report())
+
+
+def test_the_digest_of_a_master_key_in_a_variable_is_a_variable_too() -> None:
+    found = litellm(deployment("model: gpt-4o") + "general_settings: {master_key: os.environ/MASTER}")
+    assert loaded(found).keys[0].name == "master-key"
+    assert found.document["keys"][0]["sha256"] == "${MASTER_SHA256}"
+    assert 'MASTER_SHA256 is the digest of the master key: printf %s "$MASTER" | sha256sum' in found.text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "cache"),
+    [
+        ("cache: true, cache_params: {type: local}", {"ttl": "10m", "any_temperature": True}),
+        ("cache: true, cache_params: {type: local, ttl: 30}", {"ttl": "30s", "any_temperature": True}),
+        ("cache: true, cache_params: {type: redis, host: h, port: 1}", {"ttl": "1m", "any_temperature": True}),
+        ("cache: true", {"ttl": "1m", "any_temperature": True}),
+        ("cache: true, cache_params: {type: qdrant-semantic}", None),
+        ("cache: true, cache_params: {type: local, mode: default_off}", None),
+        ("cache: false, cache_params: {type: local}", None),
+    ],
+)
+def test_a_cache_comes_over_or_is_named(settings: str, cache: Any) -> None:
+    found = litellm(deployment("model: gpt-4o") + f"litellm_settings: {{{settings}}}")
+    loaded(found)
+    assert found.document["routes"]["chat"].get("cache") == cache
+    assert found.account.unknown() == []
+
+
+def test_a_limit_of_time_comes_over() -> None:
+    """Of the deployment, else of the router, else of the program."""
+    own = litellm(deployment("model: gpt-4o, timeout: 20")).document["pools"]["chat"]
+    assert (own["first_token"], own["stream_idle"]) == ("20s", "20s")
+    for settings in ("litellm_settings: {request_timeout: 7}", "router_settings: {timeout: 7}"):
+        assert litellm(deployment("model: gpt-4o") + settings).document["defaults"]["first_token"] == "7s"
+
+
+def test_a_window_of_the_prompt_leaves_room_for_the_answer() -> None:
+    """LiteLLM's `max_input_tokens` is of the prompt alone, the window here of both."""
+    more = "\n    model_info: {max_input_tokens: 1000, max_output_tokens: 200}"
+    text = f"model_list:\n- {{model_name: a, litellm_params: {{model: gpt-4o}}, {more.strip()}}}"
+    assert litellm(text).document["pools"]["a"]["context_window"] == 1200
 
 
 # --------------------------------------------------------------------------- providers
@@ -169,7 +357,7 @@ def test_models_with_the_same_server_use_one_pool() -> None:
     """As LiteLLM's users alias a model."""
     params = "model: openai/m, api_base: 'http://h:1/v1'"
     found = litellm(deployment(params, "a") + deployment(params, "b")[12:])
-    assert (list(found.document["pools"]), found.document["routes"]["b"]) == (["a"], {"tiers": ["a"]})
+    assert (list(found.document["pools"]), found.document["routes"]["b"]["tiers"]) == (["a"], ["a"])
 
 
 @pytest.mark.parametrize(

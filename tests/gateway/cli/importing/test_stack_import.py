@@ -35,6 +35,22 @@ def test_the_port_is_that_of_the_service() -> None:
     assert found.document["pools"]["m"]["endpoints"] == ["http://vllm-a-engine-service:80"]
 
 
+def test_no_budget_is_added() -> None:
+    for route in loaded(stack(HELM)).routes.values():
+        assert (route.ttft, route.tpot, route.total, route.hedge, route.on_miss) == (None,) * 3 + ("off", "best_effort")
+
+
+def test_engines_of_one_model_with_other_settings_share_its_requests() -> None:
+    specs = "[{name: a, modelURL: m, vllmConfig: {maxModelLen: 4096}}, {name: b, modelURL: m}]"
+    route = loaded(stack(f"servingEngineSpec: {{modelSpec: {specs}}}")).routes["m"]
+    assert [tier.beside for tier in route.tiers] == [False, True]
+
+
+def test_a_name_that_headers_cannot_carry_stays_an_alias() -> None:
+    config = loaded(stack("servingEngineSpec: {modelSpec: [{name: a, modelURL: My Model}]}"))
+    assert config.routes["My-Model"].aliases == ("My Model",)
+
+
 def test_values_without_engines_are_refused() -> None:
     with pytest.raises(ConfigError, match="modelSpec is empty"):
         stack("servingEngineSpec: {modelSpec: []}")
