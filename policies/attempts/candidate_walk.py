@@ -87,6 +87,7 @@ class CandidateWalk:
                 break
             self._passed, self.too_slow = self._passed + 1, reason
         return self._passed < len(self._candidates)
+
     def _is_for_other(self, candidate: Candidate) -> bool:
         """The candidate's tier comes after something else than what the request has met with."""
         after = () if self._after is None else self._after[candidate.tier]

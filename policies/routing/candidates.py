@@ -132,6 +132,25 @@ class CandidateSet:
             regions, tiers = self.queued.route.region, self.reserve if tier.after else self.tiers
             tiers += [able] if regions is None else regions.parts(able)
 
+    def _use_reserve(self) -> None:
+        """Without a candidate in any other tier, take the reserve for what they all lack: room for the prompt, or a
+        usable endpoint. An endpoint at its cap is waited for."""
+        route, kinds = self.queued.route, {each.kind for each in self.rejected if not self._after(each.tier)}
+        if RejectionKind.AT_CAP in kinds:
+            return
+        too_long = kinds == {RejectionKind.CONTEXT_WINDOW}
+        if too_long and self.max_output > least_output(self.queued.output_cap):
+            return  # the prompt may fit with a shorter answer
+        cause = "context" if too_long and any("context" in tier.after for tier in route.tiers) else "failure"
+        if not kinds <= MISFITS or (too_long and (cause == "context" or route.fallback.context)):
+            self.tiers = [tier for tier in self.reserve if cause in self._after(tier[0].tier)]
+        if kinds <= MISFITS and not self.tiers:
+            self.unfit = len(route.tiers)  # a mistake of the caller, and no failure
+        self.reserve = []
+
+    def _after(self, number: int) -> frozenset[FailureCause]:
+        return self.queued.route.tiers[number].after  # equal in a level, in whose order alone numbers differ
+
     def completion(self, candidate: Candidate) -> Completion | None:
         """Seconds until the answer is whole; None: nothing is known."""
         tokens = self.queued.answer_tokens
