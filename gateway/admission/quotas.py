@@ -263,7 +263,7 @@ def duration(seconds: float) -> str:
 
 
 def usd(nano: int | None) -> str:
-    """In cents, or to three digits where cents would tell too little."""
+    """In cents, or as many digits as there are where cents would tell too little."""
     amount = (nano or 0) / NANO
     cents = f"{amount:.2f}"
-    return f"{cents if abs(float(cents) - amount) <= amount / 200 else f'{amount:.3g}'} USD"
+    return f"{cents if abs(float(cents) - amount) <= amount / 200 else f'{amount:.9f}'.rstrip('0')} USD"

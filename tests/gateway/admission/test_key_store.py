@@ -131,6 +131,38 @@ async def test_a_gateway_admits_keys_in_redis_and_in_the_file_only() -> None:
             assert [await status(text) for text in ("sk-web", "lab", "imposter")] == [200, 200, 401]
 
 
+async def test_keys_of_a_version_before_0_2_0_are_those_of_the_default_namespace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its hash has changes and no birth; the first change gives it one, and revokes no other key."""
+    async with redis_server() as server, server.client() as client:
+        text = {name: key(name).model_dump_json(exclude_defaults=True) for name in ("a", "b")}
+        await client.hset("firsttoken:keys", mapping={**text, " changes": "2"})
+        async with watching(server) as (link, changes):
+            await eventually(lambda: changes == [["a", "b"]], SEEN)
+            assert await stored_by(link).revoke("a")
+            await eventually(lambda: changes[-1] == ["b"], SEEN)
+            other = RedisKeys(link.call, link.url, SEEN, "staging")
+            assert (await other.version(), (await other.read()).keys) == (None, [])
+        assert {*await client.hkeys("firsttoken:keys")} >= {"b", " birth", " changes"}
+    assert "older than those known here" not in caplog.text
+
+
+async def test_revocations_are_dropped_after_their_time_unless_the_key_is_stored() -> None:
+    """By the next revocation; their number is bounded, the oldest go first."""
+    async with redis_server() as server, watching(server) as (link, _), server.client() as client:
+        store = stored_by(link)
+        for name in ("kept", "gone", "made"):
+            await store.add(key(name))
+        await store.refuse([key("kept")])
+        await store.revoke("gone")
+        for field, raw in (await client.hgetall(HASH)).items():
+            if field.startswith(" revoked "):
+                await client.hset(HASH, field, json.dumps({**json.loads(raw), "until": 1.0}))
+        await store.revoke("made")
+        assert {each.name for each in (await store.read()).revoked} == {"kept", "made"}
+
+
 # --------------------------------------------------------------------------- the command
 
 
@@ -187,6 +219,11 @@ async def test_a_key_is_printed_once_and_only_its_digest_is_stored(
     assert (code, err) == (2, "there is no key 'wbe'; did you mean 'web'?\n")
     code, _, err = await run_keys("revoke", "own", "--config", file)
     assert (code, err) == (2, "the key 'own' is in the configuration file: delete it there\n")
+    async with server.client() as client:
+        await client.hset(HASH, "own", Key(name="own", sha256="1" * 64).model_dump_json())
+    _, out, err = await run_keys("list", "--config", file)
+    assert ("own" in out, err.startswith("firsttoken: the stored key 'own' is refused")) == (True, True)
+    assert (await run_keys("revoke", "own", "--config", file))[:2] == (0, "revoked own\n")
     assert (await run_keys("revoke", "web", "--config", file))[:2] == (0, "revoked web\n")
     assert len((await run_keys("list", "--config", file))[1].splitlines()) == 1
 

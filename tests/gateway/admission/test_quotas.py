@@ -15,7 +15,7 @@ import pytest
 
 from backends.interface import Operation
 from gateway.admission.local_quotas import LocalQuotas
-from gateway.admission.quotas import AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers
+from gateway.admission.quotas import AnswerBounds, QuotaExceeded, claim_of, duration, quota_headers, usd
 from gateway.app import Gateway
 from gateway.config.models import Config
 from gateway.observe.record import RequestOutcome, Stage
@@ -49,6 +49,20 @@ def made(limits: KeyLimits, verdict: Verdict, claim: Claim = Claim(70)) -> Reser
 )
 def test_a_duration_is_written_as_openai_does(seconds: float, written: str) -> None:
     assert duration(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("nano", "written"),
+    [
+        (0, "0.00 USD"),
+        (NANO, "1.00 USD"),
+        (1_999_999_999, "2.00 USD"),
+        (4_000_000, "0.004 USD"),
+        (1_000, "0.000001 USD"),
+    ],
+)
+def test_a_cost_is_written_in_cents_or_exactly(nano: int, written: str) -> None:
+    assert usd(nano) == written
 
 
 RETRY_1 = {"retry-after": "1", "retry-after-ms": "1000"}
