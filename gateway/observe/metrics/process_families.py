@@ -175,6 +175,13 @@ OURSELVES = (
         moves="A worker that died, or starts.",
         act="Fewer than `server.workers` for more than a second: stderr states the reason.",
     ),
+    gauge(
+        "firsttoken_workers_stalled",
+        help="Workers whose event loop has stood still for more than 5 s",
+        more="With several workers only. A worker that stands still is killed and replaced after 30 s.",
+        moves="A stopped process, a hung disk, a bug that never yields.",
+        act="Look at the process: its state in ps, the disk of the access log. Stderr names it.",
+    ),
     counter(
         "firsttoken_worker_starts_total{worker}",
         help="Worker processes started",
