@@ -224,6 +224,22 @@ OURSELVES = (
         moves="A collector that is unavailable, or refuses metrics.",
         act="Stderr states the reason. Requests are not delayed.",
     ),
+    gauge(
+        "firsttoken_certificate_end_timestamp_seconds s since 1970",
+        help="End of the data port's certificate in force, or of one of its chain",
+        more="Only with `server.tls`.",
+        moves="A renewal.",
+        act="Less than a week ahead: the renewal fails, or the new files are not seen. Stderr states the reason.",
+        merge=Merge.MIN,
+    ),
+    gauge(
+        "firsttoken_certificate_refused",
+        help="1 if the data port's certificate files have changed and cannot be used",
+        more="Only with `server.tls`. The certificate before stays in force.",
+        moves="A renewal that fails, or has written one of two files.",
+        act="1 for more than a minute: stderr states the reason.",
+        merge=Merge.MAX,
+    ),
     counter(
         "firsttoken_config_reloads_total{result}",
         help="Configuration reloads by result",

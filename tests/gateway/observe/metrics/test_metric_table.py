@@ -46,6 +46,8 @@ ELSEWHERE = {
     "firsttoken_endpoint_speculative_acceptance_ratio",
     "firsttoken_workers",
     "firsttoken_workers_stalled",
+    "firsttoken_certificate_end_timestamp_seconds",
+    "firsttoken_certificate_refused",
     "firsttoken_worker_starts_total",
     "firsttoken_spans_exported_total",
     "firsttoken_spans_lost_total",
