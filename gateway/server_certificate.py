@@ -67,5 +67,6 @@ class ServerCertificate(Collector):
             self._is_refused = True
             log.error("server.tls: the files have changed, keeping the previous certificate: %s", error)
         else:
-            self._current, self._end, self._is_refused = current, end, False
+            self._current, self._end = current, end
+            self._is_refused = False
             log.info("server.tls: the certificate was read again")
