@@ -55,6 +55,7 @@ class BackendRequest:
     priority: int | None = None
     session_id: str = ""  # by which the engine's cache events name the request
     tracestate: str = ""
+    baggage: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # the caller's, of the operation's dialect
     model_is_callers: bool = False  # no name of the configuration: the caller's to get right
 

@@ -101,6 +101,8 @@ class OpenAI(Backend):
             headers["traceparent"] = forward.traceparent
         if forward.tracestate:
             headers["tracestate"] = forward.tracestate
+        if forward.baggage:
+            headers["baggage"] = forward.baggage
         if forward.session_id and self.names_sessions:
             headers["x-session-id"] = forward.session_id
         path = self.path(forward)

@@ -218,6 +218,8 @@ class Gateway:
         self.intake = Intake(config.server.max_connections, config.server.max_body_bytes)
         self.registry.register(self.intake)
         self.data_port = DataPort(self.proxy, self.intake, self._certificate(config))
+        if self.data_port.certificate is not None:
+            self.registry.register(self.data_port.certificate)
         self.picker = self._build_picker(config)
         self._admin_runner: web.AppRunner | None = None
 

@@ -78,14 +78,18 @@ class ReloadCounts(Collector):
         yield gauge("firsttoken_config_loaded_timestamp_seconds", [((), self._loaded_at)])
 
 
-class Reloader:
-    """One reload at a time. `apply` brings a configuration into force."""
+Apply = Callable[[Config], Awaitable[Sequence[str] | None]]
 
-    def __init__(self, config: Config, source: ConfigSource, apply: Callable[[Config], Awaitable[None]]) -> None:
+
+class Reloader:
+    """One reload at a time. `apply` brings a configuration into force, and names the processes in which it is not."""
+
+    def __init__(self, config: Config, source: ConfigSource, apply: Apply) -> None:
         self.config = config
         self.counts = ReloadCounts()
         self._source = source
         self._apply = apply
+        self._without: Sequence[str] = ()  # processes that have not applied the configuration in force
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -108,7 +112,7 @@ class Reloader:
             try:
                 found = await asyncio.to_thread(self._source.next, self.config)
                 if found.changed:
-                    await self._apply(found.config)
+                    self._without = await self._apply(found.config) or ()
             except ConfigError as error:
                 self.counts.refused(error, reason)
                 raise
@@ -123,7 +127,10 @@ class Reloader:
         except ConfigError as error:
             raise ApiError(400, str(error), code="invalid_config") from None
         result = "applied" if found.changed else "unchanged"
-        return json_response(200, encode({"result": result, "changed": found.changed, "restart": found.restart}))
+        answer = {"result": result, "changed": found.changed, "restart": found.restart}
+        if found.changed and self._without:
+            answer["not_applied_by"] = self._without
+        return json_response(200, encode(answer))
 
     async def _reload_logged(self, reason: str) -> None:
         try:

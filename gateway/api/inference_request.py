@@ -222,6 +222,7 @@ class InferenceRequest(RequestView):
     wants_usage: bool  # the caller requested the usage chunk
     wants_cost: bool  # and the cost in it
     traceparent: str
+    baggage: str
     request_id: str
     size: int  # bytes of body
     repaired: Sequence[str] = ()  # rules that changed the prompt
@@ -271,6 +272,7 @@ def parse(
     session, is_conversation = "", False
     if not (headers.keys().isdisjoint(_SESSION_HEADERS) and _SESSION_MEMBERS.isdisjoint(parsed.members)):
         session, is_conversation = _session(headers, parsed.members)
+    traceparent = headers.get("traceparent", "")[:128]
     return InferenceRequest(
         operation=operation,
         body=body,
@@ -290,7 +292,8 @@ def parse(
         images=parsed.images,
         reasoning_effort=reasoning_effort(body) if has_rare else "",
         priority=_integer(headers, "x-priority") if hinted else 0,
-        traceparent=headers.get("traceparent", "")[:128],
+        traceparent=traceparent,
+        baggage=_baggage(headers.get("baggage", "")) if traceparent else "",
         session=session,
         is_conversation=is_conversation,
         ttft_budget=_budget(headers, *_TTFT_HEADERS) if hinted else None,
@@ -305,6 +308,13 @@ def parse(
     )
 
 
+def _baggage(value: str) -> str:
+    """As it was sent (W3C Baggage), "" for one that no header may hold, or that is longer than servers must take."""
+    sendable = len(value) <= MAX_BAGGAGE and value.isascii() and value.isprintable()
+    return value if sendable else ""
+
+
+MAX_BAGGAGE = 8_192  # bytes; W3C Baggage, 3.3.2
 _TTFT_HEADERS, _TPOT_HEADERS = ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms")
 _HINTS = frozenset(("x-priority", request_start.HEADER, completion_deadline.HEADER, *_TTFT_HEADERS, *_TPOT_HEADERS))
 

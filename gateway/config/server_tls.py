@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from math import inf
 from pathlib import Path
 from typing import Self
 
 from pydantic import model_validator
 
+from backends.http.certificate_end import certificates_end
 from gateway.config.field_types import Section
 
 MISMATCH = "KEY_VALUES_MISMATCH"  # OpenSSL's reason
@@ -50,6 +52,13 @@ class ServerTlsSection(Section):
         except ssl.SSLError as error:
             raise ValueError(_reason(error)) from None
         return context
+
+    def end(self) -> float:
+        """Unix time at which the certificate, or one of its chain, ends; infinite where the file does not tell it."""
+        try:
+            return certificates_end(Path(self.certificate).read_text("utf-8", "replace"))
+        except (OSError, ValueError, IndexError):
+            return inf
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -169,6 +169,7 @@ class RoutedRequest:
             request_id=request_id,
             traceparent=traceparent,
             tracestate=tracestate,
+            baggage=request.baggage if upstream.traced else "",
             cache_salt=request.own_caches.get(pool, self.cache_group),
             priority=self._priority() if upstream.priority else None,
             session_id=request_id if upstream.kv_events else "",

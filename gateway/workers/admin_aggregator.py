@@ -5,7 +5,8 @@ Rules:
 - It alone reads the configuration again. Workers apply what it has checked; those that start later begin with it.
 - Counters are collected once a second. Counts after the last collection are lost when a worker exits; collected ones
   are kept and added to those of the successor.
-- A worker without an answer in time is left out; of counters the last known stand.
+- A worker without an answer in time is left out; of counters the last known stand. One that stands still is not waited
+  for, and answers name it in STALLED_HEADER; a configuration is applied by it when it goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -24,6 +25,8 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from backends.interface import Operation
 from gateway.admin.admin_replies import json_response
@@ -34,6 +37,7 @@ from gateway.api.api_error import ApiError
 from gateway.config.models import Config, Key
 from gateway.observe.metrics.merged_metrics import MergedMetrics, decode_counts
 from gateway.observe.metrics.scrape_collectors import counts_of, route_stats
+from gateway.observe.metrics.series import gauge
 from gateway.observe.slow_counts import merge_incidents, merge_windows
 from gateway.observe.windows.history_keeper import HistoryKeeper
 from gateway.process import serve_app
@@ -47,7 +51,8 @@ log = logging.getLogger("firsttoken")
 
 COLLECT_INTERVAL = 1.0  # s between two collections of the workers' counters
 WORKER_TIMEOUT = 2.0  # s for a worker to answer
-APPLY_TIMEOUT = 30.0  # s for a worker to apply a configuration
+APPLY_TIMEOUT = 10.0  # s for a worker to apply a configuration
+STALLED_HEADER = "x-firsttoken-stalled-workers"  # numbers, from 1
 ACCEPTED, UNKNOWN = 204, 404  # status of POST /ttft from the worker with the request, and from the others
 HOP_BY_HOP = ("host", "connection", "content-length", "transfer-encoding")
 
@@ -70,7 +75,10 @@ async def serve_aggregator(
 
     handlers = {Order.SUPERVISOR_GONE: supervisor_gone, Order.DRAIN: ended.set}
     follow_orders(channel, {**handlers, Order.HANGUP: partial(aggregator.reloader.reload_soon, "SIGHUP")})
-    runner = await serve_app(AdminServer(aggregator).app(), admin, auto_decompress=False)
+    beating = asyncio.create_task(shared.beats.beat_forever(len(paths)))
+    app = AdminServer(aggregator).app()
+    app.on_response_prepare.append(aggregator.name_stalled)
+    runner = await serve_app(app, admin, auto_decompress=False)
     await aggregator.finish_reload()
     aggregator.reloader.start()
     await aggregator.collect_counters()  # an aggregator that was started again begins with the counts so far
@@ -78,11 +86,12 @@ async def serve_aggregator(
     collecting = asyncio.create_task(aggregator.collect_forever())
     await ended.wait()
     collecting.cancel()
+    beating.cancel()
     await runner.cleanup()
     await aggregator.close()
 
 
-class AdminAggregator:
+class AdminAggregator(Collector):
     """Implements `gateway.admin.admin_server.AdminData`. `paths`: the workers' private sockets, in one directory."""
 
     def __init__(self, config: Config, source: ConfigSource, paths: Sequence[Path], shared: SharedState) -> None:
@@ -92,10 +101,12 @@ class AdminAggregator:
             for number, path in enumerate(paths, 1)
         }
         self._shared = shared
+        self._behind: set[int] = set()  # workers that have not applied the latest configuration
         self.merged = MergedMetrics(shared.retired.get() or [], shared.retired.put)
         self.registry = CollectorRegistry()
         self.registry.register(self.merged)
         self.registry.register(self.reloader.counts)
+        self.registry.register(self)
         self.history = HistoryKeeper(self._route_stats, config.state.dir)
 
     # -- AdminData --------------------------------------------------------------------------
@@ -153,6 +164,8 @@ class AdminAggregator:
         """Asks the first worker that answers: workers see the load of all."""
         forwarded = {name: value for name, value in headers.items() if name not in HOP_BY_HOP}
         for worker in self._sessions:
+            if worker in self.stalled:
+                continue
             reply = await self._ask(worker, "POST", f"/explain?path={operation.value}", data=body, headers=forwarded)
             if reply is not None:
                 return json_response(*reply)
@@ -169,12 +182,25 @@ class AdminAggregator:
     def reload(self) -> Awaitable[web.Response]:
         return self.reloader.on_post()
 
+    def collect(self) -> Iterable[Metric]:
+        yield gauge("firsttoken_workers_stalled", [((), len(self.stalled))])
+
+    @property
+    def stalled(self) -> Sequence[int]:
+        """Workers that stand still, by number from 1."""
+        return [worker for worker in self._sessions if self._shared.beats.is_stalled(worker - 1)]
+
+    async def name_stalled(self, request: web.Request, response: web.StreamResponse) -> None:
+        if stalled := self.stalled:
+            response.headers[STALLED_HEADER] = ", ".join(map(str, stalled))
+
     # -- state of the workers ---------------------------------------------------------------
 
-    async def _apply_config(self, config: Config) -> None:
-        """Returns when every worker has applied the configuration, or will start with it."""
+    async def _apply_config(self, config: Config) -> Sequence[str]:
+        """Returns when every worker has applied the configuration, or will start with it: names of the others."""
         self._shared.config.put(config)
         await self._have_applied()
+        return [f"worker {number}" for number in sorted(self._behind)]
 
     async def finish_reload(self) -> None:
         """Have the last reload applied, if there was one: the aggregator before may have died between its two steps."""
@@ -182,14 +208,22 @@ class AdminAggregator:
             await self._have_applied()
 
     async def _have_applied(self) -> None:
-        replies = await self._ask_all("POST", APPLY, seconds=APPLY_TIMEOUT)
-        for worker in self._sessions:
-            if replies.get(worker, (0, b""))[0] != ACCEPTED:
-                log.error("worker %d has not applied the configuration", worker)
+        self._behind = {*self._sessions}
+        await self.catch_up()
+        for worker in self._behind:
+            log.error("worker %d has not applied the configuration", worker)
+
+    async def catch_up(self) -> None:
+        """Asks those that are behind."""
+        asked = [worker for worker in self._behind if worker not in self.stalled]
+        replies = await asyncio.gather(*(self._ask(each, "POST", APPLY, seconds=APPLY_TIMEOUT) for each in asked))
+        self._behind -= {each for each, reply in zip(asked, replies, strict=True) if reply and reply[0] == ACCEPTED}
 
     async def collect_forever(self) -> None:
         while True:
             await self.collect_counters()
+            if self._behind:
+                await self.catch_up()
             await asyncio.sleep(COLLECT_INTERVAL)
 
     async def collect_counters(self) -> None:
@@ -203,8 +237,10 @@ class AdminAggregator:
         return {number: decode(body) for number, (status, body) in replies.items() if status == 200}
 
     async def _ask_all(self, method: str, path: str, **options: Any) -> Mapping[int, Reply]:
-        replies = await asyncio.gather(*(self._ask(each, method, path, **options) for each in self._sessions))
-        return {number: reply for number, reply in zip(self._sessions, replies, strict=True) if reply is not None}
+        stalled = self.stalled
+        asked = [worker for worker in self._sessions if worker not in stalled]
+        replies = await asyncio.gather(*(self._ask(each, method, path, **options) for each in asked))
+        return {number: reply for number, reply in zip(asked, replies, strict=True) if reply is not None}
 
     async def _ask(
         self, worker: int, method: str, path: str, *, seconds: float = WORKER_TIMEOUT, **options: Any

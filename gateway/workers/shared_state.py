@@ -6,6 +6,8 @@ import os
 import pickle
 from typing import Any
 
+from gateway.workers.heartbeats import Heartbeats
+
 
 class SharedValue:
     """A pickled value in an unnamed memory file: a configuration holds API keys, which must not be written to disk.
@@ -28,10 +30,12 @@ class SharedValue:
 
 
 class SharedState:
-    """Written by the admin aggregator, to be created before the fork.
+    """Written by the admin aggregator, but for `beats`; to be created before the fork.
 
-    `config`: the last reloaded configuration; `retired`: counters of exited workers.
+    `config`: the last reloaded configuration; `retired`: counters of exited workers; `beats`: of the workers, and last
+    of the aggregator.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
         self.config, self.retired = SharedValue(), SharedValue()
+        self.beats = Heartbeats(workers + 1)

@@ -8,6 +8,7 @@ Rules:
 - After an exit a worker is restarted at once; after two early exits in a row with growing delays.
 - The first signal drains, the second ends the draining. Processes still running after the grace are killed. SIGHUP is
   passed on: workers reopen their logs, and the admin process reads the configuration again.
+- A process whose event loop stands still is told after 5 s, and killed and replaced after 30 s (`heartbeats`).
 - Each of these events is one log line.
 """
 
@@ -21,7 +22,6 @@ import sys
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
@@ -51,6 +51,7 @@ from gateway.server_certificate import ServerCertificate
 from gateway.tokenize.tokenizers import encoder
 from gateway.worker_context import WorkerContext
 from gateway.workers.admin_aggregator import serve_aggregator
+from gateway.workers.heartbeats import KILLED, STALLED, TICK, StallWatch
 from gateway.workers.shared_state import SharedState
 from gateway.workers.worker import Order, WorkerSlot, exit_reason, serve_worker
 from gateway.workers.worker_peers import WorkerPeers
@@ -116,10 +117,12 @@ class Supervisor:
         self.log_lock, self.group = home / "lines.lock", new_group()
         self.certificate = None if tls is None else ServerCertificate(tls)
         self.quotas = SharedQuotaMemory((account(key.name, key.sha256) for key in config.keys), count)
-        self.shared = SharedState()
+        self.shared = SharedState(count)
         self.workers = [WorkerSlot(f"worker {n + 1}", partial(self._run_worker, n)) for n in range(count)]
         self.aggregator = WorkerSlot("the admin port", self._run_aggregator)
         self.slots = (*self.workers, self.aggregator)
+        self.stalls = [StallWatch() for _ in self.slots]
+        self.kill_at: float | None = None
         self.phase = Phase.STARTING
         self.exit_code = 0
 
@@ -128,10 +131,11 @@ class Supervisor:
         try:
             for slot in self.slots:
                 slot.start()
+            signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
             while any(slot.child or slot.restart_at for slot in self.slots):
                 self._turn()
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self.exit_code
 
@@ -208,7 +212,7 @@ class Supervisor:
             for slot in self.slots:
                 slot.send(Order.HANGUP)
         elif number == signal.SIGALRM:
-            self._kill()
+            self._tick()
         elif self.phase is not Phase.ENDING:
             drain = self.config.server.drain
             print(drain_message(drain), file=sys.stderr, flush=True)
@@ -219,7 +223,7 @@ class Supervisor:
     def _end(self, order: Order, within: float) -> None:
         """`within`: s after which processes are killed."""
         self.phase = Phase.ENDING
-        signal.alarm(ceil(within))
+        self.kill_at = monotonic() + within
         if self.reserved is not None:
             self.reserved.close()
         for slot in self.slots:
@@ -242,6 +246,7 @@ class Supervisor:
 
     def _on_exit(self, slot: WorkerSlot, pid: int, reason: str) -> None:
         wait = slot.on_exit(monotonic())
+        self.shared.beats.clear(self.slots.index(slot))
         if self.phase is Phase.ENDING:
             self._stop_aggregator()
         elif self.phase is Phase.STARTING:
@@ -252,6 +257,25 @@ class Supervisor:
             slot.restart_at = monotonic() + wait
             restarting = f", repeatedly; restarting it in {wait:g} s" if wait else "; restarting it"
             log.error("%s (pid %d) %s%s", slot.name, pid, reason, restarting)
+
+    def _tick(self) -> None:
+        if self.phase is Phase.SERVING:
+            for number, slot in enumerate(self.slots):
+                if slot.child is not None:
+                    self._look_at(slot, slot.child.pid, self.stalls[number], self.shared.beats.last(number))
+        elif self.kill_at is not None and monotonic() >= self.kill_at:
+            self._kill()
+
+    def _look_at(self, slot: WorkerSlot, pid: int, stall: StallWatch, last: float) -> None:
+        stood_still = stall.tick(last)
+        if stood_still:
+            log.warning("%s (pid %d) goes on after it stood still for %d s", slot.name, pid, stood_still)
+        elif stall.ticks == STALLED:
+            text = "%s (pid %d) has stood still for %d s: what it serves waits; it is killed after %d s"
+            log.error(text, slot.name, pid, STALLED, KILLED)
+        elif stall.ticks == KILLED:
+            log.error("%s (pid %d) has stood still for %d s; killing it", slot.name, pid, KILLED)
+            os.kill(pid, signal.SIGKILL)
 
     def _kill(self) -> None:
         for slot in self.slots:

@@ -159,6 +159,7 @@ async def serve_worker(
 ) -> None:
     """`starts`: number of this process among those of its slot."""
     to_stderr(f"worker {context.number + 1}: ")
+    beating = asyncio.create_task(shared.beats.beat_forever(context.number))
     gateway, ended = Gateway(config, context), asyncio.Event()
 
     def force_stop() -> None:
@@ -192,3 +193,4 @@ async def serve_worker(
         await ended.wait()
     drain = gateway.config.server.drain
     await gateway.stop(drain.grace, drain.wait)
+    beating.cancel()

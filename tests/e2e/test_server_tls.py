@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ import uvloop
 from gateway.app import Gateway
 from gateway.cli.main import main
 from tests.e2e.test_workers import workers_of
-from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, post
+from tests.support.builders import CHAT, DONE, FINISH, STREAMED, TOKEN, WHOLE, Caller, get, post
 from tests.support.certificates import Certificates, made
 from tests.support.gateways import pool, running
 from tests.support.served import serving
@@ -210,6 +211,41 @@ async def test_a_renewed_certificate_meets_new_connections_and_leaves_the_old_al
         assert b"".join(await caller.chunks()).endswith(DONE)
         assert (await caller.whole(post(CHAT)))[0] == 200
         assert certificate_of(caller) == der(old)
+
+
+async def figures(gateway: Gateway) -> dict[str, float]:
+    """Metrics of the certificate."""
+    page = (await get(gateway.admin_url, "/metrics"))[2].decode()
+    lines = [line.split() for line in page.splitlines() if line.startswith("firsttoken_certificate_")]
+    return {name.removeprefix("firsttoken_certificate_"): float(value) for name, value in lines}
+
+
+def end_of(source: Certificates) -> float:
+    shown = subprocess.run(
+        ["openssl", "x509", "-enddate", "-noout", "-in", str(source.folder / "server.pem")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return float(ssl.cert_time_to_seconds(shown.stdout.strip().removeprefix("notAfter=")))
+
+
+async def test_the_end_of_the_certificate_and_a_renewal_that_fails_are_metrics(
+    installed: Installed, old: Certificates, new: Certificates
+) -> None:
+    """The certificate in force counts: that of a pair that does not fit is not."""
+    async with Upstream([JSON]) as upstream, secured(installed, upstream) as gateway:
+        assert await figures(gateway) == {"end_timestamp_seconds": end_of(old), "refused": 0.0}
+        installed.install(new, key=False)
+        async with asyncio.timeout(NOTICED):
+            while (found := await figures(gateway))["refused"] != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert found["end_timestamp_seconds"] == end_of(old)
+        installed.install(new)
+        async with asyncio.timeout(NOTICED):
+            while (found := await figures(gateway))["refused"] != 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert found["end_timestamp_seconds"] == end_of(new)
 
 
 async def test_files_that_do_not_fit_keep_the_previous_certificate(

@@ -86,6 +86,38 @@ async def test_a_request_is_one_trace_whose_stages_sum_to_its_ttft() -> None:
     assert {r["service.name"] for r in collector.resources} == {"firsttoken"}
 
 
+BAGGAGE = "userId=alice,serverNode=DF%2028,isProduction=false;ttl=5"
+
+
+@pytest.mark.parametrize("tracing", [True, False])
+@pytest.mark.parametrize("backend", ["compatible", "openai"])
+async def test_baggage_goes_to_engines_beside_a_traceparent_and_to_no_external_api(backend: str, tracing: bool) -> None:
+    """Whether traces are on or not. It may hold ids of users."""
+    async with Collector() as collector, Upstream([STREAMED]) as upstream:
+        more = {"telemetry": telemetry_to(collector)} if tracing else {}
+        endpoint = pool(upstream.url) | {"backend": backend}
+        if backend == "openai":
+            endpoint |= {"api_key": "sk-0123456789abcdef0123456789"}
+        async with running({"only": endpoint}, **more) as gateway:
+            await ask(gateway, GIVEN, f"baggage: {BAGGAGE}")
+        assert upstream.requests[0].headers.get("baggage") == (BAGGAGE if backend == "compatible" else None)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (f"baggage: {BAGGAGE}",),
+        (GIVEN, "baggage: a=" + "x" * 8_192),
+        (GIVEN, "baggage: a=\xe9"),
+        (GIVEN, "baggage: a=\tb"),
+    ],
+)
+async def test_baggage_without_a_trace_or_that_no_server_must_take_goes_nowhere(headers: tuple[str, ...]) -> None:
+    async with Upstream([STREAMED]) as upstream, running({"only": pool(upstream.url)}) as gateway:
+        assert (await ask(gateway, *headers))[0] == 200
+        assert "baggage" not in upstream.requests[0].headers
+
+
 async def test_a_callers_trace_is_continued_to_the_engine() -> None:
     """The caller's span is the request's parent, the attempt is the engine's. tracestate is forwarded."""
     async with (

@@ -305,3 +305,42 @@ async def test_a_worker_that_cannot_start_ends_the_start(tmp_path: Path) -> None
     assert re.match(r".*worker \d: internal error\n", text)
     assert len(re.findall(r"worker \d \(pid \d+\) exited with code 1 before it was serving\n", text)) == 1
     assert "please report" not in text  # the supervisor has not failed
+
+
+async def test_a_worker_that_stands_still_is_told_killed_and_replaced(tmp_path: Path) -> None:
+    """Meanwhile the admin port answers, and names it; POST /reload does not wait for it."""
+    async with (
+        Upstream(*[[STREAMED]] * 8) as upstream,
+        serving(write_config(tmp_path / "f.yaml", upstream.url), "--workers", "2") as served,
+    ):
+        victim, *_ = workers_of(served)
+        os.kill(victim, signal.SIGSTOP)
+        assert f"worker 1 (pid {victim}) has stood still for 5 s" in await served.line()
+        _, headers, page = await get(served.admin, "/metrics")
+        assert headers["x-firsttoken-stalled-workers"] == "1"
+        assert b"\nfirsttoken_workers_stalled 1.0\n" in page
+        text = (tmp_path / "f.yaml").read_text()
+        (tmp_path / "f.yaml").write_text(text.replace("{chat: ", "{other: {tiers: [only]}, chat: "))
+        async with asyncio.timeout(20):
+            status, _, _ = await get(served.admin, "/reload", method="POST")
+        assert status == 200
+        lines = [await served.line()]
+        while "is serving again" not in lines[-1]:
+            lines.append(await served.line())
+        assert any("worker 1 has not applied the configuration" in line for line in lines)
+        assert any(f"worker 1 (pid {victim}) has stood still for 30 s; killing it" in line for line in lines)
+        for _ in range(8):
+            assert (await get(served.url, "/ready"))[0] == 200
+        assert b"\nfirsttoken_workers_stalled 0.0\n" in (await get(served.admin, "/metrics"))[2]
+
+
+async def test_a_worker_that_goes_on_is_not_killed(tmp_path: Path) -> None:
+    """And an admin process that stands still is told too."""
+    async with serving(write_config(tmp_path / "f.yaml", "http://127.0.0.1:9"), "--workers", "2") as served:
+        everyone = workers_of(served)
+        victim = everyone[1]
+        os.kill(victim, signal.SIGSTOP)
+        assert f"worker 2 (pid {victim}) has stood still for 5 s" in await served.line()
+        os.kill(victim, signal.SIGCONT)
+        assert f"worker 2 (pid {victim}) goes on after it stood still for" in await served.line()
+        assert workers_of(served) == everyone

@@ -175,6 +175,13 @@ OURSELVES = (
         moves="A worker that died, or starts.",
         act="Fewer than `server.workers` for more than a second: stderr states the reason.",
     ),
+    gauge(
+        "firsttoken_workers_stalled",
+        help="Workers whose event loop has stood still for more than 5 s",
+        more="With several workers only. A worker that stands still is killed and replaced after 30 s.",
+        moves="A stopped process, a hung disk, a bug that never yields.",
+        act="Look at the process: its state in ps, the disk of the access log. Stderr names it.",
+    ),
     counter(
         "firsttoken_worker_starts_total{worker}",
         help="Worker processes started",
@@ -216,6 +223,22 @@ OURSELVES = (
         more="Each worker exports by itself; the next export has the same sums and more.",
         moves="A collector that is unavailable, or refuses metrics.",
         act="Stderr states the reason. Requests are not delayed.",
+    ),
+    gauge(
+        "firsttoken_certificate_end_timestamp_seconds s since 1970",
+        help="End of the data port's certificate in force, or of one of its chain",
+        more="Only with `server.tls`.",
+        moves="A renewal.",
+        act="Less than a week ahead: the renewal fails, or the new files are not seen. Stderr states the reason.",
+        merge=Merge.MIN,
+    ),
+    gauge(
+        "firsttoken_certificate_refused",
+        help="1 if the data port's certificate files have changed and cannot be used",
+        more="Only with `server.tls`. The certificate before stays in force.",
+        moves="A renewal that fails, or has written one of two files.",
+        act="1 for more than a minute: stderr states the reason.",
+        merge=Merge.MAX,
     ),
     counter(
         "firsttoken_config_reloads_total{result}",

@@ -77,7 +77,7 @@ async def aggregating(
         await runner.setup()
         await web.UnixSite(runner, str(worker.path)).start()
         runners.append(runner)
-    aggregator = AdminAggregator(CONFIG, source, [worker.path for worker in workers], shared or SharedState())
+    aggregator = AdminAggregator(CONFIG, source, [worker.path for worker in workers], shared or SharedState(2))
     try:
         yield aggregator, workers
     finally:
@@ -120,7 +120,7 @@ async def test_a_counter_total_never_decreases(tmp_path: Path) -> None:
 
 async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path: Path) -> None:
     """Counters of exited workers are shared, not in one process."""
-    shared = SharedState()
+    shared = SharedState(2)
     async with aggregating(tmp_path, shared) as (aggregator, (one, _)):
         one.requests = 3
         await aggregator.collect_counters()
@@ -133,7 +133,7 @@ async def test_another_aggregator_keeps_the_counters_of_exited_workers(tmp_path:
 
 async def test_a_reload_that_died_between_its_two_steps_is_finished_by_the_next_aggregator(tmp_path: Path) -> None:
     """The configuration was put down, and no worker told. Without a reload nothing is applied."""
-    shared = SharedState()
+    shared = SharedState(2)
     async with aggregating(tmp_path, shared) as (aggregator, workers):
         await aggregator.finish_reload()
         assert [worker.applied for worker in workers] == [0, 0]
@@ -184,15 +184,37 @@ async def test_a_configuration_is_applied_by_every_worker_and_kept_for_later_one
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker that is gone is named in the log: it will start with the configuration."""
-    shared, other = SharedState(), Config.model_validate(document({"other": pool("http://127.0.0.1:9")}))
+    shared, other = SharedState(2), Config.model_validate(document({"other": pool("http://127.0.0.1:9")}))
     async with aggregating(tmp_path, shared, ConfigSource(lambda: other)) as (aggregator, (one, gone)):
         gone.path.unlink()
         async with TestClient(TestServer(AdminServer(aggregator).app())) as client:
             reply = await client.post("/reload")
             answer = await reply.json()
             shown = await (await client.get("/config")).json()
-        assert (reply.status, answer["result"]) == (200, "applied")
+        assert (reply.status, answer["result"], answer["not_applied_by"]) == (200, "applied", ["worker 2"])
         assert (one.applied, gone.applied) == (1, 0)
     assert [*shown["pools"]] == [*shared.config.get().pools] == ["other"]
     assert "worker 2 has not applied the configuration" in caplog.text
     assert "worker 1 has not" not in caplog.text
+
+
+async def test_a_worker_that_stands_still_is_not_waited_for_and_applies_the_configuration_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers name it."""
+    shared, other = SharedState(2), Config.model_validate(document({"other": pool("http://127.0.0.1:9")}))
+    monkeypatch.setattr(shared.beats, "is_stalled", lambda slot: slot == 1)
+    async with aggregating(tmp_path, shared, ConfigSource(lambda: other)) as (aggregator, (one, still)):
+        app = AdminServer(aggregator).app()
+        app.on_response_prepare.append(aggregator.name_stalled)
+        async with TestClient(TestServer(app)) as client:
+            reply = await client.post("/reload")
+            assert (await reply.json())["not_applied_by"] == ["worker 2"]
+            assert (one.applied, still.applied) == (1, 0)
+            reply = await client.get("/metrics")
+            assert reply.headers["x-firsttoken-stalled-workers"] == "2"
+            assert "firsttoken_workers_stalled 1.0" in await reply.text()
+            monkeypatch.setattr(shared.beats, "is_stalled", lambda slot: False)
+            await aggregator.catch_up()
+            assert (one.applied, still.applied) == (1, 1)
+            assert "x-firsttoken-stalled-workers" not in (await client.get("/config")).headers

@@ -45,9 +45,13 @@ ELSEWHERE = {
     "firsttoken_endpoint_evictions_per_second",
     "firsttoken_endpoint_speculative_acceptance_ratio",
     "firsttoken_workers",
+    "firsttoken_workers_stalled",
+    "firsttoken_certificate_end_timestamp_seconds",
+    "firsttoken_certificate_refused",
     "firsttoken_worker_starts_total",
     "firsttoken_spans_exported_total",
     "firsttoken_spans_lost_total",
+    "firsttoken_otlp_metric_exports_failed_total",
     "firsttoken_config_reloads_total",
     "firsttoken_config_loaded_timestamp_seconds",
 }
