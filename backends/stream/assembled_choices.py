@@ -5,7 +5,7 @@
 - A content without text is null beside a call, a refusal or reasoning, as servers write it; one in parts of text alone
   is a text.
 - Members of a delta that are not known are joined as OpenAI's SDKs join them.
-- An answer is complete with a finish_reason of every choice, and with its usage where no count of the gateway stands in.
+- An answer is complete with a finish_reason of every choice, with its usage or a count of the gateway.
 - An event of the first choice in the last known form adds its text without being parsed.
 """
 
