@@ -226,7 +226,8 @@ class Assembler(Protocol):
         """Read bytes of the stream, torn anywhere. Raises nothing: see `obstacle`."""
 
     def whole(self, counted: Callable[[], tuple[int, int]] | None = None) -> bytes:
-        """The JSON, once the body is complete. `counted`: tokens of prompt and answer, where no usage came. Raises `backends.stream.assembly.Unassembled`, a ValueError."""
+        """The JSON, once the body is complete. `counted`: tokens of prompt and answer, where no usage came. Raises
+        `backends.stream.assembly.Unassembled`, a ValueError."""
 
 
 class Backend(Protocol):

@@ -25,7 +25,7 @@ class AssembledCalls:
 
     def __init__(self, found: Differences) -> None:
         self._found = found
-        self._calls: list[tuple[int, StreamedCall]] = []  # with their index, in order of their beginning
+        self._calls: list[tuple[int, AssembledCall]] = []  # with their index, in order of their beginning
         self._guessed = False  # a call was told from others by something else than its index
 
     def add(self, call: dict[str, Any]) -> None:
@@ -38,11 +38,11 @@ class AssembledCalls:
             self._guess("tool calls with the same index")
             known = None
         if known is None:
-            known = StreamedCall(self._found)
+            known = AssembledCall(self._found)
             self._calls.append((index, known))
         known.add(call)
 
-    def _without_index(self, call: dict[str, Any]) -> tuple[int, StreamedCall | None]:
+    def _without_index(self, call: dict[str, Any]) -> tuple[int, AssembledCall | None]:
         """Index and call that the part is of; None: a new one."""
         self._guess("a tool call without an index")
         own = call.get("id")
@@ -65,14 +65,14 @@ class AssembledCalls:
         return [call.assembled() for call in calls]
 
 
-class StreamedCall:
+class AssembledCall:
     """A call so far, or the function in it. `text`: the member that comes in parts."""
 
     def __init__(self, found: Differences, text: str = "") -> None:
         self._found = found
         self._members: dict[str, Any] = {}
         self._more: dict[str, list[Any]] = {}  # names, and members that are not known, in parts
-        self._parts: dict[str, StreamedCall] = {}
+        self._parts: dict[str, AssembledCall] = {}
         self._text_name = text
         self._text = bytearray()
 
@@ -106,7 +106,7 @@ class StreamedCall:
                 self._text += _written(value or "")
             elif name in _CALLED and isinstance(value, dict):
                 if name not in self._parts:
-                    self._parts[name] = StreamedCall(self._found, _CALLED[name])
+                    self._parts[name] = AssembledCall(self._found, _CALLED[name])
                 self._parts[name].add(value)
             elif name in ("id", "type"):
                 keep_first(self._members, name, value or None, self._found, of_calls=True)

@@ -5,7 +5,7 @@
 - A content without text is null beside a call, a refusal or reasoning, as servers write it; one in parts of text alone
   is a text.
 - Members of a delta that are not known are joined as OpenAI's SDKs join them.
-- An answer is complete with a finish_reason of every choice, and with its usage where no count of the gateway stands in.
+- An answer is complete with a finish_reason of every choice, with its usage or a count of the gateway.
 - An event of the first choice in the last known form adds its text without being parsed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from backends.stream.assembled_calls import AssembledCalls, StreamedCall
+from backends.stream.assembled_calls import AssembledCall, AssembledCalls
 from backends.stream.assembly import (
     ASSEMBLED_LIMIT,
     TOO_LARGE,
@@ -122,7 +122,7 @@ class _Choice:
         self._token_ids, self._logprobs = _Lists(), _Lists()
         self._annotations = _Lists()
         self._calls = AssembledCalls(found)
-        self._function_call: StreamedCall | None = None
+        self._function_call: AssembledCall | None = None
         self._is_chat = False
         self._added = ""  # text of the last event, if it has added nothing else
 
@@ -163,7 +163,7 @@ class _Choice:
                 for call in _list_of(value):
                     self._calls.add(call)
             elif name == "function_call" and value:
-                self._function_call = self._function_call or StreamedCall(self._found, "arguments")
+                self._function_call = self._function_call or AssembledCall(self._found, "arguments")
                 self._function_call.add(value)
             elif name == "annotations":
                 self._annotations.add(name, value)

@@ -314,7 +314,7 @@ class JunkFilter:
         return passed + self.close() if self._overflowed else passed
 
     def _judge(self, end: int) -> bytes:
-        """What may pass of the events up to `end`."""
+        """Return the events up to `end` that may pass."""
         *events, rest = events_of(bytes(self._held[:end]))
         self._held[:end] = rest
         return b"".join(map(self._passed, events))
@@ -325,7 +325,8 @@ class JunkFilter:
 
     def close(self) -> bytes:
         rest = b"".join([*self._end, self._held])
-        self._held, self._end, self._end_size = bytearray(), [], 0
+        self._end, self._end_size = [], 0
+        self._held = bytearray()
         return rest
 
     def _passed(self, event: bytes) -> bytes:
@@ -333,7 +334,8 @@ class JunkFilter:
         if data is None:  # a comment
             return event
         if data.startswith(b"[DONE]"):
-            end, self._end, self._end_size = b"".join(self._end), [], 0
+            end = b"".join(self._end)
+            self._end, self._end_size = [], 0
             return end + event
         chunk = _object_in(data)
         if chunk is None:

@@ -29,7 +29,6 @@ from gateway.api.dialects import error_event
 from gateway.upstream.relay import Relay
 from gateway.upstream.routed_request import Rewriting, RoutedRequest
 
-
 KEPT = 64 * 1024  # bytes
 
 

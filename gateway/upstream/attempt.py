@@ -448,7 +448,8 @@ class WireAttempt:
         """Forget a report of tokens that cannot be: the gateway's own counts stand."""
         received = self._received if self._exchange is None else self._exchange.bytes_in
         request = self.request
-        if found := impossible(usage, self.call.body, request.body, request.max_tokens, received):
+        local, sent = self.upstream.backend.local, self.call.body
+        if found := impossible(usage, sent, request.body, request.max_tokens, received, local=local):
             self.disbelieved = found
             self.tap.usage = Usage(completion=None if usage.completion else usage.completion)
 

@@ -412,7 +412,8 @@ class Race:
 
     def _note_unassembled(self, wire: WireAttempt) -> None:
         """The endpoint is asked again, for an answer without tokens to be seen, and the caller pays for one."""
-        assert isinstance(answer := self.delivery.answer, AssembledAnswer)
+        answer = self.delivery.answer
+        assert isinstance(answer, AssembledAnswer)
         self._note_lost(wire, answer.assembler.obstacle, calls=answer.assembler.of_calls)
         self._leave_stream(wire, answer.assembler.obstacle)
 

@@ -29,7 +29,7 @@ class _Obstacle:
 
 
 class StreamObstacles:
-    """What is known of the streams of endpoints. `bought_twice`: whole answers that were asked for again."""
+    """Knowledge of the streams of endpoints. `bought_twice`: whole answers that were asked for again."""
 
     def __init__(self) -> None:
         self.bought_twice = 0

@@ -61,14 +61,17 @@ async def test_no_key_pays_for_tokens_that_cannot_be(
     )
     keys = [{"name": "dev", "sha256": sha256(b"sk-dev").hexdigest(), "monthly_cost_usd": 10.0}]
     only = {"price": {"input": 100.0, "output": 400.0}}
-    async with Upstream(*[script] * 3) as upstream, running({"only": pool(upstream.url, **only)}, keys=keys) as gateway:
-        async with calling(gateway.url) as caller:
-            for _ in range(3):
-                body = {**CHAT, "stream": streamed, "max_tokens": 20}
-                status, headers = await caller.ask(post(body, "authorization: Bearer sk-dev"))
-                assert status == 200
-                await (caller.chunks() if streamed else caller.body(headers))
-            record = last(gateway)
+    async with (
+        Upstream(*[script] * 3) as upstream,
+        running({"only": pool(upstream.url, **only)}, keys=keys) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for _ in range(3):
+            body = {**CHAT, "stream": streamed, "max_tokens": 20}
+            status, headers = await caller.ask(post(body, "authorization: Bearer sk-dev"))
+            assert status == 200
+            await (caller.chunks() if streamed else caller.body(headers))
+        record = last(gateway)
     assert record.cost_usd < 0.05
     assert record.attempts[-1].tokens < 100
     assert [line for line in caplog.messages if "cannot be" in line and "only/" in line]

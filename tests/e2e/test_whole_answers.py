@@ -62,23 +62,29 @@ async def test_a_whole_answer_is_bought_once(kind: str) -> None:
 async def test_an_odd_stream_is_no_502_while_somebody_answers(kind: str, hedge: Any) -> None:
     """The endpoint itself is asked again, outside of `max_attempts`; another one hangs."""
     route = {"tiers": ["a", "b"], "max_attempts": 1, "hedge": hedge}
-    async with OddServer(kind) as server, Upstream([HANG]) as hung:
-        async with running({"a": api(server.url), "b": api(hung.url)}, {"chat": route}) as gateway:
-            async with calling(gateway.url) as caller:
-                for _ in range(3):
-                    status, _, body = await caller.whole(post(asked(kind)))
-                    assert (status, is_right(kind, body)) == (200, True)
-            assert last(gateway).pool == "a"
+    async with (
+        OddServer(kind) as server,
+        Upstream([HANG]) as hung,
+        running({"a": api(server.url), "b": api(hung.url)}, {"chat": route}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for _ in range(3):
+            status, _, body = await caller.whole(post(asked(kind)))
+            assert (status, is_right(kind, body)) == (200, True)
+        assert last(gateway).pool == "a"
     assert not hung.requests
 
 
 async def test_the_next_pool_answers_where_the_whole_answer_fails() -> None:
     routes = {"chat": {"tiers": ["a", "b"], "max_attempts": 2}}
-    async with OddServer("no end", whole_fails=True) as odd, OddServer("well") as well:
-        async with running({"a": api(odd.url), "b": api(well.url)}, routes) as gateway:
-            async with calling(gateway.url) as caller:
-                status, headers, body = await caller.whole(post(CHAT))
-                assert (status, headers["x-firsttoken-pool"], is_right("well", body)) == (200, "b", True)
+    async with (
+        OddServer("no end", whole_fails=True) as odd,
+        OddServer("well") as well,
+        running({"a": api(odd.url), "b": api(well.url)}, routes) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        status, headers, body = await caller.whole(post(CHAT))
+        assert (status, headers["x-firsttoken-pool"], is_right("well", body)) == (200, "b", True)
 
 
 async def test_the_second_purchase_is_told_and_nobody_pays_for_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,23 +119,29 @@ async def test_one_callers_odd_stream_is_anothers_once_it_has_met_with_it_too() 
     """Two callers are witnesses: the third is asked for a whole answer at once."""
     names = ("one", "two", "three")
     keys = [{"name": name, "sha256": sha256(f"sk-{name}-0123456789".encode()).hexdigest()} for name in names]
-    async with OddServer("no end") as server, running({"a": api(server.url)}, keys=keys) as gateway:
-        async with calling(gateway.url) as caller:
-            for name in names * 2:
-                assert (await caller.whole(post(CHAT, f"authorization: Bearer sk-{name}-0123456789")))[0] == 200
+    async with (
+        OddServer("no end") as server,
+        running({"a": api(server.url)}, keys=keys) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        for name in names * 2:
+            assert (await caller.whole(post(CHAT, f"authorization: Bearer sk-{name}-0123456789")))[0] == 200
     assert (server.asked[True], server.asked[False]) == (2, 6)
 
 
 async def test_an_odd_tool_call_concerns_requests_with_tools_alone() -> None:
-    async with OddServer("calls mixed") as server, running({"a": api(server.url)}) as gateway:
-        async with calling(gateway.url) as caller:
-            await caller.whole(post(asked(server.kind)))
-            server.kind = "well"
-            for _ in range(3):
-                await caller.whole(post(CHAT))
-            assert (server.asked[True], server.asked[False]) == (4, 1)
-            server.kind = "calls mixed"
-            await caller.whole(post(asked(server.kind)))
+    async with (
+        OddServer("calls mixed") as server,
+        running({"a": api(server.url)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        await caller.whole(post(asked(server.kind)))
+        server.kind = "well"
+        for _ in range(3):
+            await caller.whole(post(CHAT))
+        assert (server.asked[True], server.asked[False]) == (4, 1)
+        server.kind = "calls mixed"
+        await caller.whole(post(asked(server.kind)))
     assert (server.asked[True], server.asked[False]) == (4, 2)
 
 
@@ -162,8 +174,12 @@ async def test_a_stream_is_asked_for_where_it_buys_something(route: Any, endpoin
 
 
 async def test_a_callers_own_promise_is_one_too() -> None:
-    async with OddServer("well") as one, running({"a": api(one.url)}, {"chat": {"tiers": ["a"], "ttft": "off"}}) as up:
-        async with calling(up.url) as caller:
-            await caller.whole(post(CHAT, "x-slo-ttft-ms: 800"))
-            await caller.whole(post(CHAT))
+    routes = {"chat": {"tiers": ["a"], "ttft": "off"}}
+    async with (
+        OddServer("well") as one,
+        running({"a": api(one.url)}, routes) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        await caller.whole(post(CHAT, "x-slo-ttft-ms: 800"))
+        await caller.whole(post(CHAT))
     assert one.asked == {True: 1, False: 1}

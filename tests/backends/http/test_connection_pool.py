@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import ssl
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.failures import TransportError
+from backends.failures import TOO_LARGE, TransportError
 from backends.http import address_race
-from backends.http.connection_pool import ConnectionPool
+from backends.http.connection_pool import BufferedReply, ConnectionPool
 from backends.http.name_lookup import Answer, NameLookup
 from backends.interface import Failure, FailureKind, HttpCall
 from tests.backends.http.test_connection import POST, ask, played
@@ -561,3 +562,24 @@ async def test_a_connection_made_during_a_cancellation_is_not_counted() -> None:
             with pytest.raises(TransportError):
                 await task
             await turn_until(lambda: not origin.active)
+
+
+@pytest.mark.parametrize("length", ["content-length: 2000000", "transfer-encoding: chunked"])
+async def test_a_reply_above_the_limit_is_refused_and_nothing_of_it_is_held(length: str) -> None:
+    """By its length, before a byte of it is read, where the server tells one; no cycle keeps what was read."""
+    head = f"HTTP/1.1 200 OK\r\n{length}\r\n\r\n".encode()
+    large = b"" if "content" in length else chunk(b"x" * 60_000) * 3
+    async with Upstream([head + large, HANG]) as upstream:
+        connections = ConnectionPool(upstream.url, connect_timeout=1.0)
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(TransportError) as refused:
+                await connections.fetch(GET, 60.0, limit=100_000)
+            assert refused.value.failure is TOO_LARGE
+            del refused
+            await asyncio.sleep(0)
+            assert not [one for one in gc.get_objects() if isinstance(one, BufferedReply)]
+        finally:
+            gc.enable()
+            await connections.close()

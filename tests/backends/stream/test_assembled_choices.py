@@ -402,25 +402,56 @@ def test_calls_that_cannot_be_told_apart_are_no_answer() -> None:
         ([chunk({"mood": "calm"}), chunk({"mood": "calm"}, "stop")], {"mood": "calm"}),
         ([chunk({"aside": "a"}), chunk({"aside": "b"}, "stop")], {"aside": "ab"}),
         ([chunk({"notes": [1]}), chunk({"notes": [2]}, "stop")], {"notes": [1, 2]}),
-        ([chunk({"extra": {"a": "x", "b": 1}}), chunk({"extra": {"a": "x", "b": 2}}, "stop")], {"extra": {"a": "x", "b": 2}}),
+        (
+            [chunk({"extra": {"a": "x", "b": 1}}), chunk({"extra": {"a": "x", "b": 2}}, "stop")],
+            {"extra": {"a": "x", "b": 2}},
+        ),
         ([chunk({"content": "a"}, None, seen=1), chunk({}, "stop", seen=2)], {"content": "a"}),
-        ([event({**ENVELOPE, "trace": "t", "choices": []}), event({**ENVELOPE, "trace": "u", "choices": []}), chunk({}, "stop")], {}),
+        (
+            [
+                event({**ENVELOPE, "trace": "t", "choices": []}),
+                event({**ENVELOPE, "trace": "u", "choices": []}),
+                chunk({}, "stop"),
+            ],
+            {},
+        ),
         ([event({**ENVELOPE, "id": "another", "choices": []}), chunk({"content": "a"}, "stop")], {"content": "a"}),
-        ([chunk({"role": "assistant", "content": "a"}), chunk({"role": "bot"}, "stop")], {"content": "a", "role": "assistant"}),
-        ([chunk({"content": [{"type": "text", "text": "a"}]}), chunk({"content": [{"type": "text", "text": "b"}]}, "stop")], {"content": "ab"}),
-        ([chunk({"content": "a"}), chunk({"content": [{"type": "text", "text": "b"}]}), chunk({"content": "c"}, "stop")], {"content": "abc"}),
+        (
+            [chunk({"role": "assistant", "content": "a"}), chunk({"role": "bot"}, "stop")],
+            {"content": "a", "role": "assistant"},
+        ),
+        (
+            [
+                chunk({"content": [{"type": "text", "text": "a"}]}),
+                chunk({"content": [{"type": "text", "text": "b"}]}, "stop"),
+            ],
+            {"content": "ab"},
+        ),
+        (
+            [
+                chunk({"content": "a"}),
+                chunk({"content": [{"type": "text", "text": "b"}]}),
+                chunk({"content": "c"}, "stop"),
+            ],
+            {"content": "abc"},
+        ),
         (
             [
                 chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "h"}]}]}),
                 chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "m"}]}]}),
                 chunk({"content": "a"}, "stop"),
             ],
-            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}]},
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                    {"type": "text", "text": "a"},
+                ]
+            },
         ),
         ([b"data: OK\n\n", chunk({"content": "a"}, "stop")], {"content": "a"}),
         ([chunk({"content": "a"}, "stop", score=1).replace(b'"score": 1', b'"score": NaN')], {"content": "a"}),
     ],
-)  # fmt: skip
+)
 def test_labels_cost_no_answer(parts_of_answer: list[bytes], message: dict[str, Any]) -> None:
     """The words are all there, and the answer tells that it may differ from the server's own whole one."""
     assembler, whole = built(b"".join(parts_of_answer) + END)

@@ -223,7 +223,10 @@ COMPACTED = {
         (COMPACTED, (203_000, 4_500, None, None, None)),
         ({**COMPACTED, "iterations": COMPACTED["iterations"][:1]}, (203_000, 4_500, None, None, None)),
         ({**COMPACTED, "input_tokens": 0, "output_tokens": 0}, (203_000, 4_500, None, None, None)),
-        ({**COMPACTED, "iterations": [{"type": "advisor_message", "input_tokens": 9}, 5]}, (23_000, 1_000, None, None, None)),
+        (
+            {**COMPACTED, "iterations": [{"type": "advisor_message", "input_tokens": 9}, 5]},
+            (23_000, 1_000, None, None, None),
+        ),
         ({**COMPACTED, "iterations": "odd"}, (23_000, 1_000, None, None, None)),
         (
             {
@@ -247,7 +250,7 @@ COMPACTED = {
         ),
         ({"input_tokens": 1, "cache_creation": 5, "iterations": None}, (1, None, None, None, None)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("streamed", [True, False])
 def test_all_that_is_billed_is_counted(usage: Any, billed: tuple[int | None, ...], streamed: bool) -> None:
     """What a compaction has read and written, which the counts of the message leave out; what is kept for an hour.

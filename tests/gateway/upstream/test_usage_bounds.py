@@ -11,8 +11,9 @@ from backends.interface import Usage
 from gateway.upstream.usage_bounds import impossible
 
 
-def of(usage: Usage, body: dict[str, Any], cap: int | None = None, received: int = 500) -> bool:
-    return bool(impossible(usage, json.dumps(body, separators=(",", ":")).encode(), body, cap, received))
+def of(usage: Usage, body: dict[str, Any], cap: int | None = None, *, local: bool = True) -> bool:
+    sent = json.dumps(body, separators=(",", ":")).encode()
+    return bool(impossible(usage, sent, body, cap, received=500, local=local))
 
 
 def content(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -67,5 +68,14 @@ def test_an_answer_has_no_more_tokens_than_bytes_or_than_were_asked_for(
 
 def test_a_compaction_may_have_read_and_written_more() -> None:
     long = Usage(prompt=300_000, completion=5_000, compacted=True)
-    assert not of(long, {**TEXT, "max_tokens": 20})
-    assert of(Usage(prompt=10**12, compacted=True), TEXT)
+    assert not of(long, {**TEXT, "max_tokens": 20}, local=False)
+    assert of(Usage(prompt=10**12, compacted=True), TEXT, local=False)
+
+
+@pytest.mark.parametrize(
+    ("usage", "cannot_be"), [(Usage(10**6, 8000), False), (Usage(10**7), True), (Usage(9, 10**7), True)]
+)
+def test_a_provider_is_believed_up_to_what_any_model_can(usage: Usage, cannot_be: bool) -> None:
+    """It adds instructions and results of its own to a prompt, and its report is its bill."""
+    assert of(usage, {**TEXT, "max_tokens": 20}, local=False) is cannot_be
+    assert not of(Usage(10**7), {**TEXT, "previous_response_id": "resp_1"}, local=False)
