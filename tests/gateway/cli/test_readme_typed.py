@@ -1,6 +1,6 @@
-"""The blocks of the README's section "Start", typed line by line into an interactive shell, in four situations each: with a
-key, with the placeholder, with a refused key, and with Ollama alone. Each ends with an answer, or with a sentence that
-says what is missing; nothing is stopped by the terminal.
+"""The blocks of the README's section "Start", typed line by line into a shell, in four situations each: with
+a key, with the placeholder, with a refused key, and with Ollama alone. Each ends with an answer, or with a sentence
+that says what is missing; nothing is stopped by the terminal.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ async def test_an_imported_configuration_answers_or_says_what_is_missing(tmp_pat
         base = found.local if situation != "ollama" else 9
         params = f"{{model: openai/gpt-4o, api_base: 'http://127.0.0.1:{base}/v1', api_key: os.environ/OPENAI_API_KEY}}"
         (tmp_path / "config.yaml").write_text(f"model_list: [{{model_name: gpt-4o, litellm_params: {params}}}]\n")
-        shown = await found.run(block("litellm"))
+        await found.run(block("litellm"))
         missing = "OPENAI_API_KEY is not set" if situation == "ollama" else NO_KEY
         expect(found.shell.shown, found.shell, ANSWER if situation == "key" else missing)
 
@@ -194,7 +194,7 @@ async def test_at_3_am_the_fault_is_named(tmp_path: Path, situation: str) -> Non
         if situation != "no gateway":
             await found.shell.type("firsttoken serve fleet.yaml > served.log 2>&1 &")
             await found.shell.type(
-                f"curl -s --retry 60 --retry-delay 1 --retry-connrefused http://127.0.0.1:{found.admin}/fleet > /dev/null"
+                f"curl -so /dev/null --retry 60 --retry-delay 1 --retry-connrefused http://127.0.0.1:{found.admin}/fleet"
             )
         shown = await found.run(block("3am"))
         live = {"key": "1 endpoint", "ollama": "1 endpoint", "no gateway": "OPENAI_API_KEY is not set"}
