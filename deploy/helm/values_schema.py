@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.config.schema import schema
@@ -142,4 +144,71 @@ def gateway_definitions() -> dict[str, Schema]:
         for key in keys:
             del definitions[name]["properties"][key]
     config = {key: whole[key] for key in ("properties", "type", "additionalProperties")}
-    return {**definitions, "Config": {**config, "required": ["pools"]}}
+    definitions["Config"] = {**config, "required": ["pools"]}
+    return {name: _told_by_type(each, definitions) for name, each in definitions.items()}
+
+
+# Helm tells the errors of every branch of an `anyOf`, and of those around it. A value is of one JSON type, so of
+# branches with different types the one of its own type is asked alone.
+
+
+def _told_by_type(value: Any, definitions: Mapping[str, Schema]) -> Any:
+    if isinstance(value, list):
+        return [_told_by_type(each, definitions) for each in value]
+    if not isinstance(value, dict):
+        return value
+    told = {key: _told_by_type(each, definitions) for key, each in value.items() if key != "anyOf"}
+    if "anyOf" not in value:
+        return told
+    by_type: dict[str, list[Schema]] = {}
+    for branch in _branches(value, definitions):
+        for kind in _types(branch, definitions):
+            by_type.setdefault(kind, []).append(branch)
+    if "" in by_type or any(len(each) > 1 and kind != "string" for kind, each in by_type.items()):
+        return {**told, "anyOf": _told_by_type(value["anyOf"], definitions)}
+    rules = []
+    for kind, branches in by_type.items():
+        rule = _joined(branches, definitions) if kind == "string" else _told_by_type(branches[0], definitions)
+        if rule not in ({"type": kind}, {}):
+            rules.append({"if": {"type": kind}, "then": rule})
+    if len(by_type) == 1 and rules:
+        return {**told, **rules[0]["then"], "type": next(iter(by_type))}
+    return {**told, "type": [*by_type], **({"allOf": rules} if rules else {})}
+
+
+def _branches(value: Schema, definitions: Mapping[str, Schema]) -> Iterator[Schema]:
+    """Of an `anyOf`, and of those within it, also by reference."""
+    for branch in value["anyOf"]:
+        target = _resolved(branch, definitions)
+        if "anyOf" in target:
+            yield from _branches(target, definitions)
+        else:
+            yield branch
+
+
+def _resolved(branch: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    return definitions[branch["$ref"].rpartition("/")[2]] if "$ref" in branch else branch
+
+
+def _types(branch: Schema, definitions: Mapping[str, Schema]) -> list[str]:
+    """JSON types; an empty one where it does not say."""
+    target = _resolved(branch, definitions)
+    if "const" in target or "enum" in target:
+        values = target.get("enum", [target.get("const")])
+        return ["string"] if all(isinstance(each, str) for each in values) else [""]
+    found = target.get("type", "")
+    return found if isinstance(found, list) else [found]
+
+
+def _joined(branches: list[Schema], definitions: Mapping[str, Schema]) -> Schema:
+    """One rule for text that any of these takes."""
+    patterns = []
+    for branch in branches:
+        target = _resolved(branch, definitions)
+        if "const" in target or "enum" in target:
+            patterns.append(f"^({'|'.join(map(re.escape, target.get('enum', [target.get('const')])))})$")
+        elif "pattern" in target and "maxLength" not in target and "minLength" not in target:
+            patterns.append(target["pattern"])
+        else:
+            return {"anyOf": branches} if len(branches) > 1 else branch
+    return {"pattern": "|".join(dict.fromkeys(patterns))}

@@ -79,7 +79,7 @@ def with_scheme(text: str) -> str:
 
 
 def address(text: str, port: int = 9090) -> str:
-    """URL of a gateway. Without a scheme it is HTTP, and `port` where there is none; a port alone is of this machine."""
+    """URL of a gateway. Without a scheme it is HTTP, at `port` if it has none; a port alone is one of this machine."""
     url = with_scheme(text)
     if alone := re.fullmatch(r":?(\d{1,5})", text):
         url = f"http://127.0.0.1:{alone[1]}"

@@ -47,7 +47,8 @@ def _admin(config: Config) -> Iterator[str]:
 
 
 def _cache_secret(config: Config) -> Iterator[str]:
-    if config.state.keys != "config" and config.state.cache_secret is None:
+    is_grouped = any(key.cache_group for key in config.keys)  # stored keys are not known here
+    if is_grouped and config.state.keys != "config" and config.state.cache_secret is None:
         yield (
             "stored keys that share a cache_group need state.cache_secret: without it every key that joins or"
             " leaves the group empties its caches"

@@ -99,7 +99,8 @@ def report(results: Sequence[ReplayResult], routes: Mapping[str, Mapping[str, Ro
 def _block(
     load: float, by_name: Mapping[str, Sequence[ReplayResult]], routes: Mapping[str, Mapping[str, Route]]
 ) -> Iterable[str]:
-    rows = {name: mean_rows(found) for name, found in by_name.items()}
+    own_first = sorted(by_name.items(), key=lambda pair: pair[0] not in routes)
+    rows = {name: mean_rows(found) for name, found in own_first}
     yield _heading(load, by_name)
     yield from _table([("", "good", "of ref", *(name for name, _ in COMPARED)), *_comparison(rows)])
     sessions = {name: row for name, found in by_name.items() if (row := mean_sessions(found)) is not None}

@@ -16,8 +16,8 @@ class Cause(StrEnum):
 
     COLD_CACHE = (
         "cold_cache",
-        "Name `kv_events` of each endpoint of `pools.{pool}`, so that turns follow their cache, and drain an engine "
-        "before it is restarted.",
+        "Name `kv_events` of each endpoint of `pools.{pool}`, so that turns follow their cache; before an engine is "
+        "restarted, take it out of `endpoints`.",
     )
     CACHE_BROKEN = (
         "cache_broken",

@@ -57,9 +57,9 @@ def own_names(models: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def without_tag(model: str) -> str:
-    """`llama3.2` of `llama3.2:latest`; empty: the name has no tag, or several colons, as fine-tuned models of OpenAI."""
+    """`llama3.2` of `llama3.2:latest`; empty: it has no tag, or several colons, as fine-tuned models of OpenAI."""
     path, slash, last = model.rpartition("/")
-    name, colon, tag = last.partition(":")
+    name, _, tag = last.partition(":")
     return f"{path}{slash}{name}" if name and tag and ":" not in tag else ""
 
 

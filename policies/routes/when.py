@@ -4,7 +4,8 @@
 
 Rules:
 - All conditions must hold; an empty `when` always does.
-- A count is compared: `<= 8000`, `> 2`, `== 3`, a bare number (equals), or `1000..8000` (both ends included).
+- A count is compared: `<= 8000`, `> 2`, `== 3`, or `1000..8000` (both ends included). A bare number equals, but tokens
+  need a comparison.
 - A feature is `true` or `false`: the request has it, or not.
 - A header is compared as text (`web`), as a number (`>= 2`), or as a flag (`true`: it says true, 1, yes or on;
   `false`: it says anything else, or is absent). An absent header fails the other comparisons.
@@ -75,6 +76,14 @@ def comparison(value: Any) -> Comparison:
     raise ValueError(f"'{text}' is not a comparison; write it like '<= 8000', '1000..8000' or 3")
 
 
+def _token_comparison(value: Any) -> Comparison:
+    """A comparison of tokens: nobody means an exact number of them by a bare one. Raises ValueError."""
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and _NUMERIC.fullmatch(text := str(value)):
+        number = text.strip()
+        raise ValueError(f"{number} needs a comparison; write '<= {number}' (or '== {number}' for exactly so many)")
+    return comparison(value)
+
+
 def _range(low: str, high: str) -> Comparison:
     if float(low) > float(high):
         raise ValueError(f"{low}..{high} holds for no number; write {high}..{low}")
@@ -139,6 +148,11 @@ _COUNT_SCHEMA = {
     ],
     "description": "a comparison: '<= 8000', '1000..8000', 3",
 }
+_TOKENS_SCHEMA = {
+    "type": "string",
+    "pattern": rf"^\s*((<=|>=|==|<|>)\s*{_NUMBER}|{_NUMBER}\s*\.\.\s*{_NUMBER})\s*$",
+    "description": "a comparison: '<= 8000', or '1000..8000'",
+}
 _EFFORT_SCHEMA = {
     "anyOf": [
         {"type": "string", "pattern": rf"^\s*(<=|>=|==|<|>)?\s*({'|'.join(EFFORTS)})\s*$"},
@@ -153,6 +167,7 @@ _HEADER_SCHEMA = {
 
 # Optional inside the annotation: a condition may be absent, but not empty.
 Count = Annotated[Comparison | None, PlainValidator(comparison), WithJsonSchema(_COUNT_SCHEMA)]
+Tokens = Annotated[Comparison | None, PlainValidator(_token_comparison), WithJsonSchema(_TOKENS_SCHEMA)]
 Effort = Annotated[EffortTest | None, PlainValidator(_effort_test), WithJsonSchema(_EFFORT_SCHEMA)]
 Flag = Annotated[bool | None, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
 HeaderTest = Annotated[Comparison | str | bool, PlainValidator(_header_test), WithJsonSchema(_HEADER_SCHEMA)]
@@ -171,8 +186,8 @@ class When(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=_as_in_yaml)
 
-    prompt_tokens: Count = None
-    output_tokens: Count = None
+    prompt_tokens: Tokens = None
+    output_tokens: Tokens = None
     turns: Count = None
     priority: Count = None
     reasoning_effort: Effort = None

@@ -85,6 +85,25 @@ def test_values_fit_the_schema(case: str) -> None:
     assert defaults.keys() == schema["properties"].keys() - {"global"}
 
 
+@pytest.mark.parametrize(
+    ("route", "path", "message"),
+    [
+        ({"ttft": {"budget": 800}}, ["ttft", "budget"], "800 is not of type 'string'"),
+        ({"ttft": {"budget": "1s", "target": []}}, ["ttft", "target"], "[] is not of type 'number', 'string'"),
+        ({"ttft": {"budget": "1s", "buget": "1s"}}, ["ttft"], "Additional properties are not allowed ('buget' was unexpected)"),
+        ({"tiers": [{"pool": 3}]}, ["tiers", 0, "pool"], "3 is not of type 'string'"),
+        ({"tiers": [{"pool": "p", "when": {"turns": []}}]}, ["tiers", 0, "when", "turns"], "[] is not of type"),
+    ],
+)
+def test_a_wrong_value_is_one_error_at_its_place(route: dict[str, Any], path: list[str | int], message: str) -> None:
+    """Helm prints the errors of all branches of an `anyOf`."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    given = {"image": {"repository": "a"}, "config": {"pools": {}, "routes": {"chat": {"tiers": ["p"], **route}}}}
+    (error,) = jsonschema.Draft202012Validator(schema).iter_errors(given)
+    assert list(error.absolute_path) == ["config", "routes", "chat", *path]
+    assert error.message.startswith(message)
+
+
 def test_values_of_the_page_are_rendered() -> None:
     """docs/kubernetes.md shows three of the files of values, word for word."""
     page = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()

@@ -20,7 +20,7 @@ from gateway import serve as server
 from gateway.cli.foreground import may_ask
 from gateway.cli.tables import aligned
 from gateway.cli.up.asking import TOKEN_TIME, ask, first_tokens
-from gateway.cli.up.known_servers import FoundServer, apis, local_servers
+from gateway.cli.up.known_servers import FoundServer, Reach, apis, local_servers
 from gateway.cli.up.tier_models import tier_models
 from gateway.cli.up.written_config import config_text, named
 from gateway.config.config_errors import ConfigError
@@ -110,6 +110,8 @@ def discovered(environ: Mapping[str, str], ports: Sequence[int] | None, own_port
 def text_of(found: Sequence[FoundServer], port: int, admin: int, access_log: str, ports: Sequence[int] | None) -> str:
     """The configuration as YAML. Raises ConfigError where no server is usable."""
     usable = [each for each in found if each.is_usable]
+    if not usable and (empty := [each for each in found if each.reach is Reach.EMPTY]):
+        raise ConfigError(_mends(empty))
     if not usable:
         asked = ", ".join(str(each.port) for each in local_servers(os.environ, ports)) or "no port"
         raise ConfigError([NOTHING.format(ports=asked)])
@@ -117,9 +119,22 @@ def text_of(found: Sequence[FoundServer], port: int, admin: int, access_log: str
 
 
 def table(found: Sequence[FoundServer]) -> list[str]:
-    """A line for each server, under a heading; nothing without servers."""
+    """A line for each server, under a heading, and one for each mend; nothing without servers."""
     rows = [("server", "at", "models", "first token", "state"), *map(_row, found)]
-    return aligned(rows, left=None) if found else []
+    return [*aligned(rows, left=None), *_mends(found)] if found else []
+
+
+def _mends(found: Sequence[FoundServer]) -> list[str]:
+    mends = {
+        Reach.REFUSED: "{0.name} refuses the key: set {0.key_variable} to a valid one",
+        Reach.EMPTY: "the server at {0.url} has no models: load one, as `ollama pull llama3.2` does",
+        Reach.DOWN: "{0.name} cannot be reached: check the network{1}",
+    }
+    return [
+        mends[each.reach].format(each.server, f", and {each.server.url_variable}" if each.server.url_variable else "")
+        for each in found
+        if each.reach in mends
+    ]
 
 
 def _row(found: FoundServer) -> tuple[str, ...]:

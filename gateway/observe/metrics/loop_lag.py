@@ -24,7 +24,7 @@ log = logging.getLogger("firsttoken")
 PERIOD = 0.05  # s
 STALL = 0.005  # s of lateness from which a stall is counted
 LOG_INTERVAL = 60.0  # s between two log lines
-SETTLING = 10.0  # s after the start without one: first connections and late imports stall, and are counted
+SETTLING = 30.0  # s after the start without one: first connections and late imports stall, and are counted
 BEFORE = 0.005  # s between the end of a stall and the reading of bytes that arrived meanwhile
 KEPT = 600.0  # s of history; longer than a first token may take
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.config_errors import ConfigError
-from gateway.config.loading import load
+from gateway.config.loading import load, load_without_secrets
 from tests.support.contract import CONTRACT
 from tests.support.loading_cases import POOLS, PRESETS, ROUTES, loaded, pool, refusal
 
@@ -220,3 +220,53 @@ def test_without_a_collector_opentelemetry_is_not_loaded() -> None:
     """OpenTelemetry is an extra, and takes 0.2 s to load."""
     code = "import sys, gateway.app, gateway.cli.main; assert not any(m.startswith('opentel') for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_variable_that_is_not_set_hides_nothing_of_another_key_or_file() -> None:
+    """Nor do placeholders show: of such a value its variable alone is told. In the order of files and lines."""
+    Path("a.yaml").write_text(
+        "pools:\n  large: {backend: vllm, model: m, endpoints: ['${URL}', 'http://${HOST}:8000'], api_key: '${KEY}'}\n"
+    )
+    Path("b.yaml").write_text(
+        "state: {redis: '${REDIS}'}\nroutes:\n  chat: {tiers: [larg]}\nkeys: [{name: a, sha256: '${SHA}'}]\n"
+    )
+    unset = "the environment variable {0} is not set; set it, or write ${{{0}:-default}}"
+    expected = [
+        f"a.yaml:2: pools.large.endpoints[0]: {unset.format('URL')}",
+        f"a.yaml:2: pools.large.endpoints[1]: {unset.format('HOST')}",
+        f"a.yaml:2: pools.large.api_key: {unset.format('KEY')}",
+        f"b.yaml:1: state.redis: {unset.format('REDIS')}",
+        "b.yaml:3: routes.chat.tiers[0]: no pool 'larg'; did you mean 'large'?",
+        f"b.yaml:4: keys[0].sha256: {unset.format('SHA')}",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load([Path("a.yaml"), Path("b.yaml")], {})
+    assert list(caught.value.problems) == expected
+    with pytest.raises(ConfigError) as without:
+        load_without_secrets([Path("a.yaml"), Path("b.yaml")], {})
+    assert list(without.value.problems) == [expected[4]]
+    Path("b.yaml").write_text(Path("b.yaml").read_text().replace("larg]", "large], ttft: {budget: 800}"))
+    Path("c.yaml").write_text("x: [")
+    with pytest.raises(ConfigError) as broken:
+        load([Path("a.yaml"), Path("b.yaml"), Path("c.yaml")], {})
+    assert "b.yaml:3: routes.chat.ttft.budget: 800 has no unit; write '800ms' or '800s'" in broken.value.problems
+    assert broken.value.problems[-1].startswith("c.yaml:1:5: not YAML")
+
+
+def test_files_are_checked_without_their_secrets() -> None:
+    """A placeholder stands for each; the keys are told."""
+    Path("a.yaml").write_text(
+        "pools: {p: {backend: vllm, model: m, endpoints: ['${URL}'], api_key: '${KEY}'}}\n"
+        "routes: {chat: {tiers: ['p'], ttft: {budget: '${TIME}'}}}\nserver: {listen: '${LISTEN}'}\n"
+        "keys: [{name: a, sha256: '${A}'}, {name: b, sha256: '${B}'}]\nstate: {redis: '${REDIS}'}\n"
+    )
+    config, unset = load_without_secrets([Path("a.yaml")], {"KEY": "sk-set"})
+    assert config is not None
+    assert unset == [
+        "keys[0].sha256",
+        "keys[1].sha256",
+        "pools.p.endpoints[0]",
+        "routes.chat.ttft.budget",
+        "server.listen",
+        "state.redis",
+    ]

@@ -38,7 +38,12 @@ def test_a_public_admin_port_is_noted() -> None:
 )
 def test_stored_keys_without_cache_secret_are_noted(state: dict[str, str], noted: bool) -> None:
     """Stored members of a cache group change at runtime, and without a configured secret so does the caches' salt."""
-    config = Config.model_validate({"state": {"redis": "redis://127.0.0.1/0", **state}})
+    keys = [{"name": "a", "sha256": "0" * 64, "cache_group": "team"}]
+    config = Config.model_validate({"state": {"redis": "redis://127.0.0.1/0", **state}, "keys": keys})
+    alone = Config.model_validate(
+        {"state": {"redis": "redis://127.0.0.1/0", **state}, "keys": [{**keys[0], "cache_group": None}]}
+    )
+    assert not any("cache_group" in note for note in notes(alone))
     expected = (
         "note: stored keys that share a cache_group need state.cache_secret: without it every key that joins or"
         " leaves the group empties its caches"

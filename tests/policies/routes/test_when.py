@@ -39,8 +39,17 @@ def ask(**more: Any) -> RequestView:
 )
 def test_a_count_is_compared(condition: Any, holds_for: list[int], fails_for: list[int]) -> None:
     """A bare number means equals; both ends of a range belong to it."""
-    tested = when(prompt_tokens=condition)
-    assert [n for n in holds_for + fails_for if tested.refuses(ask(), n) is None] == holds_for
+    tested = when(turns=condition)
+    assert [n for n in holds_for + fails_for if tested.refuses(ask(user_turns=n), 0) is None] == holds_for
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "output_tokens"])
+@pytest.mark.parametrize("bare", [8000, "8000", " 8000 ", 8000.0])
+def test_tokens_need_a_comparison(name: str, bare: Any) -> None:
+    """Nobody means an exact number of them; the message has what is meant, to be copied."""
+    with pytest.raises(ValidationError, match=r"8000(\.0)? needs a comparison; write '<= 8000"):
+        when(**{name: bare})
+    assert when(**{name: "== 8000"}).refuses(ask(), 8000, 8000) is None
 
 
 @pytest.mark.parametrize(
