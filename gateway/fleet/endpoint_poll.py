@@ -121,13 +121,10 @@ class EndpointPoll:
             return PollResult(monotonic(), fault=fault)
         if not isinstance(reply, Failure):
             return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
-        reach = (
-            PollFinding.GONE
-            if reply.contact is not Contact.MADE or reply.kind is FailureKind.RESET
-            else PollFinding.UNWELL
-        )
-        said = reply.said if reach is PollFinding.GONE else page_fault(health, reply)
-        return PollResult(monotonic(), reach, fault=said, refused=reply.contact is not Contact.UNTRIED)
+        if reply.contact is Contact.MADE and reply.kind is not FailureKind.RESET:
+            return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
+        refused = reply.contact is not Contact.UNTRIED
+        return PollResult(monotonic(), PollFinding.GONE, fault=reply.said, refused=refused)
 
     async def _knows_model(self, named: str, started_at: float | None) -> bool:
         """True if the engine serves the configured model. `named`: the model in its page."""
