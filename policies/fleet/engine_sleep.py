@@ -27,7 +27,8 @@ class EngineSleep:
 
     def on_woken(self, seconds: float, now: float) -> None:
         """It was woken, in so many seconds."""
-        self.asleep, self.wake_s, self._woken_at = False, seconds, now
+        self.asleep = False
+        self.wake_s, self._woken_at = seconds, now
 
     def on_unknown(self, now: float) -> None:
         """It tells nothing now."""
