@@ -118,7 +118,7 @@ OF_REQUEST = frozenset(  # the request's own fault: another server of the same k
 
 
 class Contact(Enum):
-    """How far a failed request came."""
+    """Progress of a failed request on its way to the server."""
 
     MADE = "made"  # there was a connection, or nothing is known
     FAILED = "failed"  # no connection: refused, unroutable, or closed while being set up

@@ -38,7 +38,7 @@ class Endpoint:
     first_token_limit: float | None = None  # s, in place of the default
     server: str = ""  # equal for all keys of a server; empty: there is one
     stream_idle: float | None = None  # s without a byte in mid-stream, in place of the default
-    host: str = ""  # host and port of the URL, equal for all ranks and keys of a server; empty: not told
+    host: str = field(default="", compare=False)  # host and port of the URL, equal for ranks and keys; empty: not told
     account: str = field(default="", compare=False)  # the server and the account there, in any pool; empty: unknown
     limit_is_meant: bool = False  # `first_token_limit` is of the configuration, not assumed
 

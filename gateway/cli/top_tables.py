@@ -21,7 +21,7 @@ from rich.text import Text
 
 from gateway.cli.top_view import NOW, Sort, View
 
-STATES = {"up": "green", "probing": "yellow", "down": "red"}
+STATES = {"up": "green", "probing": "yellow", "down": "red", "asleep": "blue"}
 ROUTES = (
     *("route", "met", "goodput", "left 24h", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
     *("held", "shed/s", "failed/s", "answered by"),

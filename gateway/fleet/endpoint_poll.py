@@ -32,7 +32,7 @@ _COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
 _MOST = 1e9  # larger counts are ignored
 
 
-class Reach(Enum):
+class PollFinding(Enum):
     """Finding of a poll about the server."""
 
     ALIVE = "alive"
@@ -56,7 +56,7 @@ class PollResult:
     """`at`: monotonic time, the same in all processes. `load`: None where it is not told."""
 
     at: float
-    reach: Reach = Reach.ALIVE
+    found: PollFinding = PollFinding.ALIVE
     load: EngineLoad | None = None
     model: str = ""  # by the engine's own word; empty: not named
     wrong_model: bool = False  # the configured model is unknown there
@@ -90,7 +90,7 @@ class EndpointPoll:
         reply = await self._fetch(page)
         fault = page_fault(page, reply)
         if isinstance(reply, Failure) and reply.kind is FailureKind.GATEWAY:
-            return PollResult(monotonic(), Reach.UNASKED, fault=fault)
+            return PollResult(monotonic(), PollFinding.UNASKED, fault=fault)
         if isinstance(reply, Failure) or _is_error(reply):
             return await self._without_page(page, reply, fault)
         if backend.load() is None:
@@ -108,7 +108,7 @@ class EndpointPoll:
         if ranks:
             fault = f"this server has {ranks}, by its {page.path}"
         known = await self._knows_model(model, load.started_at)
-        return PollResult(at, Reach.ALIVE, load, model, not known, fault, other_ranks=ranks)
+        return PollResult(at, PollFinding.ALIVE, load, model, not known, fault, other_ranks=ranks)
 
     async def _without_page(self, page: HttpCall, reply: BufferedReply | Failure, fault: str) -> PollResult:
         """The page has failed: the health page tells whether anybody serves."""
@@ -120,10 +120,11 @@ class EndpointPoll:
         if not isinstance(reply, Failure) and not _is_error(reply):
             return PollResult(monotonic(), fault=fault)
         if not isinstance(reply, Failure):
-            return PollResult(monotonic(), Reach.UNWELL, fault=page_fault(health, reply))
-        reach = Reach.GONE if reply.contact is not Contact.MADE or reply.kind is FailureKind.RESET else Reach.UNWELL
-        said = reply.said if reach is Reach.GONE else page_fault(health, reply)
-        return PollResult(monotonic(), reach, fault=said, refused=reply.contact is not Contact.UNTRIED)
+            return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
+        if reply.contact is Contact.MADE and reply.kind is not FailureKind.RESET:
+            return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
+        refused = reply.contact is not Contact.UNTRIED
+        return PollResult(monotonic(), PollFinding.GONE, fault=reply.said, refused=refused)
 
     async def _knows_model(self, named: str, started_at: float | None) -> bool:
         """True if the engine serves the configured model. `named`: the model in its page."""
@@ -161,7 +162,7 @@ def _is_error(reply: BufferedReply) -> bool:
 
 
 def page_fault(page: HttpCall, reply: BufferedReply | Failure) -> str:
-    """What is wrong with a page, for the operator; empty: it can be read."""
+    """Fault of a page, for the operator; empty: it can be read."""
     if isinstance(reply, Failure):
         return f"its {page.path} fails: {reply.said}"
     return "" if reply.status == 200 else f"its {page.path} answers {reply.status}"

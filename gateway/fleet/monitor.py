@@ -18,7 +18,7 @@ from itertools import count
 from time import monotonic
 from typing import Protocol, cast
 
-from gateway.fleet.endpoint_poll import EndpointPoll, PollResult, PollTarget, Reach
+from gateway.fleet.endpoint_poll import EndpointPoll, PollFinding, PollResult, PollTarget
 from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
@@ -185,15 +185,15 @@ class Monitor:
         endpoint, fleet = poll.endpoint, self.fleet
         if result.model:
             self._on_model(poll, result)
-        if result.reach is not Reach.GONE:  # of which the breaker tells
+        if result.found is not PollFinding.GONE:  # of which the breaker tells
             self._note_fault(poll, result)
         if result.wrong_model:
             fleet.on_wrong_model(endpoint, result.at)
         elif result.other_ranks:
             fleet.on_other_ranks(endpoint, result.fault, result.at)
-        elif result.reach is Reach.GONE:
+        elif result.found is PollFinding.GONE:
             fleet.on_probe_failed(endpoint, result.at, result.fault, lost=result.refused)
-        elif result.reach is Reach.UNWELL:
+        elif result.found is PollFinding.UNWELL:
             fleet.on_probe_unwell(endpoint, result.at, result.fault)
         else:
             self._on_answer(poll, result)
@@ -227,7 +227,7 @@ class Monitor:
         if result.load is not None:
             self.fleet.on_scrape(poll.endpoint, result.load, result.at)
             self._log_sleep(poll, asleep=bool(result.load.asleep))
-        elif result.reach is Reach.ALIVE:
+        elif result.found is PollFinding.ALIVE:
             self.fleet.on_probe_answered(poll.endpoint, result.at)
         if poll.fault:
             self.fleet.on_load_unknown(poll.endpoint, poll.fault, result.at)

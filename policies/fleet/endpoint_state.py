@@ -18,6 +18,7 @@ from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, has_restarted
 from policies.fleet.engine_rates import EngineCounters, EngineRates
+from policies.fleet.engine_sleep import EngineSleep
 from policies.fleet.kv_room import KvRoom
 from policies.fleet.learned_cap import LearnedCap
 from policies.fleet.network_path import NetworkPath
@@ -50,9 +51,6 @@ EWMA_WEIGHT = 1 / 32  # of the latest prompt
 MAX_API_EJECTION = 10.0  # s: no probe tells when an API is back, so try again soon
 BLOCK_TOLERANCE = 0.05  # of a block's size: the token scale differs a little from prompt to prompt
 MIN_DECODE_SHARE = 0.1  # of an engine's time, left for decoding however many prefills there are
-WAKE_S = 10.0  # s that a waking takes, until one was timed
-STALE_PAGE = 1.0  # s after a waking, in which a page may still tell of the sleep
-SLEPT_FOR = 30.0  # s for which an engine's word that it sleeps is believed
 JUDGED = 20  # latest answers that an outlier is judged by
 MAX_MODELS = 4  # models before the present one with times kept
 
@@ -109,9 +107,7 @@ class EndpointState:
         self._forget_model()
         self.engine, self.rates = EngineLoad(), EngineRates()
         self.load_fault = ""  # reason for which the engine's own load is not known; empty: known, or never asked
-        self.asleep = False  # by its own word
-        self._slept_at = NEVER  # latest word of it
-        self.wake_s, self._woken_at = WAKE_S, NEVER
+        self.sleep = EngineSleep()
         self.kv_room = KvRoom()
         self.network: NetworkPath | None = None
         self.scraped_at = self.last_used_at = self.last_token_at = NEVER
@@ -248,12 +244,13 @@ class EndpointState:
             misses = add_misses(misses, peers.expected_tpot_misses)
         in_flight = len(inflight.prefilling) + len(inflight.decoding) + peers.in_flight
         cap = self.pool.concurrent_requests if self.queue_cap is None else self.cap(now)
+        asleep = self.sleep.asleep
         return Load(
             at=now,
-            health=_ASLEEP if self.asleep else _UP if is_closed else breaker.health(now),
-            failing=not (is_closed or self.asleep) and breaker.failing(now),
-            wake_s=self.wake_s if self.asleep and self.pool.wakes else 0.0,
-            doubted=not (is_closed or self.asleep) and breaker.doubted,
+            health=_ASLEEP if asleep else _UP if is_closed else breaker.health(now),
+            failing=not (is_closed or asleep) and breaker.failing(now),
+            wake_s=self.sleep.wake_s if asleep and self.pool.wakes else 0.0,
+            doubted=not (is_closed or asleep) and breaker.doubted,
             on_trial=not is_closed and breaker.on_trial,
             in_flight=in_flight,
             prefilling=len(inflight.prefilling) + peers.prefilling,
@@ -424,7 +421,7 @@ class EndpointState:
     def notes(self) -> tuple[str, ...]:
         """Reasons of the engine's own for fewer requests."""
         fault = self.load_fault if self.load_fault != self.breaker.why else ""
-        return tuple(filter(None, (ASLEEP if self.asleep else "", fault and f"its load is not known: {fault}")))
+        return tuple(filter(None, (ASLEEP if self.sleep.asleep else "", fault and f"its load is not known: {fault}")))
 
     def limits_in_force(self, now: float) -> tuple[Belief, ...]:
         """Limits for which requests of all callers, or of some, do not go there now."""
@@ -463,8 +460,7 @@ class EndpointState:
         self.load_fault, self.scraped_at = fault, NEVER
         self.engine = replace(self.engine, running=None, waiting=None, kv_usage=None)
         self.other_running = self.other_waiting = self._excess = 0
-        if now - self._slept_at > SLEPT_FOR:
-            self.asleep = False
+        self.sleep.on_unknown(now)
 
     def assume_others(self, running: int, waiting: int) -> None:
         """Other traffic of an engine that does not tell its load: as much as siblings tell of theirs."""
@@ -472,7 +468,8 @@ class EndpointState:
 
     def on_scrape(self, engine: EngineLoad, now: float) -> bool:
         """Returns whether the engine has lost its cache since the last scrape: it has restarted, slept or woken."""
-        restarted = has_restarted(self.engine, engine, _prefix_totals) or self._on_sleep(bool(engine.asleep), now)
+        slept = self._on_sleep(bool(engine.asleep), now)
+        restarted = slept or has_restarted(self.engine, engine, _prefix_totals)
         self.engine = engine
         self.scraped_at, self.load_fault = now, ""
         evicted = None if self.cache.residency is None else self.cache.residency.evicted
@@ -499,15 +496,11 @@ class EndpointState:
 
     def on_woken(self, seconds: float, now: float) -> None:
         """The engine was woken, in so many seconds."""
-        self.wake_s, self._woken_at = seconds, now
-        self._on_sleep(asleep=False, now=now)
+        self.sleep.on_woken(seconds, now)
+        self.breaker.on_woken(now)
 
     def _on_sleep(self, asleep: bool, now: float) -> bool:
-        asleep = asleep and now - self._woken_at >= STALE_PAGE
-        self._slept_at = now if asleep else NEVER
-        if asleep is self.asleep:
-            return False
-        self.asleep = asleep
-        if not asleep:
+        changed = self.sleep.on_told(asleep, now)
+        if changed and not asleep:
             self.breaker.on_woken(now)
-        return True
+        return changed

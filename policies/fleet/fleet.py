@@ -326,10 +326,10 @@ class Fleet:
     def on_scrape(self, endpoint_id: str, engine: EngineLoad, now: float) -> None:
         if (state := self._states.get(endpoint_id)) is None:
             return
-        slept = state.asleep
+        slept = state.sleep.asleep
         if state.on_scrape(engine, now):
             self._lose_cache(state)
-        if state.asleep and not slept:
+        if state.sleep.asleep and not slept:
             self._leave(state)
         self._assume_other_traffic(state)
         self.on_scraped(endpoint_id, engine, now)

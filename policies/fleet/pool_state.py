@@ -75,14 +75,17 @@ class PoolState:
             one.interference.tokens_per_event = teacher.interference.tokens_per_event
 
     def is_outlier(self, state: EndpointState) -> bool:
-        """An outlier: the endpoint alone refuses requests (4xx) that siblings answer: probably another server."""
+        """An outlier: the endpoint alone, or the server of its ranks, refuses requests (4xx) that the rest answers:
+        probably another server."""
         host = state.endpoint.host
-        siblings = [one for one in self.members if one.endpoint.host != host or not host]
-        others = siblings or self.members  # ranks and keys of one server are judged together, beside other servers
-        answers = [refused for one in others if one is not state for refused in one.refusals]
-        if sum(state.refusals) < OUTLIER_REFUSALS or len(answers) < OUTLIER_REFUSALS:
+        return self._stand_out([state]) or self._stand_out([one for one in self.members if one.endpoint.host == host])
+
+    def _stand_out(self, suspects: list[EndpointState]) -> bool:
+        answers = [refused for one in suspects for refused in one.refusals]
+        others = [refused for one in self.members if one not in suspects for refused in one.refusals]
+        if sum(answers) < max(OUTLIER_REFUSALS, len(answers) / 2) or len(others) < OUTLIER_REFUSALS:
             return False
-        return sum(answers) < SIBLING_SHARE * len(answers)
+        return sum(others) < SIBLING_SHARE * len(others)
 
     def assume_other_traffic(self) -> list[EndpointState]:
         """An engine that does not tell its load is taken to have as much other traffic as the busiest that does: not

@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 
 from gateway.cluster.gossip import PEER_TIMEOUT, PeerUpdate, ages_to_times
-from gateway.fleet.endpoint_poll import PollResult, Reach
+from gateway.fleet.endpoint_poll import PollFinding, PollResult
 from gateway.workers.worker_peers import POLL, SIZE, UNREAD, WorkerPeers
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.peers import NO_LOAD, PeerLoad
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.virtual_time
 
 NAMES = ("small/a", "small/b")
 BUSY = replace(NO_LOAD, in_flight=3, prefilling=1, queued_tokens=500, decode_tokens=20.0, tpot_limit=0.05)
-POLLED = PollResult(12.5, Reach.UNWELL, EngineLoad(3, 2, 0.25, 16, 1000, 1.7e9, 10.0, None), "served", True)
+POLLED = PollResult(12.5, PollFinding.UNWELL, EngineLoad(3, 2, 0.25, 16, 1000, 1.7e9, 10.0, None), "served", True)
 
 
 @dataclass
@@ -185,7 +185,7 @@ async def test_a_poll_arrives_unchanged(tmp_path: Path) -> None:
         assert others[0].peers.latest_poll(NAMES[0]) is None
         in_charge.peers.put_poll(NAMES[0], POLLED)
         await eventually(lambda: others[0].peers.latest_poll(NAMES[0]) is not None)
-        others[1].peers.put_poll(NAMES[0], replace(POLLED, reach=Reach.GONE))
+        others[1].peers.put_poll(NAMES[0], replace(POLLED, found=PollFinding.GONE))
         others[1].peers.publish(NAMES[1], BUSY)
         await eventually(lambda: others[0].in_flight(NAMES[1]) == 3)
         assert others[0].peers.latest_poll(NAMES[0]) == POLLED

@@ -448,3 +448,69 @@ def test_a_server_is_a_last_resort_unless_nobody_is_known_to_listen() -> None:
         False,
         True,
     ]  # tried again: refusals are cheap
+
+
+# --------------------------------------------------------------------------- pages, and what outranks them
+
+
+def unwell(breaker: CircuitBreaker, *times: float) -> CircuitBreaker:
+    for now in times:
+        breaker.on_probe_unwell(now, "its /health answers 503")
+    return breaker
+
+
+def test_two_health_pages_in_a_row_that_fail_open_the_breaker() -> None:
+    """It stays the last resort, and a page that is well admits a trial."""
+    breaker = unwell(CircuitBreaker(), 1.0)
+    assert breaker.health(1.0) is Health.UP
+    unwell(breaker, 2.0)
+    assert (breaker.health(2.0), breaker.cause.value, breaker.failing(2.0), breaker.doubted, breaker.server_gone) == (
+        *(Health.DOWN, "unhealthy", True, True, False),
+    )
+    breaker.on_probe_answered(3.0)
+    assert breaker.health(3.0) is Health.PROBING
+
+
+@pytest.mark.parametrize("answered_at", [0.5, 1.5])
+def test_an_answer_to_a_caller_outranks_a_health_page(answered_at: float) -> None:
+    """Before or after the page began to fail; for good, while it is never well."""
+    breaker = CircuitBreaker()
+    breaker.on_answer("a", answered_at)
+    assert unwell(breaker, *map(float, range(2, 500))).health(500.0) is Health.UP
+
+
+def test_an_answer_of_long_ago_outranks_no_page_that_was_well_since() -> None:
+    breaker = CircuitBreaker()
+    breaker.on_answer("a", 1.0)
+    breaker.on_probe_answered(50.0)
+    assert unwell(breaker, 60.0, 61.0).health(61.0) is Health.UP
+    assert unwell(breaker, 62.0, 63.0).health(63.0) is Health.DOWN
+
+
+def test_an_answer_of_a_process_that_is_gone_proves_nothing_of_the_next() -> None:
+    """A server that loads its model again answers 503 to all."""
+    breaker = CircuitBreaker()
+    breaker.on_answer("a", 0.0)
+    for now in (1.0, 2.0):
+        breaker.on_probe_failed(now)
+    assert unwell(breaker, 3.0, 4.0).health(4.0) is Health.DOWN
+    assert breaker.failing(4.0)
+
+
+def test_a_health_page_prolongs_no_ejection() -> None:
+    """A caller's trial decides: the page may fail for ever."""
+    breaker = unwell(CircuitBreaker(), 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    assert breaker.health(6.0) is Health.PROBING
+
+
+def test_a_rank_that_the_page_does_not_name_is_down_until_an_answer_disproves_the_page() -> None:
+    breaker = CircuitBreaker()
+    for now in range(100):
+        assert breaker.on_other_ranks(float(now), "this server has ranks 4..7, not 0")
+    assert (breaker.health(100.0), breaker.doubted) == (Health.DOWN, True)
+    breaker.on_ended("probe", AttemptOutcome.REFUSED, 100.0)  # a 400 is no proof
+    assert breaker.on_other_ranks(101.0, "")
+    assert breaker.health(101.0) is Health.DOWN
+    breaker.on_answer("probe", 102.0)
+    assert not breaker.on_other_ranks(103.0, "")
+    assert breaker.health(103.0) is Health.PROBING

@@ -36,6 +36,16 @@ def test_the_share_of_refusals_is_compared_with_the_rest_of_the_pool(own: int, s
     assert judged(own, siblings).view.is_outlier(ONE.id) is outlier
 
 
+def test_ranks_of_a_server_are_judged_together() -> None:
+    """Half of a pool is written with ranks of the other server: each has wrong siblings, and its server none."""
+    hosts = {"wrong:8000": REFUSED, "right:8000": COMPLETED}
+    ranks = {Endpoint(f"p/{host}/dp{n}", "p", host=host): end for host, end in hosts.items() for n in range(4)}
+    of = Fleet([Pool("p", "m", tuple(ranks))])
+    for endpoint, outcome in ranks.items():
+        end(of, outcome, 4, endpoint)
+    assert [of.view.is_outlier(endpoint.id) for endpoint in ranks] == [True] * 4 + [False] * 4
+
+
 def test_the_only_endpoint_of_a_pool_is_no_outlier() -> None:
     """All its callers may be wrong."""
     of = fleet()
