@@ -175,8 +175,8 @@ def _nowhere(found: CandidateSet) -> Decision:
         return _decision(found, Placement.RATE_LIMITED, (), EXTERNAL_LIMIT, LONGEST_WAIT, kind)
     waits = [_back_in(found, rejection) for rejection in out]
     reason = f"{'the endpoint with its state' if pinned else 'every endpoint that could take it'} {_OUT}"
-    kind = out[0].kind if out else RejectionKind.NOT_ESTIMATED
-    return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)), kind)
+    kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
+    return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)
 
 
 def _may_come_back(rejected: Rejection) -> bool:
