@@ -259,8 +259,8 @@ def _merged_view(by_worker: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **by_worker[worker],
         "worker": worker,
-        "why": next((view["why"] for view in (by_worker[worker], *views) if view["why"]), None),
-        "limited_for_s": max((view["limited_for_s"] for view in views if view["limited_for_s"]), default=None),
+        "why": next((view["why"] for view in (by_worker[worker], *views) if view.get("why")), None),
+        "limited_for_s": max((view["limited_for_s"] for view in views if view.get("limited_for_s")), default=None),
         "health_by_worker": {str(number): view["load"]["health"] for number, view in by_worker.items()},
         "believed": [*believed.values()],
         "held": [*held.values()],

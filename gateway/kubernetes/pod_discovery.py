@@ -5,8 +5,8 @@ Rules:
 - An empty answer counts, since the API server knows: a service scaled to zero has no endpoint. An API server that is
   away changes nothing.
 - Events in quick succession are one change.
-- Addresses that no pod can have are dropped, as in answers of the DNS (`backends.http.allowed_addresses`), and so is one
-  that makes no URL: it alone, and named in the log.
+- Addresses that no pod can have are dropped, as in answers of the DNS (`backends.http.allowed_addresses`), and so are
+  those that make no URL: each alone, and named in the log.
 - Of more than MAX_PODS endpoints the known ones stay.
 """
 

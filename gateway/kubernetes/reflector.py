@@ -6,7 +6,7 @@ Rules, of which each was broken by a client once:
   time in a row on it is a failure.
 - The copy stays while the API is away. After a failure the next try waits, longer each time, with jitter. A list that
   succeeds ends a failure of watches only if a watch then does.
-- A watch has an end that it asks for, soon enough for a half-open connection not to be trusted for long: after a silence
+- A watch has an end that it asks for, soon enough for a half-open connection not to be trusted for long: after silence
   beyond that end it is dead, and a list makes up for what it has not told.
 - A list has an end: a server that names ever more pages is one that fails.
 - An object that cannot be read stays as it was known, and holds up none behind it.

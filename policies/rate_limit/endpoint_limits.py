@@ -127,8 +127,8 @@ class EndpointLimits:
             self._learned.on_rejected(now)
 
     def saved(self, blocked_until: float, callers: Mapping[str, ProviderRefusal], now: float) -> SavedLimits | None:
-        """What survives a restart; None: no limit is in force. `blocked_until`: for all callers, by whatever process;
-        `callers`: what single callers have met with."""
+        """The limits that survive a restart; None: none is in force. `blocked_until`: for all callers, as any process
+        knows; `callers`: what single callers have met with."""
         why = self.refusal.why if self.refusal.until >= blocked_until else ""
         reported = [SavedBucket.of(each, now) for each in self._reported if min(each.full_at, each.until) > now]
         configured = [SavedBucket.of(each, now) for each in self._configured if each.full_at > now]

@@ -179,8 +179,8 @@ def _nowhere(found: CandidateSet) -> Decision:
     asleep = bool(out) and all(rejection.kind is RejectionKind.ASLEEP for rejection in out)
     subject = "the endpoint with its state" if pinned else "every endpoint that could take it"
     reason = f"{subject} is asleep" if asleep else f"{subject} {_OUT}"
-    kind = out[0].kind if out else RejectionKind.NOT_ESTIMATED
-    return _decision(found, Placement.UNAVAILABLE, (), reason, _bounded(min(waits, default=RECHECK)), kind)
+    kind, wait = out[0].kind if out else RejectionKind.NOT_ESTIMATED, min(waits, default=RECHECK)
+    return _decision(found, Placement.UNAVAILABLE, (), reason, max(wait, SHORTEST_WAIT), kind)
 
 
 def _may_come_back(rejected: Rejection) -> bool:

@@ -18,7 +18,7 @@ from tests.support.gateways import pool, running
 from tests.support.redis import redis_server
 from tests.support.served import serving
 from tests.support.simulated import eventually
-from tests.support.upstream import Script, Upstream, reply
+from tests.support.upstream import Received, Script, Upstream, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -50,6 +50,21 @@ CASES = {
     "a limit reported": (refused(*NONE_LEFT), 60, "rate limit of requests reached"),
     "an engine without room": (refused("retry-after: 30", status="503 Service Unavailable"), 30, "503"),
 }
+
+
+async def test_callers_of_an_engine_that_asks_for_time_read_its_time() -> None:
+    """Beyond the half minute that is told where nothing is known."""
+
+    class Engine(Upstream):
+        def script(self, received: Received) -> Script:
+            busy = refused("retry-after: 55", status="503 Service Unavailable")
+            return busy if received.method == "POST" else [reply(b"", "200 OK", "content-type: text/plain")]
+
+    async with Engine([STREAMED]) as engine:
+        async with running({"api": pool(engine.url, backend="vllm")}, ROUTES) as gateway:
+            told = [await asked(gateway) for _ in range(3)]
+        assert told[0] == (503, "55")
+        assert all(status == 503 and 50 <= int(again or 0) <= 55 for status, again in told)
 
 
 @pytest.mark.parametrize("case", CASES)
