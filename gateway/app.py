@@ -286,6 +286,7 @@ class Gateway:
 
     async def open(self, data: socket) -> None:
         """Opens the data port."""
+        self.metrics.loop_lag.on_beat = self.fleet.on_beat
         self.metrics.loop_lag.start(asyncio.get_running_loop())
         await self.data_port.open(data, self.config.defaults.max_body)
         if self.picker is not None and self.config.pick is not None:
