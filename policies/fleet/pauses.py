@@ -27,7 +27,8 @@ class Pauses:
 
     def note(self, now: float) -> None:
         """A pause is over."""
-        self._began, self._ended, self.due = self._beat_at, now, FOREVER
+        self._began, self._ended = self._beat_at, now
+        self.due = FOREVER
 
     def within(self, since: float, until: float) -> float:
         """Seconds of that time in the latest pause."""
