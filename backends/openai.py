@@ -230,6 +230,11 @@ def _cache_key(salt: str) -> str:
     return "ft-" + sha256(b"prompt_cache_key\0" + salt.encode()).hexdigest()[:32]
 
 
+def asks_for_one(body: Mapping[str, Any]) -> bool:
+    """An engine counts the request as one."""
+    return choices_of(body) == 1 and body.get("best_of") in (None, 1)
+
+
 def choices_of(body: Mapping[str, Any]) -> int:
     """Choices of an answer: `n` for every prompt."""
     n, prompt = body.get("n"), body.get("prompt")

@@ -300,6 +300,7 @@ class Gateway:
 
     async def open(self, data: socket | None) -> None:
         """Opens the ports of callers: the data port, unless `data` is None, and that of the picker."""
+        self.metrics.loop_lag.on_beat = self.fleet.on_beat
         self.metrics.loop_lag.start(asyncio.get_running_loop())
         if data is not None:
             await self.data_port.open(data, self.config.defaults.max_body)

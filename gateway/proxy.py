@@ -306,7 +306,7 @@ class Proxy:
             timeline=timeline,
             upstreams=self.upstreams(http) if current.caller_keys else current.upstreams,
             first_token_limit=defaults.first_token,
-            limit_is_meant=defaults.first_token_is_meant,
+            limit_is_meant=runtime.config.first_token_is_meant,
             limits_are_meant=runtime.config.first_tokens_are_meant,
             model=named.model,
             native=runtime.operations,

@@ -214,6 +214,13 @@ ENGINES = Row(
             "short",
         ),
         Panel(
+            "Refused by the engine",
+            "Requests that engines refused by their own queue limits (vLLM), per second.",
+            "Above 0 for long: `concurrent_requests` of the pool at or below the limit, or more engines.",
+            (Query(summed("firsttoken_endpoint_rejections_per_second", POOL, "pool"), "{{pool}}"),),
+            "short",
+        ),
+        Panel(
             "Evicted blocks",
             "Blocks that engines dropped from their prefix caches, per second. Waits for an engine with `kv_events`.",
             "With a falling cached share: more memory, or fewer sessions for each engine.",

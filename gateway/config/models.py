@@ -98,11 +98,6 @@ class Defaults(Section):
     """Interval between two scrapes of an engine's metrics."""
 
     @property
-    def first_token_is_meant(self) -> bool:
-        """The file sets it."""
-        return "first_token" in self.model_fields_set
-
-    @property
     def of_apis(self) -> SilenceLimits:
         """A model behind an API may think unseen, or wait for a tool of its provider; defaults of the file hold."""
         given = self.model_fields_set
@@ -323,9 +318,14 @@ class Config(Section):
         return {name: pool.keep_warm.idle for name, pool in self.pools.items() if pool.keep_warm is not None}
 
     @cached_property
+    def first_token_is_meant(self) -> bool:
+        """The file sets `defaults.first_token`."""
+        return "first_token" in self.defaults.model_fields_set
+
+    @cached_property
     def first_tokens_are_meant(self) -> bool:
         """A limit of first tokens is of the file, for all servers or for those of a pool."""
-        return self.defaults.first_token_is_meant or any(pool.first_token is not None for pool in self.pools.values())
+        return self.first_token_is_meant or any(pool.first_token is not None for pool in self.pools.values())
 
     @cached_property
     def passthrough_route(self) -> Route | None:

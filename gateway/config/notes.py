@@ -128,7 +128,7 @@ def _ttfts(config: Config) -> Iterator[str]:
 
 def _limits_of_first_tokens(config: Config) -> Iterator[str]:
     """Budgets above a limit of the file, which ends an attempt before the budget is over."""
-    general = config.defaults.first_token if config.defaults.first_token_is_meant else None
+    general = config.defaults.first_token if config.first_token_is_meant else None
     for route in config.all_routes:
         for name in dict.fromkeys(route.pools) if route.ttft is not None else ():
             own = config.pools[name].first_token

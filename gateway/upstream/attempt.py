@@ -38,7 +38,7 @@ from backends.failures import (
 )
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
-from backends.openai import choices_of
+from backends.openai import asks_for_one
 from backends.stream.answer_opening import LONGEST_HOLD, AnswerOpening
 from backends.stream.decompression import IDENTITY, Decompressor
 from backends.stream.held_reply import PAGES, HeldReply, reply_decompressor, unread
@@ -336,7 +336,7 @@ class WireAttempt:
         """End the attempt before the commit. Returns the failure as the caller may see it."""
         failure = self._whose_key(failure)
         if self.upstream.backend.local:
-            failure = of_engine(failure, alone=choices_of(self.request.body) == 1)
+            failure = of_engine(failure, alone=asks_for_one(self.request.body))
         if self.request.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
             failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
         elif failure.kind is FailureKind.MISCONFIGURED:

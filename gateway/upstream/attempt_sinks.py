@@ -14,6 +14,7 @@ from backends.stream.held_reply import unread
 from backends.stream.redaction import mask_secret
 from gateway.upstream.answer import Answer
 from gateway.upstream.attempt import BrokenOff, Milestone, WireAttempt, WireEvent, WireState
+from policies.fleet.pauses import PAUSE
 from policies.types import AttemptOutcome
 
 REST, LEAST_REST, MOST_REST = 0.02, 0.004, 0.05  # share of the time so far; s; s
@@ -71,6 +72,9 @@ class AnswerSink(AttemptSink):
                 return
         if tap.feed(data):
             if (gap := now - times.quiet_since) > times.gap_floor:
+                if gap > PAUSE:  # of this process, maybe
+                    gap -= (paused := wire.fleet.paused_s(times.quiet_since, now))
+                    times.kept += paused
                 times.note_gap(gap)
             times.last_token = times.quiet_since = now
             if times.answer_in is None:

@@ -134,6 +134,7 @@ class Engine:
         self.prefix_queries = 0  # tokens, counted once per request, at its first admission
         self.prefix_hits = 0
         self.preemptions = 0
+        self.rejections = 0  # by its queue limit
         self._live: dict[RequestId, LiveRequest] = {}
         self._arriving: deque[LiveRequest] = deque()
         self._waiting: deque[LiveRequest] = deque()
@@ -192,6 +193,7 @@ class Engine:
         if not self.alive:
             raise Refused(0, "the engine is dead")
         if limit is not None and len(self._live) >= limit:
+            self.rejections += 1
             raise Refused(503, f"{limit} requests are unfinished already")
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already here")

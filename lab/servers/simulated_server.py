@@ -94,6 +94,7 @@ class VllmMetrics:
             ("prefix_cache_queries_total", "counter", engine.prefix_queries),
             ("prefix_cache_hits_total", "counter", engine.prefix_hits),
             ("num_preemptions_total", "counter", engine.preemptions),
+            ("admission_rejections_total", "counter", engine.rejections),
             ("prompt_tokens_total", "counter", totals.prompt_tokens),
             ("generation_tokens_total", "counter", totals.generation_tokens),
         ):

@@ -426,7 +426,8 @@ class AttemptMachine:
 
     def _abandon(self, pending: PendingAttempt, now: float, reason: str = "", leave: bool = True) -> None:
         """Cancel a silent attempt and, with `leave`, go to the next candidate where no other attempt races."""
-        reason = reason or f"no first token within {first_token_limit(self._limits, pending.attempt):g} s"
+        limit = first_token_limit(self._limits, pending.attempt.candidate, pending.attempt.kind)
+        reason = reason or f"no first token within {limit:g} s"
         del self.pending[pending.attempt.number]
         self._walk.lost.add(pending.attempt.candidate.endpoint.id)
         self._actions.append(Cancel(pending.attempt.number, AttemptOutcome.SILENT))

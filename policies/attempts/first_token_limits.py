@@ -11,22 +11,20 @@ Rules:
 from __future__ import annotations
 
 from policies.attempts.attempt_events import AttemptLimits
-from policies.types import NINETIETH, Attempt, AttemptKind, Candidate
+from policies.types import NINETIETH, AttemptKind, Candidate
 
 EXPLAINED = 3.0  # times the p90 of a forecast: a longer silence is not explained by it
 
 
-def first_token_limit(limits: AttemptLimits, attempt: Attempt) -> float:
-    """Seconds without a first token."""
-    return limits.first_token_limit if attempt.kind is AttemptKind.RESCUE else limit_of(limits, attempt.candidate)
-
-
-def limit_of(limits: AttemptLimits, candidate: Candidate) -> float:
+def first_token_limit(limits: AttemptLimits, candidate: Candidate, kind: AttemptKind = AttemptKind.PRIMARY) -> float:
     """Seconds that the candidate may take to its first token: as configured; else as long as is usual, as the route
-    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited."""
+    promises, or as its forecast can explain. Of an answer that is not streamed, the whole is awaited. What continues an
+    answer has the time of any other token."""
     endpoint, forecast, limit = candidate.endpoint, candidate.forecast, limits.first_token_limit
     if limits.unseen and endpoint.id in limits.unseen:
         return max(endpoint.first_token_limit or 0.0, limits.whole)
+    if kind is AttemptKind.RESCUE:
+        return limit
     is_meant = limits.limit_is_meant
     if (own := endpoint.first_token_limit) is not None:
         limit, is_meant = own if limits.stream else max(own, limit), endpoint.limit_is_meant
@@ -45,6 +43,6 @@ def exceeds_limit(limits: AttemptLimits, candidate: Candidate, now: float) -> st
     if not forecast.trained:
         return ""
     expected = f"the first token of {candidate.endpoint.pool} is expected in {forecast.p50:.3g} s"
-    if forecast.p50 > (limit := limit_of(limits, candidate)):
+    if forecast.p50 > (limit := first_token_limit(limits, candidate)):
         return f"{expected}, and first_token is {limit:g} s"
     return f"{expected}, and {left:.3g} s are left of total.limit" if forecast.p50 > left else ""

@@ -50,7 +50,7 @@ class PendingAttempt:
     def sent(
         cls, attempt: Attempt, limits: AttemptLimits, walk: CandidateWalk, deadline: float, now: float
     ) -> PendingAttempt:
-        limit_at = min(now + first_token_limit(limits, attempt), limits.limit_at)
+        limit_at = min(now + first_token_limit(limits, attempt.candidate, attempt.kind), limits.limit_at)
         seen = limits.stream and attempt.candidate.endpoint.id not in limits.unseen
         pending = cls(attempt, now, limit_at, recheck_at=limit_at, seen=seen)
         if not seen:
@@ -129,9 +129,12 @@ class SilenceLook:
             return self._at_begun(pending)
         return self._at_stream(pending) if pending.seen else self._at_unseen(pending)
 
+    def _limit_of(self, pending: PendingAttempt) -> float:
+        return first_token_limit(self.limits, pending.attempt.candidate, pending.attempt.kind)
+
     def _at_limit(self, pending: PendingAttempt) -> SilenceFinding:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
-        now, end, limit = self.now, self.limits.limit_at, first_token_limit(self.limits, pending.attempt)
+        now, end, limit = self.now, self.limits.limit_at, self._limit_of(pending)
         heard_at = self.facts.progress(pending.attempt.number).heard_at
         alone = self.racers == 1 and self.walk.next_at(now) is None
         if not (alone and heard_at > pending.sent_at and now - heard_at < limit and now < end):

@@ -30,6 +30,7 @@ from policies.fleet.fleet_reader import FleetReader
 from policies.fleet.fleet_views import FleetViews
 from policies.fleet.in_flight_attempt import AttemptReport, InFlightAttempt
 from policies.fleet.network_path import NetworkPath
+from policies.fleet.pauses import Pauses
 from policies.fleet.peers import NO_LOAD, PeerLink, PeerLoad
 from policies.fleet.pool_state import PoolState, share_predictors
 from policies.fleet.saved_state import restore_all, restore_limits
@@ -79,6 +80,7 @@ class Fleet:
         self._departed = DepartedEndpoints()
         self._attempts: dict[Hashable, InFlightAttempt] = {}
         self._external_use = ExternalUseByRoute()
+        self._pauses = Pauses()
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
         self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use, self._departed)
@@ -225,15 +227,36 @@ class Fleet:
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""
+        if now > self._pauses.due:
+            self._on_pause(now)
         if self.on_news is not None:
             self.on_news()
         if (attempt := self._attempts.get(key)) is None or attempt.first_at is not None:
             return
         attempt.on_first_token(key, now)
         ttft = now - attempt.sent_at if attempt.stream else engine_ttft
-        if ttft is not None and attempt.models_before == attempt.state.models_before:
+        is_learned = not (attempt.paused and attempt.stream) and attempt.models_before == attempt.state.models_before
+        if ttft is not None and is_learned:
             self._learn_ttft(attempt, ttft, now)
         self._touch(attempt.state)
+
+    def on_beat(self, now: float) -> None:
+        """The event loop runs: called every few ten milliseconds."""
+        if now > self._pauses.due:
+            self._on_pause(now)
+        self._pauses.on_beat(now)
+
+    def _on_pause(self, now: float) -> None:
+        """Nobody has watched the attempts in progress for a while."""
+        self._pauses.note(now)
+        for key, attempt in self._attempts.items():
+            attempt.on_pause(key)
+
+    def paused_s(self, since: float, now: float) -> float:
+        """Seconds since then in which this process was paused."""
+        if now > self._pauses.due:
+            self._on_pause(now)
+        return self._pauses.within(since, now)
 
     def on_unread(self, key: Hashable) -> None:
         """The caller of the attempt does not read, so nothing is read from the endpoint for a while."""
@@ -257,6 +280,8 @@ class Fleet:
         return load.full or load.limits.wait(candidate.prompt_tokens, now) > 0
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
+        if now > self._pauses.due:
+            self._on_pause(now)
         if self.on_news is not None:
             self.on_news()
         attempt = self._attempts.pop(key, None)
@@ -283,7 +308,7 @@ class Fleet:
         if attempt.first_at is None and not former:
             if outcome is AttemptOutcome.COMPLETED and report.engine_ttft is not None:
                 self._learn_ttft(attempt, report.engine_ttft, now)
-            elif attempt.stream and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
+            elif attempt.stream and not attempt.paused and outcome in (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED):
                 attempt.learn_silence(now)
         pool = self._pools.get(state.pool.name)
         if pool is not None:
@@ -299,6 +324,8 @@ class Fleet:
 
     def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
         """Tokens so far, by attempt. Called about five times a second."""
+        if now > self._pauses.due:
+            self._on_pause(now)
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:

@@ -77,6 +77,7 @@ class InFlightAttempt:
     prefill_s: float = 0.0  # sent to the endpoint in all, by then
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
+    paused: bool = False  # this process was paused meanwhile (`policies.fleet.pauses`): nothing of it tells a time
     unread: bool = False  # the caller stopped reading for a while, so did the gateway: no pace can be learned
 
     @classmethod
@@ -159,6 +160,11 @@ class InFlightAttempt:
         """The caller does not read: how fast the answer is read from the endpoint says nothing of the endpoint."""
         self.unread = True
         self.state.interference.on_ended(key)
+
+    def on_pause(self, key: Hashable) -> None:
+        """This process was paused: how long anything took is not known."""
+        self.paused = True
+        self.on_unread(key)
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
         """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
@@ -276,9 +282,10 @@ class InFlightAttempt:
         """`outlier`: a refusal that says more of the endpoint than of the request."""
         callers = self.state.callers
         blame = OUTLIER if outlier else report.blame or blame_of(outcome, report.connected)
-        if self.models_before != self.state.models_before and (
+        former = self.models_before != self.state.models_before and (
             outcome is AttemptOutcome.SILENT or (blame and blame.evidence.is_failure)
-        ):
+        )
+        if former or (outcome is AttemptOutcome.SILENT and self.paused):
             callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
         elif outcome is AttemptOutcome.SILENT:
             patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
@@ -332,11 +339,16 @@ class InFlightAttempt:
             scale.observe(counted, self.prompt.messages, report.prompt_tokens)
         if report.mean_itl is not None and not self.unread:
             self.learn_tpot(report.mean_itl, report.completion_tokens or 0, now)
-        elif outcome is AttemptOutcome.COMPLETED and not self.stream and (tokens := report.completion_tokens or 0) > 1:
-            first = self.predicted_ttft if report.engine_ttft is None else report.engine_ttft
-            self.learn_pace(max(now - self.sent_at - first, MIN_TPOT) / (tokens - 1), tokens, now)
+        elif outcome is AttemptOutcome.COMPLETED and not (self.stream or self.paused):
+            self._learn_whole_pace(report, now)
         if report.cached_tokens is not None and self.candidate.hit and state.pool.local and not accounted:
             self.confirm_hit(report.cached_tokens, report.prompt_tokens)
+
+    def _learn_whole_pace(self, report: AttemptReport, now: float) -> None:
+        """Teaches the pace of an answer whose tokens were not seen."""
+        if (tokens := report.completion_tokens or 0) > 1:
+            first = self.predicted_ttft if report.engine_ttft is None else report.engine_ttft
+            self.learn_pace(max(now - self.sent_at - first, MIN_TPOT) / (tokens - 1), tokens, now)
 
     def confirm_hit(self, cached: int, prompt: int | None) -> None:
         """Corrects the believed size of the cache by how many tokens of the believed hit were cached.

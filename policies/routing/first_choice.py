@@ -1,4 +1,4 @@
-"""Whether an answer is of the tier that the route would rather have: no other tier stood in for it."""
+"""Tells an answer of the tier that the route would rather have from one of a tier that stood in."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from time import monotonic
 
@@ -43,6 +43,7 @@ class LoopLag:
         self._ended: list[float] = []
         self._late: list[float] = []
         self._timer: asyncio.TimerHandle | None = None
+        self.on_beat: Callable[[float], None] = lambda now: None  # every PERIOD
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._logged_at = monotonic() + SETTLING - LOG_INTERVAL
@@ -59,6 +60,7 @@ class LoopLag:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = monotonic()
+        self.on_beat(now)
         self.saw(max(now - self._due, 0.0), now)
         self._schedule(loop)
 

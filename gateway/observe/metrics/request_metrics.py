@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.metrics.series import Observed, counter, histogram, observe_all
 from gateway.observe.record import STAGE_NAMES, AttemptRecord, Record, RequestOutcome, goodput_met
+from policies.fleet.pauses import PAUSE
 from policies.prefix_doctor.lineage import Lineage
 from policies.prefix_doctor.prompt_outline import PARTS
 from policies.routes.route import Route
@@ -222,6 +223,8 @@ class RequestMetrics:
             return observed
         observed.append((self.by_prompt.of[route, PROMPTS[bisect_right(SIZES, prompt)]], ttft))
         p50, p90 = record.ttft_predicted_p50, record.ttft_predicted_p90
+        if record.loop_lag > PAUSE:  # this process was paused: nobody forecasts that
+            return observed
         if p50 is not None:
             observed.append((self.predicted.of[(pool,)], p50))
             observed.append((self.error.of[(pool,)], ttft - p50))

@@ -245,3 +245,21 @@ def test_a_preference_by_forecast_beside_a_preferred_region_is_noted(prefer: str
         f"note: prefer: {prefer} of route chat chooses by the forecast, whatever region.prefer says"
     ]
     assert noted(pools={"one": PLACED}, region={"only": ["eu"]}, prefer=prefer) == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "defaults", "key"),
+    [
+        ({}, {"first_token": "5s"}, "defaults.first_token"),
+        ({"first_token": "5s"}, {}, "first_token of pool own"),
+        ({"first_token": "30s"}, {"first_token": "5s"}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_budget_above_a_limit_of_the_file_is_noted(pool: dict[str, Any], defaults: dict[str, Any], key: str) -> None:
+    """The promise would never be kept beyond the limit; an assumed limit gives way."""
+    routes = {"chat": {"tiers": ["own"], "ttft": {"budget": "20s"}}}
+    config = {"pools": {"own": {**ENGINE, **pool}}, "routes": routes, "defaults": defaults}
+    found = [line for line in notes(Config.model_validate(config)) if "first_token" in line]
+    assert [line.partition(" is ")[0] for line in found] == ([f"note: {key}"] if key else [])
+    assert all("is 5s, below the ttft of route chat, 20s" in line for line in found)

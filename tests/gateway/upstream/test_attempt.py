@@ -130,7 +130,7 @@ def test_a_whole_answer_commits_at_its_end() -> None:
     ("body", "kind"),
     [
         (b'{"error":{"message":"Provider returned error","code":502}}', FailureKind.SERVER),
-        (b'{"error":{"message":"slow down","code":429},"choices":[]}', FailureKind.RATE_LIMITED),
+        (b'{"error":{"message":"slow down","code":429},"choices":[]}', FailureKind.QUEUE_LIMIT),
         (b"<html>please log in</html>", FailureKind.PROTOCOL),
         (b"[1]", FailureKind.PROTOCOL),
         (WHOLE[:-1], FailureKind.PROTOCOL),
@@ -221,7 +221,7 @@ def test_an_unknown_model_is_the_fault_of_the_configuration_or_a_passthrough_cal
         (401, AttemptOutcome.MISCONFIGURED, FailureKind.AUTH),
         (402, AttemptOutcome.QUOTA, FailureKind.QUOTA),
         (404, AttemptOutcome.MISCONFIGURED, FailureKind.MISCONFIGURED),
-        (429, AttemptOutcome.RATE_LIMITED, FailureKind.RATE_LIMITED),
+        (429, AttemptOutcome.RATE_LIMITED, FailureKind.QUEUE_LIMIT),
         (503, AttemptOutcome.RATE_LIMITED, FailureKind.OVERLOADED),
         (500, AttemptOutcome.FAILED, FailureKind.SERVER),
         (504, AttemptOutcome.FAILED, FailureKind.TIMEOUT),
