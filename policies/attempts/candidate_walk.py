@@ -204,7 +204,8 @@ class CandidateWalk:
 
     def go_through(self, peers: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""
-        self._candidates, self._passed, self._after, self._levels = peers, 0, None, ()
+        self._candidates, self._passed = peers, 0
+        self._after, self._levels = None, ()
         self.closed, self.avoided = [], set()
 
 

@@ -458,7 +458,7 @@ class Route(Strict):
 
     @cached_property
     def attempt_rules(self) -> AttemptRules | None:
-        """What the tiers say of attempts after the first; None: nothing."""
+        """Rules of the tiers for attempts after the first; None: none."""
         after = tuple(tier.after for tier in self.tiers)
         return None if self.retries is None and not any(after) else AttemptRules(self.levels, after, self.retries)
 
