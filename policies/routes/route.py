@@ -207,8 +207,9 @@ class Tier(Strict):
     adapter: str = ""
     """LoRA adapter of the pool that answers; absent: the pool's model."""
     after: Annotated[frozenset[FailureCause], BeforeValidator(_one_or_more)] = frozenset()
-    """Only after this has happened in the tiers before, never for lateness or load: `failure`, an attempt failed, or no
-    endpoint is usable; `context`, the prompt is too long; `content_filter`, the content was refused. Absent: always."""
+    """Only after this has happened in the tiers before, never for lateness: `failure`, an attempt failed, or no
+    endpoint takes requests; `context`, the prompt is too long; `content_filter`, the content was refused. Absent:
+    always."""
     beside: bool = False
     """Equal to the tier before: which of them comes first is drawn for each request, by their weights."""
     weight: float = Field(default=1.0, gt=0, le=1e9)

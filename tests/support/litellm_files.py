@@ -160,8 +160,8 @@ FILES = (
     LitellmFile(
         "limits of time, and a limit of requests",
         models(
-            openai("main1", more="timeout: 5, max_parallel_requests: 3"),
-            openai("main2", more="timeout: 5, max_parallel_requests: 3"),
+            openai("main1", more="timeout: 5, max_parallel_requests: 20"),
+            openai("main2", more="timeout: 5, max_parallel_requests: 20"),
             openai("spare", more="rpm: 100000, tpm: 100000000"),
         )
         + "router_settings: {num_retries: 1, fallbacks: [{main: [spare]}], allowed_fails: 100, cooldown_time: 1}\n",
