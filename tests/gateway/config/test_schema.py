@@ -109,7 +109,7 @@ def test_every_default_is_a_valid_value() -> None:
 def test_keys_are_found_through_lists_maps_and_alternatives() -> None:
     """Paths contain names of pools and indices of tiers."""
     assert keys_at(SCHEMA, ("pools", "backend", "price")) == ["input", "cached_input", "cache_write", "output"]
-    assert keys_at(SCHEMA, ("routes", "r", "tiers", 0)) == ["pool", "when", "adapter"]
+    assert keys_at(SCHEMA, ("routes", "r", "tiers", 0)) == ["pool", "when", "adapter", "after", "beside", "weight"]
     assert keys_at(SCHEMA, ("keys", 3, "nowhere")) == []
 
 
