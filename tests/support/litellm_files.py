@@ -185,8 +185,8 @@ FILES = (
         "router_settings: {routing_strategy: latency-based-routing, fallbacks: [{My Model: [spare]}], "
         "model_group_alias: {gpt-4: My Model}}\n",
         {
-            "main1": (Fault("500", 24, 4), Fault("500", 24, 8, times=1)),
-            "main2": (Fault("500", 24, 4), Fault("500", 24, 8, times=1)),
+            "main1": (Fault("500", 24, 4), Fault("500", 24, 5), Fault("500", 24, 8, times=1)),
+            "main2": (Fault("500", 24, 4), Fault("500", 24, 5), Fault("500", 24, 8, times=1)),
         },
         models=("My Model", "gpt-4", "My Model", "unheard-of"),
     ),
