@@ -16,7 +16,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, islice
 
@@ -45,7 +44,7 @@ class CandidateWalk:
         self._after = None if rules is None or not ranked or rules.after[ranked[0].tier] else rules.after
         self._cause: FailureCause = "failure"  # for which the next candidate is asked
         self._levels = () if rules is None else rules.levels
-        self._spent = Counter[int]()  # attempts by level, on a route with `retries`
+        self._spent: dict[int, int] = {}  # attempts by level, on a route with `retries`
         self._ranked = self._candidates = ranked
         if self.retries is not None:
             self._candidates = in_turns(ranked, self._levels, self.retries)
@@ -71,7 +70,11 @@ class CandidateWalk:
         candidate = self._candidates[self._passed]
         if candidate.endpoint.pool in self.avoided or (self._after is not None and self._is_for_other(candidate)):
             return True
-        if self.retries is not None and self._levels and self._spent[self._levels[candidate.tier]] > self.retries:
+        if (
+            self.retries is not None
+            and self._levels
+            and self._spent.get(self._levels[candidate.tier], 0) > self.retries
+        ):
             return True
         if self._limits is not None and (reason := exceeds_limit(self._limits, candidate, now)):
             self.too_slow = reason
@@ -105,6 +108,8 @@ class CandidateWalk:
     def may_race(self) -> bool:
         """The next candidate may be asked for lateness alone, after `advance`: its tier comes after no failure, and its
         endpoint was not asked before."""
+        if not self._levels:
+            return True
         upcoming = self.upcoming
         is_reserve = self._after is not None and self._after[upcoming.tier]
         return not is_reserve and (self.retries is None or upcoming.endpoint.id not in self._asked)
@@ -154,7 +159,8 @@ class CandidateWalk:
         self._tried_pools.add(candidate.endpoint.pool)
         if self._levels and self.retries is not None:
             self._asked.add(candidate.endpoint.id)
-            self._spent[self._levels[candidate.tier]] += 1
+            level = self._levels[candidate.tier]
+            self._spent[level] = self._spent.get(level, 0) + 1
         elif 1 < self.opened == self._max_attempts - 1:
             seen, left = self._tried_pools | self.avoided, range(self._passed, len(self._candidates))
             if any(self._candidates[rank].endpoint.pool not in seen for rank in left):
@@ -219,7 +225,8 @@ class CandidateWalk:
 
     def go_through(self, peers: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""
-        self._candidates, self._passed, self._after, self._levels = peers, 0, None, ()
+        self._candidates, self._passed = peers, 0
+        self._after, self._levels = None, ()
         self.closed, self.avoided = [], set()
 
 

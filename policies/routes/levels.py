@@ -17,7 +17,7 @@ MOST_RETRIES, MOST_ATTEMPTS = 10, 30
 
 @dataclass(frozen=True, slots=True)
 class AttemptRules:
-    """What the tiers of a route say of attempts after the first. By number of the tier: its level, and its `after`."""
+    """Rules of a route for attempts after the first. By number of the tier: its level, and its `after`."""
 
     levels: tuple[int, ...]
     after: tuple[frozenset[FailureCause], ...]

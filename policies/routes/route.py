@@ -222,8 +222,9 @@ class Tier(Strict):
     adapter: str = ""
     """LoRA adapter of the pool that answers; absent: the pool's model."""
     after: Annotated[frozenset[FailureCause], BeforeValidator(_one_or_more)] = frozenset()
-    """Only after this has happened in the tiers before, never for lateness or load: `failure`, an attempt failed, or no
-    endpoint is usable; `context`, the prompt is too long; `content_filter`, the content was refused. Absent: always."""
+    """Only after this has happened in the tiers before, never for lateness: `failure`, an attempt failed, or no
+    endpoint takes requests; `context`, the prompt is too long; `content_filter`, the content was refused. Absent:
+    always."""
     beside: bool = False
     """Equal to the tier before: which of them comes first is drawn for each request, by their weights."""
     weight: float = Field(default=1.0, gt=0, le=1e9)
@@ -473,7 +474,7 @@ class Route(Strict):
 
     @cached_property
     def attempt_rules(self) -> AttemptRules | None:
-        """What the tiers say of attempts after the first; None: nothing."""
+        """Rules of the tiers for attempts after the first; None: none."""
         after = tuple(tier.after for tier in self.tiers)
         return None if self.retries is None and not any(after) else AttemptRules(self.levels, after, self.retries)
 

@@ -19,7 +19,7 @@ Rules:
 - An endpoint outside of `region.only` of the route is rejected, before anything else is asked of it.
 - A request with state at an endpoint (an earlier response) has no other candidate.
 - A tier that comes `after` a failure is in reserve, whatever its forecasts: at first only where no other tier has an
-  endpoint that is usable or at its cap, or none has room for the prompt.
+  endpoint that takes requests now (all are down, limited or at their caps), or none has room for the prompt.
 - Of tiers beside each other the order is drawn for each request; numbers are those of the drawn order.
 - Unknown facts filter nothing: no declared capabilities, no declared context window.
 - The fleet view is asked once per tier, for all remaining endpoints.
@@ -133,11 +133,9 @@ class CandidateSet:
             tiers += [able] if regions is None else regions.parts(able)
 
     def _use_reserve(self) -> None:
-        """Without a candidate in any other tier, take the reserve for what they all lack: room for the prompt, or a
-        usable endpoint. An endpoint at its cap is waited for."""
+        """Without a candidate in any other tier, take the reserve for what they all lack: room for the prompt, or an
+        endpoint that takes requests now."""
         route, kinds = self.queued.route, {each.kind for each in self.rejected if not self._after(each.tier)}
-        if RejectionKind.AT_CAP in kinds:
-            return
         too_long = kinds == {RejectionKind.CONTEXT_WINDOW}
         if too_long and self.max_output > least_output(self.queued.output_cap):
             return  # the prompt may fit with a shorter answer

@@ -160,8 +160,8 @@ FILES = (
     LitellmFile(
         "limits of time, and a limit of requests",
         models(
-            openai("main1", more="timeout: 5, max_parallel_requests: 3"),
-            openai("main2", more="timeout: 5, max_parallel_requests: 3"),
+            openai("main1", more="timeout: 5, max_parallel_requests: 20"),
+            openai("main2", more="timeout: 5, max_parallel_requests: 20"),
             openai("spare", more="rpm: 100000, tpm: 100000000"),
         )
         + "router_settings: {num_retries: 1, fallbacks: [{main: [spare]}], allowed_fails: 100, cooldown_time: 1}\n",
@@ -185,8 +185,8 @@ FILES = (
         "router_settings: {routing_strategy: latency-based-routing, fallbacks: [{My Model: [spare]}], "
         "model_group_alias: {gpt-4: My Model}}\n",
         {
-            "main1": (Fault("500", 24, 4), Fault("500", 24, 8, times=1)),
-            "main2": (Fault("500", 24, 4), Fault("500", 24, 8, times=1)),
+            "main1": (Fault("500", 24, 4), Fault("500", 24, 5), Fault("500", 24, 8, times=1)),
+            "main2": (Fault("500", 24, 4), Fault("500", 24, 5), Fault("500", 24, 8, times=1)),
         },
         models=("My Model", "gpt-4", "My Model", "unheard-of"),
     ),

@@ -192,7 +192,7 @@ class _LitellmImport:
         return {"tiers": tiers, **UNPROMISED, **attempts, **self._refusals(group), **self._members(group, plan)}
 
     def _refusals(self, group: str) -> dict[str, Any]:
-        """What follows a refusal of the prompt: a list for this cause alone, or every fallback without one."""
+        """Consequences of a refused prompt: a list for this cause alone, or every fallback without one."""
         found: dict[str, Any] = {}
         allowed = {
             cause: bool(self._fallbacks.chain(group, cause if self._fallbacks.has_list(cause) else "failure"))

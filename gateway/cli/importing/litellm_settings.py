@@ -22,7 +22,8 @@ class ProxySettings:
     """Reads the sections of one file. `more`: sections of the written file beside pools and routes."""
 
     def __init__(self, document: Mapping[str, Any], account: KeyAccount, variables: Variables) -> None:
-        self._document, self._account, self._variables = document, account, variables
+        self._document = document
+        self._account, self._variables = account, variables
         self.more: dict[str, Any] = {}
         self.router, self.program = _section(document, "router_settings"), _section(document, "litellm_settings")
 

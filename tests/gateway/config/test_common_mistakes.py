@@ -50,7 +50,7 @@ MISTAKES = {
     "LiteLLM's file": ("model_list: []\n", 1, "model_list", "firsttoken import litellm FILE"),
     "production-stack's file": ("routerSpec: {}\n", 1, "routerSpec", "firsttoken import production-stack FILE"),
     "timeout": (in_route("timeout: 30s"), 4, "routes.r.timeout", "first_token and stream_idle of a pool"),
-    "retries": (in_route("retries: 3"), 4, "routes.r.retries", "write max_attempts"),
+    "retries": (in_route("num_retries: 3"), 4, "routes.r.num_retries", "write max_attempts"),
     "fallbacks": (in_route("fallbacks: [p]"), 4, "routes.r.fallbacks", "write them into tiers"),
     "budget of a route": (in_route("budget: 1s"), 4, "routes.r.budget", "write ttft: {budget: TIME}"),
     "rpm": (in_pool("rpm: 60"), 2, "pools.p.rpm", "write requests_per_minute"),

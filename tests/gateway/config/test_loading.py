@@ -91,7 +91,10 @@ SERVER_KEYS = (
             "pools.p.endpoints[0]: expected the URL of a server or "
             "{url, region, kv_events, kv_replay, profile, resolve, dp_rank, kubernetes}, got 7",
         ),
-        (route(tiers="[3]"), "routes.r.tiers[0]: expected the name of a pool or {pool, when, adapter}, got 3"),
+        (
+            route(tiers="[3]"),
+            "routes.r.tiers[0]: expected the name of a pool or {pool, when, adapter, after, beside, weight}, got 3",
+        ),
         (route(tiers="[]"), "routes.r.tiers: is empty; at least one is required"),
         # routes
         (route("ttft: {budget: 800}"), "routes.r.ttft.budget: 800 has no unit; write '800ms' or '800s'"),

@@ -58,8 +58,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "f.yaml:5: routes.a.aliases[0]: 'gpt-**': one * stands for any characters; write it once",
         ),
         (
-            '  a: {tiers: [p], aliases: ["a b"]}',
-            "f.yaml:5: routes.a.aliases[0]: 'a b' is not a model name: visible ASCII without spaces only",
+            '  a: {tiers: [p], aliases: [" a b"]}',
+            "f.yaml:5: routes.a.aliases[0]: ' a b' is not a model name: printable text without blanks around it only",
         ),
         (
             "  a: {tiers: [p], aliases: gpt-4o}",

@@ -115,7 +115,7 @@ def test_keys_are_found_through_lists_maps_and_alternatives() -> None:
         "cache_write_1h",
         "output",
     ]
-    assert keys_at(SCHEMA, ("routes", "r", "tiers", 0)) == ["pool", "when", "adapter"]
+    assert keys_at(SCHEMA, ("routes", "r", "tiers", 0)) == ["pool", "when", "adapter", "after", "beside", "weight"]
     assert keys_at(SCHEMA, ("keys", 3, "nowhere")) == []
 
 

@@ -56,10 +56,11 @@ def test_a_tier_after_a_failure_is_first_where_no_other_is_usable() -> None:
     assert order(scenario(CAUSES, loads={"m": DOWN}).decide()) == ["s"]
 
 
-def test_an_endpoint_at_its_cap_is_waited_for() -> None:
-    """Load is no failure."""
-    found = scenario(CAUSES, loads={"m": Load(in_flight=1, full=True)}).decide()
-    assert (found.outcome, order(found)) == (Placement.PLACE, ["m", "s", "l"])
+def test_a_tier_after_a_failure_is_first_where_every_other_endpoint_is_at_its_cap() -> None:
+    """As it would be after the 429 of a server."""
+    full = {"m": Load(in_flight=1, full=True)}
+    assert order(scenario(CAUSES, loads=full).decide()) == ["s"]
+    assert order(scenario(["main", CAUSES[2]], loads=full).decide()) == ["m", "l"]
 
 
 SHORT = {"main": {"context_window": 900}, "spare": {"context_window": 950}}  # of prompts of 1000 tokens

@@ -28,7 +28,7 @@ from tests.support.litellm_files import FILES, MASTER_KEY, LitellmFile
 from tests.support.served import serving
 from tests.support.side_by_side import answered_by, groups, keep, unlike
 
-PATIENCE = 180.0  # s until LiteLLM listens
+PATIENCE = 300.0  # s until LiteLLM listens
 ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # none from the network
     "LITELLM_LOG": "ERROR",
@@ -70,9 +70,9 @@ async def litellm(config: Path, log: Path) -> AsyncIterator[str]:
 
 
 async def _until_listening(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
-    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         while process.returncode is None:
-            with contextlib.suppress(aiohttp.ClientError):
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with session.get(url) as response:
                     if response.status == 200:
                         return
