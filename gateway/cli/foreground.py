@@ -1,4 +1,4 @@
-"""Whether a user at a terminal can be asked.
+"""The terminal of a command: can its user be asked?
 
 A command that was started with `&` has the terminal of its shell. The first read of it, or a change of its mode, stops
 the process (SIGTTIN, SIGTTOU) without a word.
@@ -11,7 +11,7 @@ import sys
 
 
 def has_keyboard() -> bool:
-    """What is typed reaches this process: it is in the foreground of the terminal on standard input."""
+    """True where typed keys reach this process: it is in the foreground of the terminal on standard input."""
     if not sys.stdin.isatty():
         return False
     try:
