@@ -23,6 +23,7 @@ from typing import Protocol, cast
 from backends.failures import TransportError
 from backends.http.connection_pool import BufferedReply, ConnectionPool
 from backends.interface import Backend, HttpCall
+from gateway.fleet.limit_log import LimitLog
 from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
@@ -160,6 +161,7 @@ class Monitor:
     ) -> None:
         self.fleet = fleet
         self.lost_promises = LostPromises()
+        self.limit_log = LimitLog(fleet.view.limits_in_force)
         self._routes = routes
         self._shared = shared
         self._polled: dict[str, tuple[EndpointPoll, asyncio.Task[None]]] = {}
@@ -216,6 +218,7 @@ class Monitor:
             if counts % PROMISES == 0:
                 self._check_promises()
                 self.fleet.expire(monotonic())
+                self.limit_log.look(monotonic())
             if answering := cast("Iterable[Answering]", self.fleet.view.answering()):
                 self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in answering], monotonic())
 
