@@ -36,7 +36,6 @@ from gateway.downstream.intake import Intake
 from gateway.fleet.discovery import Discovery
 from gateway.fleet.endpoint_poll import PollTarget
 from gateway.fleet.learned_keeper import LearnedKeeper, state_store
-from gateway.fleet.limit_log import LimitLog
 from gateway.fleet.monitor import Monitor
 from gateway.observe.metrics.request_metrics import RequestMetrics, budgets
 from gateway.observe.metrics.scrape_collectors import EndpointCollector, GatewayCollector, Registry
@@ -97,7 +96,6 @@ class Gateway:
         self.estimator = Estimator(tokenizers(self.config), self.fleet.view.token_scale)
         shared = None if self.worker is None else self.worker.peers
         self.monitor = Monitor(self.fleet, shared=shared, routes=self._routes)
-        self.limit_log = LimitLog(self.fleet.view.limits_in_force)
         self.decider = Decider(self.estimator, self.fleet)
         self.queue = RequestQueue(self.fleet, lambda: self.config.defaults.first_token)
 
@@ -163,7 +161,7 @@ class Gateway:
         if (store := state_store(config.state, None if self.redis is None else self.redis.client)) is not None:
             self.learned_keeper = LearnedKeeper(store, self.fleet, self.runtime, is_leader)
             self.registry.register(self.learned_keeper)
-            self.limit_log.on_begin = self.learned_keeper.save_soon
+            self.monitor.limit_log.on_begin = self.learned_keeper.save_soon
         self.autoscaler: Autoscaler | None = None
         if is_leader:
             self.autoscaler = Autoscaler(self.recorder, self.fleet, self.runtime, self._processes)
@@ -289,7 +287,7 @@ class Gateway:
         if self.worker is None or self.worker.is_leader:
             self.cache_warming.start()
         optional = self.kv_events, self.telemetry, self.redis, self.keyring, self.autoscaler, self.history
-        for component in (*optional, self.answers, self.limit_log):
+        for component in (*optional, self.answers):
             if component is not None:
                 component.start()
         if self.config.is_dynamic:
@@ -414,7 +412,7 @@ class Gateway:
             await self._admin_runner.cleanup()
         components = (
             *(self.proxy.dispatcher.waker, self.discovery, self.cache_warming, self.witness_probes),
-            *(self.monitor, self.answers, self.limit_log),
+            *(self.monitor, self.answers),
             *(self.history, self.learned_keeper, self.autoscaler, self.data_port.certificate, self.kv_events),
             *(self.keyring, self.redis, None if self.worker is None else self.worker.peers),
             *self.runtime.current.connections.values(),

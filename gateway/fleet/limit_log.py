@@ -11,17 +11,14 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
 
 from policies.fleet.beliefs import ALL, Belief
 from policies.rate_limit.endpoint_limits import PEER_REPORT
 
 log = logging.getLogger("firsttoken")
 
-INTERVAL = 2.0  # s between two looks
 SHORT, LONG = 1.0, 10.0  # s
 QUIET = 60.0  # s
 
@@ -36,23 +33,9 @@ class LimitLog:
         self.on_begin: Callable[[], None] = lambda: None
         self._told: dict[str, str] = {}  # limits in force that have a line, by endpoint
         self._told_at: dict[str, float] = {}  # latest line of a beginning
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._look_forever())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _look_forever(self) -> None:
-        while True:
-            await asyncio.sleep(INTERVAL)
-            self.look(monotonic())
 
     def look(self, now: float) -> None:
-        """Compare the limits in force with those told."""
+        """Compare the limits in force with those told. Called every few seconds."""
         limits = self._limits(now)
         for endpoint, found in limits.items():
             mine = [each for each in found if each.why != PEER_REPORT]

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Protocol, cast
 
 from gateway.fleet.endpoint_poll import EndpointPoll, PollFinding, PollResult, PollTarget
+from gateway.fleet.limit_log import LimitLog
 from gateway.lost_promises import LostPromises
 from gateway.observe.metrics.series import counter
 from policies.fleet.circuit_breaker import BreakerState, CircuitBreaker
@@ -70,6 +71,7 @@ class Monitor:
     ) -> None:
         self.fleet = fleet
         self.lost_promises = LostPromises()
+        self.limit_log = LimitLog(fleet.view.limits_in_force)
         self._routes = routes
         self._shared = shared
         self._polled: dict[str, tuple[EndpointPoll, asyncio.Task[None]]] = {}
@@ -126,6 +128,7 @@ class Monitor:
             if counts % PROMISES == 0:
                 self._check_promises()
                 self.fleet.expire(monotonic())
+                self.limit_log.look(monotonic())
             if answering := cast("Iterable[Answering]", self.fleet.view.answering()):
                 self.fleet.on_progress([(attempt, attempt.output_tokens) for attempt in answering], monotonic())
 
