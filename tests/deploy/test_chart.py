@@ -90,7 +90,11 @@ def test_values_fit_the_schema(case: str) -> None:
     [
         ({"ttft": {"budget": 800}}, ["ttft", "budget"], "800 is not of type 'string'"),
         ({"ttft": {"budget": "1s", "target": []}}, ["ttft", "target"], "[] is not of type 'number', 'string'"),
-        ({"ttft": {"budget": "1s", "buget": "1s"}}, ["ttft"], "Additional properties are not allowed ('buget' was unexpected)"),
+        (
+            {"ttft": {"budget": "1s", "buget": "1s"}},
+            ["ttft"],
+            "Additional properties are not allowed ('buget' was unexpected)",
+        ),
         ({"tiers": [{"pool": 3}]}, ["tiers", 0, "pool"], "3 is not of type 'string'"),
         ({"tiers": [{"pool": "p", "when": {"turns": []}}]}, ["tiers", 0, "when", "turns"], "[] is not of type"),
     ],
