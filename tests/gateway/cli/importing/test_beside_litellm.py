@@ -23,6 +23,8 @@ SOME = 100  # of the requests that LiteLLM has answered
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.replace(" ", "-"))
 async def test_an_imported_file_answers_as_litellm_does(file: LitellmFile) -> None:
     """The same group answers each of 100 requests, with failures planted; equals share them."""
+    if file.name not in kept():
+        pytest.skip("LiteLLM's answers to this file are not in the table yet: make importing")
     async with FakeProviders(file.providers, file.faults) as providers:
         written = yaml.safe_load(litellm(file.written(providers.ports)).text())
         written |= {"server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}, "telemetry": {"access_log": "off"}}
