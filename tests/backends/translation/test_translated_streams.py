@@ -289,9 +289,11 @@ def test_an_error_event_becomes_the_callers() -> None:
     overloaded = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}\n\n'
     [(_, event)] = events(run(to_chat(), overloaded))
     assert event["error"]["type"] == "server_error"
-    [(name, event)] = events(run(to_messages(), b'data: {"error":{"message":"secret","code":500}}\n\n'))
+    failed = b'data: {"error":{"message":"CUDA error at 10.0.0.3, key sk-proj-0123456789abcdef0123","code":500}}\n\n'
+    [(name, event)] = events(run(to_messages(), failed))
     assert (name, event["error"]["type"]) == ("error", "api_error")
-    assert "secret" not in event["error"]["message"]
+    assert "CUDA error" in event["error"]["message"]
+    assert not any(secret in event["error"]["message"] for secret in ("10.0.0.3", "sk-proj"))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_without_another_endpoint_a_doubtful_refusal_stands() -> None:
 
 
 def walk_of(*ranked: Candidate) -> CandidateWalk:
-    walk = CandidateWalk(ranked, GivenFacts(), 3)
+    walk = CandidateWalk(ranked, GivenFacts(), AttemptLimits(max_attempts=3))
     walk.take()
     return walk
 
