@@ -64,8 +64,9 @@ def _run(run: str) -> list[str]:
 
 
 def keep(version: str, found: dict[str, list[str]]) -> None:
-    """Write the table of `kept`."""
-    lines = {}
+    """Write the rows of these files into the table of `kept`. Rows of another version of LiteLLM go."""
+    table = json.loads(KEPT.read_text())
+    lines: dict[str, str] = table["groups"] if table["litellm"] == version else {}
     for name, answers in found.items():
         runs: list[list[str]] = []
         for group in answers:
