@@ -2,8 +2,8 @@
 
     python -m tests.programs.importing [--only WORDS] [--keep]
 
-Both are processes of their own, one after the other. `--keep` writes the groups with which LiteLLM has answered the files
-that are alike; the tests of every day compare with these.
+Both are processes of their own, one after the other. `--keep` writes the groups with which LiteLLM has answered
+the files that are alike; the tests of every day compare with these.
 """
 
 from __future__ import annotations
