@@ -5,7 +5,9 @@ Rules:
 - An assumed limit is for servers that hang. One that is slow for a reason (a long prompt, a slow machine) has as long
   as the route promises, and EXPLAINED times the p90 of its forecast: broken off sooner, its prefill would be thrown
   away.
-- Nothing is refused on a guess: a forecast counts against a candidate once it is trained.
+- Nothing is refused on a guess: a forecast counts against a candidate once it is trained, and by the time that an engine
+  takes for the prompt itself. Work before it may end sooner, and the silence that another caller has met with refuses
+  nobody.
 """
 
 from __future__ import annotations
@@ -43,6 +45,6 @@ def exceeds_limit(limits: AttemptLimits, candidate: Candidate, now: float) -> st
     if not forecast.trained:
         return ""
     expected = f"the first token of {candidate.endpoint.pool} is expected in {forecast.p50:.3g} s"
-    if forecast.p50 > (limit := first_token_limit(limits, candidate)):
+    if forecast.prefill > (limit := first_token_limit(limits, candidate)):
         return f"{expected}, and first_token is {limit:g} s"
-    return f"{expected}, and {left:.3g} s are left of total.limit" if forecast.p50 > left else ""
+    return f"{expected}, and {left:.3g} s are left of total.limit" if forecast.prefill > left else ""

@@ -99,7 +99,7 @@ def machine(
     """A machine with permissions for ten retries and ten hedges. `limits`: fields of AttemptLimits."""
     return AttemptMachine(
         decided(*ranked, deadline=deadline),
-        AttemptLimits(max_attempts=max_attempts, first_token_limit=limit, **limits),
+        AttemptLimits(max_attempts=max_attempts, first_token_limit=limit, **{"limit_is_meant": True, **limits}),
         retries or RetryBudget(),
         hedges or HedgeBudget(10.0),
         facts,
