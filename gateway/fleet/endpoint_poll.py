@@ -36,8 +36,8 @@ class PollFinding(Enum):
     """Finding of a poll about the server."""
 
     ALIVE = "alive"
-    UNWELL = "unwell"  # the health page fails, or is silent
-    GONE = "gone"  # no connection: refused, unroutable or reset
+    UNWELL = "unwell"  # the health page fails, is silent or cut off
+    GONE = "gone"  # no connection: refused or unroutable
     UNASKED = "unasked"  # the gateway itself could not ask
 
 
@@ -121,7 +121,7 @@ class EndpointPoll:
             return PollResult(monotonic(), fault=fault)
         if not isinstance(reply, Failure):
             return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
-        if reply.contact is Contact.MADE and reply.kind is not FailureKind.RESET:
+        if reply.contact is Contact.MADE:
             return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
         refused = reply.contact is not Contact.UNTRIED
         return PollResult(monotonic(), PollFinding.GONE, fault=reply.said, refused=refused)

@@ -108,7 +108,8 @@ class Fleet:
             self.cache_lost |= {name for name in joined if not len(self._states[name].cache.index)}
         self.cache_lost &= self._states.keys()
         self.closes = any(
-            not state.pool.local or state.pool.concurrent_requests or state.queue_cap for state in self._states.values()
+            not state.pool.local or state.pool.concurrent_requests or state.has_refused_more
+            for state in self._states.values()
         )
         self._views.reload(self._states, {name: state.pool for name, state in self._pools.items()})
 
@@ -300,7 +301,7 @@ class Fleet:
                 state.count_answer(outcome)
             outlier = judges and outcome is AttemptOutcome.REFUSED and self.view.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
-            self.closes = self.closes or state.queue_cap is not None
+            self.closes = self.closes or state.has_refused_more
             if state.breaker.unconfirmed:
                 self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:

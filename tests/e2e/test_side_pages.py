@@ -42,6 +42,8 @@ TOLD = {  # part of the reason that is told
     "endless": "its /metrics fails: no answer within",
     "another product": "its /metrics has no series of vllm",
     "cut off": "its /metrics fails: ",
+    "reset": "its /metrics fails: connection closed without an answer",
+    "closed": "its /metrics fails: connection closed without an answer",
 }
 DOORS = ("serve", "pick")
 
@@ -121,7 +123,7 @@ async def test_an_engine_whose_load_page_fails_serves_every_caller(
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("fault", ["500", "503", "hang", "garbage"])
+@pytest.mark.parametrize("fault", ["500", "503", "hang", "garbage", "reset", "closed"])
 async def test_an_engine_whose_pages_all_fail_is_the_last_resort_until_an_answer_disproves_them(
     fault: str, door: str, certificates: Certificates
 ) -> None:
