@@ -20,7 +20,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -329,14 +329,14 @@ _QUEUE = re.compile(
 )
 
 
-def of_engine(failure: Failure, *, alone: bool) -> Failure:
+def of_engine(failure: Failure, is_plain: Callable[[], bool]) -> Failure:
     """The failure of an attempt at an engine, which has no accounts: a 429, and a 503 that speaks of its queue, is a
-    limit of its own. `alone`: the request counts as one there, and asks for one answer. A limit of tokens depends on
-    the prompt, so it tells nothing of how many requests the engine takes."""
+    limit of its own. `is_plain`: the request, and each beside it there, counts as one. A limit of tokens depends on the
+    prompt, so it tells nothing of how many requests the engine takes."""
     is_limit = failure.kind in RATE_LIMITS or (failure.kind is FailureKind.OVERLOADED and _QUEUE.search(failure.words))
     if not is_limit:
         return failure
-    kind = FailureKind.QUEUE_LIMIT if alone and "token" not in failure.words else FailureKind.OVERLOADED
+    kind = FailureKind.QUEUE_LIMIT if "token" not in failure.words and is_plain() else FailureKind.OVERLOADED
     message = "The engine is at the limit of its own queue"
     message = f"{message}: {failure.words}" if failure.words else f"{message}."
     return replace(failure, kind=kind, message=message, status=503, type="server_error", code="unavailable")

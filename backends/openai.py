@@ -230,9 +230,14 @@ def _cache_key(salt: str) -> str:
     return "ft-" + sha256(b"prompt_cache_key\0" + salt.encode()).hexdigest()[:32]
 
 
+_TEXT_LISTS = ("input", "documents", "queries", "text_2")  # of which each text is a prompt
+
+
 def asks_for_one(body: Mapping[str, Any]) -> bool:
-    """An engine counts the request as one."""
-    return choices_of(body) == 1 and body.get("best_of") in (None, 1)
+    """An engine counts the request as one: one prompt, one answer."""
+    texts = next((body[name] for name in _TEXT_LISTS if name in body), None)
+    several = isinstance(texts, list) and len(texts) > 1 and isinstance(texts[0], str | list)
+    return not several and choices_of(body) == 1 and body.get("best_of") in (None, 1)
 
 
 def choices_of(body: Mapping[str, Any]) -> int:

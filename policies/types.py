@@ -427,11 +427,7 @@ class Candidate:
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
     rtt: float = 0.0  # s of a round trip to the endpoint, part of the forecast; 0: not measured
-    trial_s: float = 0.0  # s left for the trial of an API whose forecast is a guess; 0: no trial
-
-    def qualifies(self, target: float) -> bool:
-        """Sent there, the request makes its deadline with the `target` probability, or shows whether the API does."""
-        return self.probability >= target or self.trial_s > 0
+    trial_s: float = 0.0  # s left for the trial of an API whose forecast is a guess: it qualifies; 0: no trial
 
     @property
     def hit_tiers(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -27,6 +28,7 @@ PROBE_TIMEOUT = 2.0  # s
 LARGEST_PAGE = 2 << 20  # bytes: vLLM's are some 100 KB, and the text is searched in the event loop
 NOT_IMPLEMENTED = 501  # llama.cpp, started without a page of the load
 MODELS_INTERVAL = 10.0  # s between two lists of models of an engine that names another than configured
+MOST_LINES, LINES_WITHIN = 6, 60.0  # s: of a page that changes with each poll
 _LOAD_FIELDS = frozenset(f.name for f in fields(EngineLoad))
 _COUNTS = frozenset({"running", "waiting", "block_size", "kv_blocks"})
 _MOST = 1e9  # larger counts are ignored
@@ -36,8 +38,8 @@ class PollFinding(Enum):
     """Finding of a poll about the server."""
 
     ALIVE = "alive"
-    UNWELL = "unwell"  # the health page fails, or is silent
-    GONE = "gone"  # no connection: refused, unroutable or reset
+    UNWELL = "unwell"  # the health page fails, is silent or cut off
+    GONE = "gone"  # no connection: refused or unroutable
     UNASKED = "unasked"  # the gateway itself could not ask
 
 
@@ -75,12 +77,21 @@ class EndpointPoll:
         self.wrong_model = self.served_model = False  # now; the configured one, ever
         self.heard_at = monotonic()  # latest shared result
         self.logged_at = NEVER  # latest change of model
-        self.fault = ""  # of the page of the load, as logged
+        self.fault = self.told_fault = ""  # of the page of the load: now, and as logged
         self.faults = 0  # in a row
         self.asleep = False  # as logged
+        self._told_at: deque[float] = deque(maxlen=MOST_LINES)
         self._listed_at = NEVER
         self._listed_for: tuple[str, float | None] = "", None  # model and start of the engine, when it was asked
         self._lists_model = True
+
+    def may_tell(self, now: float) -> bool:
+        """Takes one of the log lines about its page. Where there is none left, the next poll asks again: the last state
+        is told in the end."""
+        if len(self._told_at) == MOST_LINES and now - self._told_at[0] < LINES_WITHIN:
+            return False
+        self._told_at.append(now)
+        return True
 
     async def ask(self) -> PollResult:
         """Raises nothing but what a reader of a page raises."""
@@ -121,7 +132,7 @@ class EndpointPoll:
             return PollResult(monotonic(), fault=fault)
         if not isinstance(reply, Failure):
             return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
-        if reply.contact is Contact.MADE and reply.kind is not FailureKind.RESET:
+        if reply.contact is Contact.MADE:
             return PollResult(monotonic(), PollFinding.UNWELL, fault=page_fault(health, reply))
         refused = reply.contact is not Contact.UNTRIED
         return PollResult(monotonic(), PollFinding.GONE, fault=reply.said, refused=refused)

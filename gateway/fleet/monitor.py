@@ -229,7 +229,7 @@ class Monitor:
         """The server answers, or was not asked."""
         if result.load is not None:
             self.fleet.on_scrape(poll.endpoint, result.load, result.at)
-            self._log_sleep(poll, asleep=bool(result.load.asleep))
+            self._log_sleep(poll, asleep=bool(result.load.asleep), now=result.at)
         elif result.found is PollFinding.ALIVE:
             self.fleet.on_probe_answered(poll.endpoint, result.at)
         if poll.fault:
@@ -238,17 +238,19 @@ class Monitor:
     def _note_fault(self, poll: EndpointPoll, result: PollResult) -> None:
         """A line for each change. A single page that fails may be an accident, and the load before is not old yet."""
         poll.faults = poll.faults + 1 if result.fault else 0
-        if result.fault == poll.fault or (result.fault and poll.faults < FAULTS and not result.other_ranks):
+        if not result.fault or poll.faults >= FAULTS or result.other_ranks:
+            poll.fault = result.fault
+        if poll.fault == poll.told_fault or not poll.may_tell(result.at):
             return
-        poll.fault = result.fault
+        poll.told_fault = poll.fault
         if poll.fault:
             told = "the load of endpoint %s is not known: %s; its own requests are counted"
             log.warning(told, poll.endpoint, poll.fault)
         else:
             log.warning("endpoint %s tells its load", poll.endpoint)
 
-    def _log_sleep(self, poll: EndpointPoll, *, asleep: bool) -> None:
-        if asleep != poll.asleep:
+    def _log_sleep(self, poll: EndpointPoll, *, asleep: bool, now: float) -> None:
+        if asleep != poll.asleep and poll.may_tell(now):
             poll.asleep = asleep
             told = "is asleep: it gets no request until it is woken" if asleep else "is awake, with an empty cache"
             log.warning("endpoint %s %s", poll.endpoint, told)

@@ -332,11 +332,17 @@ class WireAttempt:
 
     # -- the end ------------------------------------------------------------------------
 
+    def _is_beside_single_ones(self) -> bool:
+        """The engine counts the request, and each other one there, as one."""
+        beside = self.fleet.view.attempts_at(self.attempt.candidate.endpoint.id)
+        wires = (each for each in beside if isinstance(each, WireAttempt))
+        return all(asks_for_one(each.request.body) for each in (self, *wires))
+
     def fail(self, failure: Failure) -> Failure:
         """End the attempt before the commit. Returns the failure as the caller may see it."""
         failure = self._whose_key(failure)
         if self.upstream.backend.local:
-            failure = of_engine(failure, alone=asks_for_one(self.request.body))
+            failure = of_engine(failure, self._is_beside_single_ones)
         if self.request.operation not in EVERYWHERE and (self.status in (405, 501) or failure is NOT_SERVED):
             failure = replace(NOT_SERVED, kind=FailureKind.UNSUPPORTED, status=404, code="unsupported_operation")
         elif failure.kind is FailureKind.MISCONFIGURED:

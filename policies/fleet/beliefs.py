@@ -78,6 +78,7 @@ def _of_callers(callers: Iterable[CallerState], now: float) -> Iterator[Belief]:
         for belief in chain(
             _of_breaker(state.breaker, now),
             starmap(Belief, state.refusal.reasons(now)),
+            starmap(Belief, () if state.queue_cap is None else state.queue_cap.reasons(now)),
             _of_adapters(state.unknown_adapters, now),
         ):
             same = found.get((belief.what, belief.why), replace(belief, callers=0))

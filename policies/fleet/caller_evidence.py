@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from policies.blame.blame import Evidence
 from policies.fleet.circuit_breaker import EJECTION_RESET, MAX_EJECTION, BreakerState, CircuitBreaker
+from policies.fleet.learned_cap import LearnedCap
 from policies.rate_limit.endpoint_limits import ProviderRefusal
 from policies.rate_limit.saved_limits import SavedRefusal
 from policies.types import NEVER, AttemptOutcome
@@ -81,16 +82,21 @@ class CallerState:
     breaker: CircuitBreaker
     refusal: ProviderRefusal
     since: float
+    queue_cap: LearnedCap | None = None  # of the engine's own queue
     unknown_adapters: dict[str, float] = field(default_factory=dict)  # refused: until when
 
     def is_over(self, now: float) -> bool:
         """Nothing is held against the endpoint any more."""
         breaker = self.breaker
-        if max(self.refusal.until, *self.unknown_adapters.values(), NEVER) > now:
+        if self.cap(now) is not None or max(self.refusal.until, *self.unknown_adapters.values(), NEVER) > now:
             return False
         if breaker.state is BreakerState.CLOSED:
             return now - max(self.since, breaker.closed_at) >= EJECTION_RESET
         return now - breaker.until >= FORGOTTEN
+
+    def cap(self, now: float) -> int | None:
+        """Most requests in progress, by the refusals of this caller's; None: not known."""
+        return None if self.queue_cap is None else self.queue_cap.at(now)
 
     @property
     def refused_until(self) -> float:
@@ -156,6 +162,15 @@ class CallerEvidence:
         refusal = self._refusal if confirmed else self._begin(caller, now).refusal
         refusal.on_refused(now, retry_after, why)
         return confirmed
+
+    def on_queue_limit(self, caller: str, cap: LearnedCap, now: float) -> LearnedCap | None:
+        """The engine's own limit has refused a request of the caller. Returns the cap that counts for all; None: only
+        this caller has met with any."""
+        if not caller:
+            return cap
+        self._begin(caller, now).queue_cap = cap
+        found = sorted(limit for state in self.states.values() if (limit := state.cap(now)) is not None)
+        return LearnedCap(found[1], now) if len(found) > 1 else None
 
     def on_unknown_adapter(self, adapter: str, caller: str, now: float, until: float) -> bool:
         """The server does not know the adapter. Returns whether that counts for all callers."""

@@ -96,7 +96,8 @@ class EndpointState:
         self.unix_offset = unix_offset
         self.inflight = InflightTokens()
         self.breaker = CircuitBreaker(MAX_EJECTION if pool.local else MAX_API_EJECTION)
-        self.queue_cap: LearnedCap | None = None  # of the engine itself
+        self.queue_cap: LearnedCap | None = None  # of the engine itself, for all callers
+        self.has_refused_more = False  # by a limit of its own
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
         self.slow_streams = SlowStreams()
@@ -275,16 +276,20 @@ class EndpointState:
             warming=self.warming or peers.warming > 0,
         )
 
-    def cap(self, now: float) -> int | None:
-        """Maximum of requests in progress, by the configuration and by the engine; None: there is none."""
-        own, learned = self.pool.concurrent_requests, None if self.queue_cap is None else self.queue_cap.at(now)
-        return own if learned is None else learned if own is None else min(own, learned)
+    def cap(self, now: float, caller: str = "") -> int | None:
+        """Maximum of requests in progress, by the configuration and by the engine, as the caller has met with it; None:
+        there is none."""
+        own, learned = self.callers.states.get(caller), None if self.queue_cap is None else self.queue_cap.at(now)
+        caps = self.pool.concurrent_requests, learned, None if own is None else own.cap(now)
+        return min((cap for cap in caps if cap is not None), default=None)
 
-    def on_queue_limit(self, now: float) -> bool:
-        """The engine has refused a request beside those in flight. False: there are none, and nothing is learned."""
+    def on_queue_limit(self, caller: str, now: float) -> bool:
+        """The engine has refused a request of the caller beside those in flight. False: there are none, and nothing is
+        learned."""
         in_flight = self.inflight.in_flight + self.peer_load.in_flight
         if in_flight:
-            self.queue_cap = LearnedCap(in_flight, now)
+            self.has_refused_more = True
+            self.queue_cap = self.callers.on_queue_limit(caller, LearnedCap(in_flight, now), now) or self.queue_cap
         return in_flight > 0
 
     def tpot_of(self, load: Load, prompt_tokens: int) -> float:
@@ -322,6 +327,7 @@ class EndpointState:
             failing=bool(down) and all(down),
             on_trial=load.on_trial or own.breaker.on_trial,
             limits=replace(load.limits, refused_until=own.refused_until),
+            full=load.full or ((cap := own.cap(now)) is not None and load.in_flight >= cap),
             unknown_adapters={**(load.unknown_adapters or {}), **unknown} if unknown else load.unknown_adapters,
         )
 
@@ -411,10 +417,8 @@ class EndpointState:
     def believed(self, load: Load, now: float) -> tuple[Belief, ...]:
         """Beliefs that keep requests away from the endpoint. `load`: for all callers."""
         limited = [*self.limits.reasons(load.limits, self.breaker.unpaid_until, now)]
-        if self.queue_cap is not None and (learned := self.queue_cap.at(now)) is not None:
-            limited.append(
-                (f"cap of {learned} requests", "the engine refused more, by its own limit", self.queue_cap.until)
-            )
+        if self.queue_cap is not None:
+            limited.extend(self.queue_cap.reasons(now))
         return tuple(beliefs(load, self.breaker, self.callers.states.values(), limited, now, self.load_fault))
 
     @property

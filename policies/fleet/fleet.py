@@ -80,7 +80,8 @@ class Fleet:
         self._departed = DepartedEndpoints()
         self._attempts: dict[Hashable, InFlightAttempt] = {}
         self._external_use = ExternalUseByRoute()
-        self._pauses = Pauses()
+        self._pauses = Pauses(self._on_pause)
+        self.on_beat = self._pauses.on_beat  # called every few ten milliseconds
         self._unpublished: dict[EndpointState, None] = {}
         self._views = FleetViews()
         self.view = FleetReader(self._states, self._pools, self._attempts, self._external_use, self._departed)
@@ -108,7 +109,8 @@ class Fleet:
             self.cache_lost |= {name for name in joined if not len(self._states[name].cache.index)}
         self.cache_lost &= self._states.keys()
         self.closes = any(
-            not state.pool.local or state.pool.concurrent_requests or state.queue_cap for state in self._states.values()
+            not state.pool.local or state.pool.concurrent_requests or state.has_refused_more
+            for state in self._states.values()
         )
         self._views.reload(self._states, {name: state.pool for name, state in self._pools.items()})
 
@@ -228,7 +230,7 @@ class Fleet:
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
         """`engine_ttft` replaces our own clock where the answer is not streamed."""
         if now > self._pauses.due:
-            self._on_pause(now)
+            self._pauses.note(now)
         if self.on_news is not None:
             self.on_news()
         if (attempt := self._attempts.get(key)) is None or attempt.first_at is not None:
@@ -240,22 +242,15 @@ class Fleet:
             self._learn_ttft(attempt, ttft, now)
         self._touch(attempt.state)
 
-    def on_beat(self, now: float) -> None:
-        """The event loop runs: called every few ten milliseconds."""
-        if now > self._pauses.due:
-            self._on_pause(now)
-        self._pauses.on_beat(now)
-
-    def _on_pause(self, now: float) -> None:
+    def _on_pause(self) -> None:
         """Nobody has watched the attempts in progress for a while."""
-        self._pauses.note(now)
         for key, attempt in self._attempts.items():
             attempt.on_pause(key)
 
     def paused_s(self, since: float, now: float) -> float:
         """Seconds since then in which this process was paused."""
         if now > self._pauses.due:
-            self._on_pause(now)
+            self._pauses.note(now)
         return self._pauses.within(since, now)
 
     def on_unread(self, key: Hashable) -> None:
@@ -281,7 +276,7 @@ class Fleet:
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
         if now > self._pauses.due:
-            self._on_pause(now)
+            self._pauses.note(now)
         if self.on_news is not None:
             self.on_news()
         attempt = self._attempts.pop(key, None)
@@ -300,7 +295,7 @@ class Fleet:
                 state.count_answer(outcome)
             outlier = judges and outcome is AttemptOutcome.REFUSED and self.view.is_outlier(state.endpoint.id)
             attempt.update_breaker(key, outcome, now, report, outlier)
-            self.closes = self.closes or state.queue_cap is not None
+            self.closes = self.closes or state.has_refused_more
             if state.breaker.unconfirmed:
                 self.on_unconfirmed(state.endpoint)
         if state.breaker.server_gone:
@@ -325,7 +320,7 @@ class Fleet:
     def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
         """Tokens so far, by attempt. Called about five times a second."""
         if now > self._pauses.due:
-            self._on_pause(now)
+            self._pauses.note(now)
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:

@@ -185,9 +185,9 @@ class FleetReader:
     def is_local(self, endpoint_id: str) -> bool:
         return self._states[endpoint_id].pool.local
 
-    def cap(self, endpoint_id: str, now: float) -> int | None:
-        """Maximum of requests in progress."""
-        return self._states[endpoint_id].cap(now)
+    def cap(self, endpoint_id: str, now: float, caller: str) -> int | None:
+        """Maximum of requests in progress, as the caller has met with it."""
+        return self._states[endpoint_id].cap(now, caller)
 
     def last_used_at(self, endpoint_id: str) -> float:
         """Time of the latest attempt."""
@@ -254,6 +254,10 @@ class FleetReader:
         """The endpoint has answered an attempt that was sent later. Engines start prompts in the order of arrival."""
         attempt = self._attempts.get(key)
         return attempt is not None and attempt.state.newest_answered > attempt.sent_at
+
+    def attempts_at(self, endpoint_id: str) -> list[Hashable]:
+        """Attempts in progress there."""
+        return [key for key, attempt in self._attempts.items() if attempt.state.endpoint.id == endpoint_id]
 
     def answering(self) -> list[Hashable]:
         """Attempts with a first token and no end yet."""

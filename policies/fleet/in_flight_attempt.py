@@ -313,7 +313,7 @@ class InFlightAttempt:
         """A limit of the engine's own queue is a cap. Of a rate limit the provider's own figures are believed first,
         then what several callers have met with."""
         state = self.state
-        if blame.fault is Fault.QUEUE and state.on_queue_limit(now):
+        if blame.fault is Fault.QUEUE and state.on_queue_limit(self.caller, now):
             return  # the cap holds requests back, for as long as it is full
         of_tokens = {Fault.TOKEN_RATE: True, Fault.REQUEST_RATE: False}.get(blame.fault)
         spent = state.limits.exhausted_for(now, of_tokens)

@@ -8,6 +8,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from policies.types import FOREVER, NEVER
 
 PAUSE = 0.5  # s without a beat
@@ -16,19 +18,24 @@ PAUSE = 0.5  # s without a beat
 class Pauses:
     """`due`: an event later than this comes after a pause that is not noted yet; FOREVER: no beat is awaited."""
 
-    __slots__ = ("_beat_at", "_began", "_ended", "due")
+    __slots__ = ("_beat_at", "_began", "_ended", "_on_pause", "due")
 
-    def __init__(self) -> None:
+    def __init__(self, on_pause: Callable[[], None]) -> None:
         self.due = FOREVER
+        self._on_pause = on_pause
         self._beat_at = self._began = self._ended = NEVER
 
     def on_beat(self, now: float) -> None:
+        """The event loop runs."""
+        if now > self.due:
+            self.note(now)
         self._beat_at, self.due = now, now + PAUSE
 
     def note(self, now: float) -> None:
         """A pause is over."""
         self._began, self._ended = self._beat_at, now
         self.due = FOREVER
+        self._on_pause()
 
     def within(self, since: float, until: float) -> float:
         """Seconds of that time in the latest pause."""

@@ -112,7 +112,7 @@ class HoldRules:
         if not self.fleet.closes:
             return None
         cap, load = (
-            self.fleet.view.cap(endpoint, self.now),
+            self.fleet.view.cap(endpoint, self.now, queued.request.caller),
             self.fleet.load_for(queued.request.caller, endpoint, self.now),
         )
         dispatched = [sent for sent in self.queues.in_dispatch.values() if sent.endpoint.id == endpoint]

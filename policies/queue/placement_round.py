@@ -218,7 +218,8 @@ class PlacementRound:
         for candidate in islice(decision.ranked, None if is_last_moment else 1):
             endpoint = candidate.endpoint
             other_tier = not queued.route.is_same_part(endpoint, here)
-            spills = other_tier and candidate.qualifies(target * (STILL if is_last_moment else 1))
+            enough = target * (STILL if is_last_moment else 1)
+            spills = other_tier and (candidate.probability >= enough or candidate.trial_s)
             if spills or (is_closed and endpoint != here and self.rules.rule_in_time(queued, endpoint.id) is None):
                 self.queues.unassign(queued)
                 queued.plan(candidate)

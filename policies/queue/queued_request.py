@@ -106,7 +106,7 @@ class QueuedRequest(PlacementRequest):
         that the route promises."""
         forecast, load = chosen.forecast, chosen.load
         alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
-        has_chance = chosen.qualifies(self.route.target)
+        has_chance = chosen.probability >= self.route.target or chosen.trial_s
         self.prefill_s = forecast.prefill
         self.send_by = self.deadline - alone * forecast.ratio(self.sure) if has_chance else NEVER
 

@@ -88,7 +88,7 @@ def walk_tiers(found: CandidateSet) -> TierOrder:
     for tier in found.tiers:
         able = TierCandidates()
         for each in tier:
-            (able if each.qualifies(found.target) else others).append(each)
+            (able if each.probability >= found.target or each.trial_s else others).append(each)
         if able:
             qualifying.append(able)
     by, preference = _PREFERENCES[found.queued.route.prefer]

@@ -64,7 +64,7 @@ def _outcome(found: CandidateSet, ranking: Sequence[Candidate]) -> Decision:
     first = ranking[0]
     if found.queued.route.scorer != "predicted":
         return _decision(found, _PLACE, ranking, first.reason)
-    if first.qualifies(found.target):
+    if first.probability >= found.target or first.trial_s:
         return _decision(found, _PLACE, ranking, f"tier {first.tier + 1}: {first.reason}")
     return _miss(found, ranking)
 

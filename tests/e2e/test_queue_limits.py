@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -119,6 +121,59 @@ async def test_what_depends_on_the_request_teaches_no_cap(more: dict[str, Any], 
             _, head = await second.ask(post(STREAM))
             assert head["x-firsttoken-pool"] == "own"
             engine.proceed()
+
+
+LISTED = {"model": "chat", "input": ["a text"] * 64}
+
+
+@pytest.mark.parametrize("first", [post({**STREAM, "n": 64}), post(LISTED, path="/v1/embeddings")], ids=["n", "texts"])
+async def test_a_refusal_beside_a_request_that_counts_as_many_teaches_no_cap(first: bytes) -> None:
+    """The engine is full of one caller's answers; one request there is no cap for all."""
+    seen = list[Received]()
+    async with ScriptedEngine(HELD, VLLM_429, [STREAMED], answered=seen) as engine, Upstream([STREAMED]) as api:
+        pools = {"own": pool(engine.url, backend="vllm"), "api": pool(api.url)}
+        async with (
+            running(pools, {"chat": {"tiers": ["own", "api"]}}) as gateway,
+            calling(gateway.url) as many,
+            calling(gateway.url) as single,
+        ):
+            many.writer.write(first)
+            await eventually(lambda: seen)
+            _, head = await single.ask(post(STREAM))
+            assert head["x-firsttoken-pool"] == "api"
+            await single.chunks()
+            await asyncio.sleep(5.0)  # virtual: busy for its caller meanwhile
+            _, head = await single.ask(post(STREAM))
+            assert head["x-firsttoken-pool"] == "own"
+            engine.proceed()
+
+
+KEYS = [{"name": name, "sha256": sha256(name.encode()).hexdigest()} for name in "abc"]
+
+
+@pytest.mark.parametrize(("refused", "third"), [("a", "own"), ("ab", "api")], ids=["one caller", "two callers"])
+async def test_a_cap_counts_for_all_once_two_callers_have_met_with_it(refused: str, third: str) -> None:
+    """What one caller's request has brought back takes nothing from another."""
+    seen, scripts = list[Received](), [HELD, *[VLLM_429] * len(refused), [STREAMED]]
+    async with (
+        ScriptedEngine(*scripts, answered=seen) as engine,
+        Upstream([STREAMED]) as api,
+        AsyncExitStack() as stack,
+    ):
+        pools = {"own": pool(engine.url, backend="vllm"), "api": pool(api.url)}
+        routes = {"chat": {"tiers": ["own", "api"]}}
+        gateway = await stack.enter_async_context(running(pools, routes, keys=KEYS))
+        used = []
+        for key in ("a", *refused, "c", "a"):
+            caller = await stack.enter_async_context(calling(gateway.url))
+            _, head = await caller.ask(post(STREAM, f"authorization: Bearer {key}"))
+            used.append(head["x-firsttoken-pool"])
+            if len(used) > 1:
+                await caller.chunks()
+        assert used == ["own", *["api"] * len(refused), third, "api"]
+        [own, _] = json.loads((await get(gateway.admin_url, "/fleet"))[2])
+        assert {(each["what"], each["callers"]) for each in own["believed"]} >= {("cap of 1 requests", len(refused))}
+        engine.proceed()
 
 
 async def test_many_callers_of_a_capped_engine_are_all_answered() -> None:

@@ -23,9 +23,9 @@ from tests.support.certificates import Certificates, made
 from tests.support.gateways import running
 from tests.support.grpc_client import grpc_client
 from tests.support.scripted_fleet import dead_url
-from tests.support.side_pages import FAULTS, HEALTH, METRICS, MODELS, TLS_FAULT, SidedEngine, sided
+from tests.support.side_pages import FAULTS, HEALTH, METRICS, MODELS, PAGE, TLS_FAULT, SidedEngine, sided
 from tests.support.simulated import eventually
-from tests.support.upstream import Pause, Received, Script
+from tests.support.upstream import Pause, Received, Script, reply
 
 pytestmark = pytest.mark.virtual_time
 
@@ -42,6 +42,8 @@ TOLD = {  # part of the reason that is told
     "endless": "its /metrics fails: no answer within",
     "another product": "its /metrics has no series of vllm",
     "cut off": "its /metrics fails: ",
+    "reset": "its /metrics fails: connection closed without an answer",
+    "closed": "its /metrics fails: connection closed without an answer",
 }
 DOORS = ("serve", "pick")
 
@@ -121,7 +123,7 @@ async def test_an_engine_whose_load_page_fails_serves_every_caller(
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("fault", ["500", "503", "hang", "garbage"])
+@pytest.mark.parametrize("fault", ["500", "503", "hang", "garbage", "reset", "closed"])
 async def test_an_engine_whose_pages_all_fail_is_the_last_resort_until_an_answer_disproves_them(
     fault: str, door: str, certificates: Certificates
 ) -> None:
@@ -195,6 +197,38 @@ async def test_what_does_not_tell_its_load_attracts_nobody(certificates: Certifi
         await eventually(lambda: sorted(load.running for load in loads().values()) == [5, 5])
         silent.fault = ""
         await eventually(lambda: sorted(load.running for load in loads().values()) == [0, 5])
+
+
+class Restless(SidedEngine):
+    """Its page says something else at each poll: another error, load, sleep."""
+
+    settled = False
+
+    def script(self, received: Received) -> Script:
+        if received.target != METRICS or self.settled:
+            return super().script(received)
+        failing: Script = [reply(b"", f"{500 + self.asked % 90} x")]
+        return (*[failing] * 4, [reply(PAGE % 0 + SLEEPS)], [reply(PAGE % 0)])[self.asked // 2 % 6]
+
+
+SLEEPS = b'vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0\n'
+
+
+async def test_a_page_that_changes_with_each_poll_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Its last state is told all the same, a minute later."""
+    with caplog.at_level(logging.WARNING, "firsttoken"):
+        async with (
+            Restless() as engine,
+            running({"only": pool_of([engine], Path())}, ROUTES, defaults={"scrape": "50ms"}),
+        ):
+            await eventually(lambda: engine.asked > 200)
+            assert len(caplog.records) <= endpoint_poll.MOST_LINES
+            engine.settled = True
+            await asyncio.sleep(endpoint_poll.LINES_WITHIN + 1)
+            told = [entry.message.partition(" is ")[2] or entry.message for entry in caplog.records]
+            loads = [each for each in told if "load" in each]
+            assert not loads or loads[-1].endswith("tells its load")
+            assert [each for each in told if "asleep" in each or "awake" in each][-1].startswith("awake")
 
 
 class Compiling(SidedEngine):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from tests.support.builders import STREAMED
 from tests.support.certificates import Certificates
-from tests.support.upstream import HANG, Received, Script, Upstream, reply
+from tests.support.upstream import CLOSE, HANG, RESET, Received, Script, Upstream, reply
 
 METRICS, HEALTH, MODELS = "/metrics", "/health", "/v1/models"
 ENDLESS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"10000\r\n" + b"x" * 65536 + b"\r\n"
@@ -29,6 +29,8 @@ FAULTS: dict[str, Script] = {
     "huge": [reply(b"# " + b"x" * (3 << 20) + b"\n")],
     "endless": [ENDLESS, HANG],
     "another product": [reply(OTHER_PRODUCT)],
+    "reset": [RESET],
+    "closed": [CLOSE],
     "cut off": [b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nvllm:"],
 }
 
