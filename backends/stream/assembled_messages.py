@@ -1,8 +1,8 @@
 """Puts the events of one of Anthropic's messages together. Rules: `backends.stream.assembly`.
 
 The message begins as in message_start; blocks are filled by their deltas; message_delta adds the reason of the end and
-the last counts of tokens. A message is complete with message_stop, with its usage or a count of the gateway. A call that
-was cut has an empty input, as in the API's own whole answers.
+the last counts of tokens. A message is complete with message_stop, with its usage or a count of the gateway. A call
+that was cut has an empty input, as in the API's own whole answers.
 """
 
 from __future__ import annotations
