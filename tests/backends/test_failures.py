@@ -328,7 +328,7 @@ def test_a_refusal_that_repeats_our_key_is_about_the_key(key: str, kind: Failure
 def is_asked_again(failure: Failure) -> bool:
     """The attempt machine's rule, for an endpoint without a sibling."""
     failed, alone = Failed(1, BLAME[failure.kind.value], failure.retry_after), candidate("a")
-    return wait_before_retry(failed, alone, CandidateWalk([alone], NO_FACTS, AttemptLimits(3))) is not None
+    return wait_before_retry(failed, alone, CandidateWalk([alone], NO_FACTS, AttemptLimits(max_attempts=3))) is not None
 
 
 OF_REQUEST = ("client", "context", "content_filter", "content", "request_size", "caller_key")

@@ -243,9 +243,10 @@ async def whole(gateway: Gateway, number: int) -> str | None:
 
 
 async def test_an_error_reply_without_end_is_an_error_at_once() -> None:
-    endless = b"HTTP/1.1 500 X\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(
-        b"no " * 50_000
-    )
-    async with Upstream([endless, HANG]) as upstream, running({"only": pool(upstream.url)}) as gateway:
-        async with calling(gateway.url) as caller:
-            assert (await caller.whole(post(CHAT)))[0] == 502
+    head = b"HTTP/1.1 500 X\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with (
+        Upstream([head + chunk(b"no " * 50_000), HANG]) as upstream,
+        running({"only": pool(upstream.url)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        assert (await caller.whole(post(CHAT)))[0] == 502
