@@ -44,8 +44,8 @@ def without_engine_members(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
         if name in ENGINE_MEMBERS:
             found.append(name)
             continue
-        if name in HOLDERS and isinstance(value, dict) and not ENGINE_MEMBERS.isdisjoint(value):
-            found += [f"{name}.{inner}" for inner in value if inner in ENGINE_MEMBERS]
-            value = {inner: each for inner, each in value.items() if inner not in ENGINE_MEMBERS}
+        if name in HOLDERS and isinstance(value, dict):  # one in another, too: clients and servers unfold them
+            value, inner = without_engine_members(value)
+            found += [f"{name}.{each}" for each in inner]
         kept[name] = value
-    return kept, tuple(found)
+    return (kept, tuple(found)) if found else (body, ())

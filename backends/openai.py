@@ -154,7 +154,7 @@ class OpenAI(Backend):
         if limits and not asked:
             body[self.limit_name if operation is Operation.CHAT else limits[-1]] = cap
         for name in _LEAST:
-            if type(body.get(name)) is int and body[name] > cap:
+            if type(body.get(name)) in (int, float) and body[name] > cap:
                 body[name] = cap  # engines refuse a least number above the limit
         if operation is Operation.MESSAGES:
             _fit_thinking(body, cap)

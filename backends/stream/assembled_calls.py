@@ -5,7 +5,8 @@ every part or change the id from part to part; a part with a name begins another
 - the call before has another name, and arguments already; or
 - its arguments are complete; or
 - the id is another one, and no arguments are open.
-Every other part continues the call before. Arguments that are no JSON after such a guess make no answer.
+Every other part continues the call before. After such a guess, or a name that is repeated, arguments that are no JSON
+make no answer, nor does a call that is there twice with one id.
 """
 
 from __future__ import annotations
@@ -60,9 +61,13 @@ class AssembledCalls:
     def assembled(self, *, was_cut: bool) -> list[dict[str, Any]]:
         """Raises Unassembled where a guess has led to half a call. `was_cut`: the last one may be half."""
         calls = [call for _, call in sorted(self._calls, key=lambda each: each[0])]
-        if self._guessed and not was_cut and not all(call.is_complete for call in calls):
+        guessed = self._guessed or any(call.is_repeated for call in calls)
+        if guessed and not was_cut and not all(call.is_complete for call in calls):
             raise Unassembled("tool calls that cannot be told apart", of_calls=True)
-        return [call.assembled() for call in calls]
+        whole = [call.assembled() for call in calls]
+        if guessed and any(call.get("id") and call in whole[:place] for place, call in enumerate(whole)):
+            raise Unassembled("a tool call that came twice", of_calls=True)
+        return whole
 
 
 class AssembledCall:
@@ -84,6 +89,11 @@ class AssembledCall:
     def is_complete(self) -> bool:
         """The arguments are JSON, or there are none yet."""
         return all(not part._text or _is_json(part._text) for part in self._parts.values())
+
+    @property
+    def is_repeated(self) -> bool:
+        """Parts have named the function again: their arguments may be all so far, and not the next."""
+        return any(len(part._more.get("name", ())) > 1 for part in self._parts.values())
 
     def is_ended_by(self, call: dict[str, Any]) -> bool:
         """The part begins another call."""

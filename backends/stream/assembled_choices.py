@@ -97,7 +97,7 @@ class ChoicesAssembler(EventAssembler):
     def _with_counts(self, usage: Any, counted: Counted) -> dict[str, Any]:
         """The usage, with the gateway's own counts where the server tells none."""
         known = usage if isinstance(usage, dict) else {}
-        if all(type(known.get(name)) is int for name in ("prompt_tokens", "completion_tokens")):
+        if all(type(known.get(name)) in (int, float) for name in ("prompt_tokens", "completion_tokens")):
             return known
         self.found.note("no usage in the stream")
         prompt, completion = counted()
@@ -205,11 +205,20 @@ class _Choice:
         members = {"index": index, **self._members, **self._token_ids.joined()}
         if logprobs := self._logprobs.joined():
             members["logprobs"] = logprobs
+        if self._has_lost_words:
+            raise Unassembled("an answer that is in no delta")
         if self._is_chat:
             members["message"] = filled(self._whole_message(form), form.message, form.parts, self._found)
         else:
             members["text"] = read_text(self._texts.get("text", b""))
         return filled(members, form.choice, form.parts, self._found)
+
+    @property
+    def _has_lost_words(self) -> bool:
+        """No event had a delta, or a text; or the texts of a chat are beside its deltas."""
+        if not self._is_chat:
+            return "text" not in self._texts
+        return bool(self._texts.get("text")) and not self._texts.get("content")
 
     def _whole_message(self, form: WholeForm) -> dict[str, Any]:
         message = {"role": "assistant", "content": None, **self._message, **self._annotations.joined()}

@@ -1,8 +1,8 @@
 """Puts the events of one of Anthropic's messages together. Rules: `backends.stream.assembly`.
 
 The message begins as in message_start; blocks are filled by their deltas; message_delta adds the reason of the end and
-the last counts of tokens. A message is complete with message_stop. A tool call that was cut has an empty input, as in
-the API's own whole answers.
+the last counts of tokens. A message is complete with message_stop, with its usage or a count of the gateway. A call
+that was cut has an empty input, as in the API's own whole answers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from backends.stream.assembly import Counted, EventAssembler, Unassembled, encod
 
 _BLOCK_EVENTS = ("message_start", "content_block_start", "message_delta")
 _CUT = ("max_tokens", "model_context_window_exceeded", "refusal", "pause_turn")  # stop reasons
+_COUNTED = ("input_tokens", "output_tokens")
 _TEXT_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}  # same name in both
 
 
@@ -58,7 +59,19 @@ class MessageAssembler(EventAssembler):
         if not all(block.closed for block in self._blocks):
             self.found.note("a block without an end")
         was_cut = message["stop_reason"] in _CUT
-        return encode({**message, "content": [block.assembled(was_cut=was_cut) for block in self._blocks]})
+        content = [block.assembled(was_cut=was_cut) for block in self._blocks]
+        return encode({**message, "content": content, "usage": self._usage(message.get("usage"), counted)})
+
+    def _usage(self, reported: Any, counted: Counted | None) -> Any:
+        """The usage, with the gateway's own counts where the server tells none."""
+        known = reported if isinstance(reported, dict) else {}
+        if counted is None or all(type(known.get(name)) in (int, float) for name in _COUNTED):
+            return reported
+        self.found.note("no usage in the stream")
+        return {
+            **dict(zip(_COUNTED, counted(), strict=True)),
+            **{name: n for name, n in known.items() if n is not None},
+        }
 
     def _forget(self) -> None:
         self._message, self._blocks = None, []

@@ -59,6 +59,11 @@ class HeldReply:
         return content or self._has_events or NOT_EVENTS
 
     @property
+    def is_full(self) -> bool:
+        """Of an error reply all is held that is read."""
+        return not self._is_success and self.size >= MAX_ERROR
+
+    @property
     def is_page(self) -> bool:
         """Markup, whatever its content type: no server's answer, and no proxy's error in JSON."""
         return b"".join(self._parts)[:_LOOKED_AT].lstrip()[:1] == b"<"

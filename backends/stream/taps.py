@@ -409,6 +409,9 @@ def read_times(times: EngineTimes, reported: Any) -> None:
 
 
 def count_or(value: Any, known: int | None) -> int | None:
+    """A reported count; 20.0 is one, as some servers write all numbers."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else known
 
 

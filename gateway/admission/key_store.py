@@ -5,6 +5,7 @@ Rules:
 - `firsttoken keys` and the admin port write; gateways read (`gateway.admission.keyring`).
 - A store holds MAX_KEYS, so that what a gateway reads after a change is bounded.
 - A store counts its changes, and has a random name since its birth: one that was lost and begun again is another one.
+  One that went back and was changed since may have as many changes as before, and another latest one.
 - A revocation is kept for REVOKED_FOR, and as long as the revoked key is stored: gateways refuse its digest, also where
   a failover or a restore brings the key back.
 """
@@ -50,12 +51,14 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class StoredKeys:
-    """`keys` in order of name. `birth`: random name of the store; empty: made before 0.2.0. `changes`: since then."""
+    """`keys` in order of name. `birth`: random name of the store; empty: made before 0.2.0. `changes`: since then;
+    `latest`: random name of the last one, where the store has it."""
 
     keys: Sequence[Key] = ()
     revoked: Sequence[Revocation] = ()
     birth: str = ""
     changes: int = 0
+    latest: str = ""
     refused: frozenset[str] = field(init=False, default=frozenset())  # digests
 
     def __post_init__(self) -> None:

@@ -100,11 +100,13 @@ class Keyring:
     async def _take(self, stored: StoredKeys) -> None:
         before, self._stored = self._stored, stored
         begun_again = before is not None and before.birth not in ("", stored.birth)
-        older = before is not None and before.birth == stored.birth and stored.changes < before.changes
+        older = before is not None and before.birth == stored.birth and _is_before(stored, before)
         self._refused |= {each.sha256: each for each in stored.revoked}
         self._refused = {digest: each for digest, each in self._refused.items() if self._holds(each)}
-        if begun_again or older:
-            self._on_older(stored)
+        again = [key for key in stored.keys if key.sha256 in self._refused and key.sha256 not in stored.refused]
+        again = [key for key in again if key.sha256 not in self._unwritten]
+        if begun_again or older or again:
+            self._on_older(again)
         keys = stored.keys
         if self._lost or begun_again:
             keys = keys or self.known
@@ -115,9 +117,9 @@ class Keyring:
         """A revocation that is over holds as long as the store keeps it: the key is stored."""
         return revoked.until > time() or (self._stored is not None and revoked.sha256 in self._stored.refused)
 
-    def _on_older(self, stored: StoredKeys) -> None:
-        """After a failover, a restore or a loss: the store does not know all that was seen."""
-        again = [key for key in stored.keys if key.sha256 in self._refused and key.sha256 not in stored.refused]
+    def _on_older(self, again: Sequence[Key]) -> None:
+        """After a failover, a restore or a loss: the store does not know all that was seen. `again`: keys in it that
+        were revoked."""
         names = ", ".join(key.name for key in again)
         text = (
             "%s: the keys are older than those known here (a failover or a restore?); revoke again what was revoked%s"
@@ -155,3 +157,8 @@ class Keyring:
         if not self._failing:
             log.warning("keys: the last known keys stay valid: %s", error)
         self._failing = True
+
+
+def _is_before(stored: StoredKeys, seen: StoredKeys) -> bool:
+    """The store went back behind what was seen. With more changes since, only its keys tell."""
+    return stored.changes < seen.changes or (stored.changes == seen.changes and stored.latest != seen.latest)

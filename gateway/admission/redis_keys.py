@@ -1,7 +1,7 @@
 """The store of callers' keys in Redis: a hash, NAMESPACE:keys, which never expires.
 
-Fields: the name of a key (JSON of the key); ` birth` and ` changes` of the store; ` revoked NAME DIGEST` (JSON of a
-revocation). A key's name has no space.
+Fields: the name of a key (JSON of the key); ` birth` and ` changes` of the store, and the random name of the ` latest`
+change; ` revoked NAME DIGEST` (JSON of a revocation). A key's name has no space.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 READ_TIMEOUT = 1.0  # s, of all keys
-BIRTH, CHANGES, REVOKED = " birth", " changes", " revoked "
+BIRTH, CHANGES, LATEST, REVOKED = " birth", " changes", " latest", " revoked "
 
-# ARGV[1]: name of a store that begins with this call.
+# ARGV[1]: name of this change, and of a store that begins with it.
 _CHANGED = """
 local function changed()
   if redis.call('HEXISTS', KEYS[1], ' birth') == 0 then redis.call('HSET', KEYS[1], ' birth', ARGV[1]) end
   redis.call('HINCRBY', KEYS[1], ' changes', 1)
+  redis.call('HSET', KEYS[1], ' latest', ARGV[1])
   return 1
 end
 local function digest_of(name)
@@ -125,8 +126,9 @@ class RedisKeys:
         self.name = f"redis {url.redacted}: {self._hash}"
 
     async def version(self) -> Hashable:
-        birth, changes = await self._ask(lambda redis: redis.hmget(self._hash, [BIRTH, CHANGES]), self._timeout)
-        return None if changes is None else (birth, changes)
+        fields = [BIRTH, CHANGES, LATEST]
+        birth, changes, latest = await self._ask(lambda redis: redis.hmget(self._hash, fields), self._timeout)
+        return None if changes is None else (birth, changes, latest)
 
     async def read(self) -> StoredKeys:
         found = await self._ask(lambda redis: redis.hgetall(self._hash), max(READ_TIMEOUT, self._timeout))
@@ -161,9 +163,9 @@ class RedisKeys:
 def stored_keys(fields: dict[str, bytes]) -> StoredKeys:
     """The contents of the hash."""
     keys = {name: text for name, text in fields.items() if not name.startswith(" ")}
-    birth, changes = (fields.get(name, b"").decode("ascii", "replace") for name in (BIRTH, CHANGES))
+    birth, changes, latest = (fields.get(name, b"").decode("ascii", "replace") for name in (BIRTH, CHANGES, LATEST))
     revoked = [mark for name, text in fields.items() if name.startswith(REVOKED) and (mark := _mark(text)) is not None]
-    return StoredKeys(parse_keys(keys), revoked, birth, int(changes) if changes.isdecimal() else 0)
+    return StoredKeys(parse_keys(keys), revoked, birth, int(changes) if changes.isdecimal() else 0, latest)
 
 
 def _mark(text: bytes) -> Revocation | None:

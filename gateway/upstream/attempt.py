@@ -215,6 +215,8 @@ class WireAttempt:
         found = self.held.feed(data)
         if isinstance(found, Failure):
             return self.fail(found)
+        if self.held.is_full:  # an error of any length: nothing further is read
+            return self.fail(self.upstream.backend.failure(self.status, self.headers, self.held.take()))
         if self.opening is not None:
             return self._hold_opening(self.opening, data, found, now)
         return self._first_token(now) if found else None

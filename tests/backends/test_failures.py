@@ -14,7 +14,7 @@ import pytest
 from backends import failures
 from backends.failures import of_connect, of_event, of_reply
 from backends.interface import Failure, FailureKind
-from backends.scrubbing import scrub
+from backends.scrubbing import scrub, scrubbed_words
 from backends.waiting_times import retry_after
 from policies.attempts.attempt_events import NO_FACTS, AttemptLimits, Failed
 from policies.attempts.candidate_walk import CandidateWalk
@@ -225,7 +225,16 @@ def test_no_message_about_the_server_tells_its_host() -> None:
         ("token 0123456789abcdef0123456789abcdef0", "token [key]"),
         ("AIzaSyA1234567890123456789012345678901", "[key]"),
         ("a-key-of-our-own leaks", "[key] leaks"),
-        ("two\r\nlines\x1b[31m", "two lines [31m"),
+        ("two\r\nlines\x1b[31m", "two lines "),
+        ("two\x85lines\x9b\u202e\u2066 \u200b", "two lines   "),
+        ("ghp_16C7e42F292c6912E7710c838347Ae178B4a, AKIAIOSFODNN7EXAMPLE", "[key], [key]"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVm_N-0w5N", "[key]"),
+        ("xoxb-123456789012-abcdefghij tgp_v1_abcdEFGH1234567890", "[key] [key]"),
+        (
+            "password=hunter2secret; api_key='abc123def'; X-Api-Key: 0a1b2c3d",
+            "password=[key]; api_key='[key]'; X-Api-Key: [key]",
+        ),
+        ("tokens: 128000, token: required", "tokens: 128000, token: required"),
         ("messages.0.content of gpt-4.1-mini is 8192 tokens", "messages.0.content of gpt-4.1-mini is 8192 tokens"),
         ("550e8400-e29b-41d4-a716-446655440000", "550e8400-e29b-41d4-a716-446655440000"),
         ("max_tokens: 99999", "max_tokens: 99999"),
@@ -234,6 +243,18 @@ def test_no_message_about_the_server_tells_its_host() -> None:
 def test_messages_are_scrubbed_of_addresses_and_keys(text: str, scrubbed: str) -> None:
     """And of little else: the message should help the caller."""
     assert scrub(text, "a-key-of-our-own") == scrubbed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("peer fd00::1234:5678 at 12:30:45 is gone", "peer [address] at 12:30:45 is gone."),
+        ("2001:db8:1:2:3:4:5:6 is at its limit", "[address] is at its limit."),
+        ("您的请求频率已达到限制。", "您的请求频率已达到限制。"),
+    ],
+)
+def test_words_of_a_failure_name_no_machine(text: str, words: str) -> None:
+    assert scrubbed_words(text) == words
 
 
 @pytest.mark.parametrize("word", ["none", "EMPTY", "test", "token", "x", "ollama", ""])

@@ -16,9 +16,10 @@ from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
 from policies.types import AttemptKind, AttemptOutcome
 from tests.backends.test_failures import WRAPPED
+from tests.support.builders import CHAT, calling, post
 from tests.support.gateways import pool, running
 from tests.support.simulated import engine_pool, engines, eventually
-from tests.support.upstream import LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
+from tests.support.upstream import HANG, LAST_CHUNK, STREAM_HEAD, Pause, Upstream, chunk
 
 pytestmark = pytest.mark.virtual_time
 
@@ -239,3 +240,13 @@ async def whole(gateway: Gateway, number: int) -> str | None:
             model="chat", max_tokens=5, messages=[{"role": "user", "content": f"{number} tell me"}]
         )
     return reply.choices[0].message.content
+
+
+async def test_an_error_reply_without_end_is_an_error_at_once() -> None:
+    head = b"HTTP/1.1 500 X\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with (
+        Upstream([head + chunk(b"no " * 50_000), HANG]) as upstream,
+        running({"only": pool(upstream.url)}) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        assert (await caller.whole(post(CHAT)))[0] == 502

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.engine_members import ENGINE_HEADERS, ENGINE_MEMBERS
+from backends.engine_members import ENGINE_HEADERS, ENGINE_MEMBERS, without_engine_members
 from tests.support.builders import CHAT, STREAMED, WHOLE, calling, post
 from tests.support.gateways import pool, running
 from tests.support.upstream import Received, ScriptedEngine, reply
@@ -39,6 +39,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "remote_host": "10.0.0.9",
     },
 }
+NESTED = {"extra_body": {"extra_args": {"kv_transfer_params": {}, "b": 2}}}
 PATHS = {"vllm_xargs": "vllm_xargs.kv_transfer_params", "nvext": "nvext.backend_instance_id, nvext.dp_rank"}
 KEY = {"name": "web", "sha256": hashlib.sha256(b"sk-web").hexdigest()}
 WHOLE_REPLY = reply(WHOLE, "200 OK", "content-type: application/json")
@@ -105,3 +106,9 @@ async def test_no_repair_brings_them_back() -> None:
             _, answered = await caller.ask(post(body))
     assert "kv_transfer_params" not in json.loads(seen[0].body)
     assert answered["x-firsttoken-left-out"] == "kv_transfer_params"
+
+
+def test_a_member_is_found_in_one_holder_within_another() -> None:
+    kept, found = without_engine_members({**NESTED, "seed": 7})
+    assert found == ("extra_body.extra_args.kv_transfer_params",)
+    assert kept == {"extra_body": {"extra_args": {"b": 2}}, "seed": 7}

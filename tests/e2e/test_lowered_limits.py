@@ -132,12 +132,12 @@ async def test_the_least_number_of_tokens_follows_the_limit_down(backend: str, d
         pools = {"only": pool(engine.url, backend=backend)}
         routes = {"chat": {"tiers": ["only"], "limits": {"output_tokens": 1024}, "upstream_stream": "off"}}
         async with running(pools, routes) as gateway:
-            for least in (2000, 7):
+            for least in (2000, 2000.0, 7):
                 await post(gateway.url, dialect, **body, **{limit: 3000}, min_tokens=least)
         sent = [
             json.loads(each.body) for each in engine.requests if each.method == "POST" and b"min_tokens" in each.body
         ]
-    assert [each["min_tokens"] for each in sent] == [1024, 7]
+    assert [each["min_tokens"] for each in sent] == [1024, 1024, 7]
     assert all(1024 in (each.get("max_tokens"), each.get("max_completion_tokens")) for each in sent)
 
 

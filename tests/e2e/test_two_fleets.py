@@ -26,6 +26,7 @@ ADMIN = "an admin key for tests"
 SEEN = 60.0  # s, on a busy machine
 PRICE = {"input": 1e6, "output": 1e6}  # a USD per token
 KEYLESS = {"TIME", "INFO", "HELLO", "CLIENT", "SCRIPT", "PING", "ECHO", "SELECT", "MONITOR", "COMMAND", "UNSUBSCRIBE"}
+ENDED = WHOLE.replace(b'"content":"hi"}', b'"content":"hi"},"finish_reason":"stop"')  # to be kept
 COLD = {**CHAT, "temperature": 0, "max_tokens": 1}
 
 
@@ -87,7 +88,7 @@ def names_used(commands: str) -> dict[str, set[str]]:
 async def test_two_fleets_on_one_redis_share_no_key_no_budget_and_no_count(namespaces: tuple[str, str]) -> None:
     """By every name that any command of the whole run has used, to the stop: each begins with a namespace, and no
     connection uses two."""
-    async with redis_server() as server, RedisMonitor(server.url) as monitor, Upstream([reply(WHOLE)]) as engine:
+    async with redis_server() as server, RedisMonitor(server.url) as monitor, Upstream([reply(ENDED)]) as engine:
         async with AsyncExitStack() as stack:
             fleets = [await stack.enter_async_context(fleet(server.url, name, engine.url)) for name in namespaces]
             production, staging = fleets

@@ -82,12 +82,20 @@ STREAMS: dict[str, list[Json | bytes]] = {
     ],
     # of which nobody knows the words
     "a choice too many": [START, event({**delta({"content": "x"}), "index": 7}), *texts(), STOP, COUNTS],
+    "messages for deltas": [
+        *({**event(), "choices": [{"index": 0, "message": {"content": word}}]} for word in WORDS),
+        {**event(), "choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]},
+        COUNTS,
+    ],
+    "texts beside the deltas": [*(event(delta({}, text=word)) for word in WORDS), STOP, COUNTS],
     "numbers for a content": [START, event(delta({"content": 5})), *texts(), STOP, COUNTS],
     "no end": [START, *texts(), COUNTS],
     "no end at all": [START, *texts(), CUT],
     "nothing": [START, CUT],
     "junk at first": [b"OK", START, *texts(), STOP, COUNTS],
     "junk with a text": [START, *texts(), b'{"choices": [{"delta": {"content": "x"', STOP, COUNTS],
+    "call told twice": [*_call(*[_part(0, **CALL, arguments=ARGUMENTS)] * 2)],
+    "call with all arguments so far": [*_call(_part(0, **CALL, arguments=HALF), _part(0, **CALL, arguments=ARGUMENTS))],
     "calls mixed": [
         *_call(_part(None, **CALL, arguments=HALF), _part(None, **{**CALL, "id": "call_2"}, arguments=REST))
     ],

@@ -194,6 +194,16 @@ def test_a_malformed_event_is_refused_wherever_it_is_found(stream: bytes) -> Non
         assemble(stream)
 
 
+def test_a_message_without_usage_has_a_count_of_the_gateway() -> None:
+    whole = message([{"type": "text", "text": ""}])
+    stream = stream_of(whole, TEXT + CLOSED).replace(b"_tokens", b"_t")
+    assembler = MessageAssembler()
+    assembler.feed(stream)
+    usage = json.loads(assembler.whole(lambda: (8, 4)))["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (8, 4)
+    assert assembler.difference == "no usage in the stream"
+
+
 @given(st.booleans())
 def test_nothing_after_the_end_is_of_the_message(torn: bool) -> None:
     """An SDK has stopped to read."""

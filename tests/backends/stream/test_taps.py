@@ -474,6 +474,7 @@ def test_no_bytes_break_a_tap(parts: list[bytes]) -> None:
         ({"prompt_tokens": 3, "prompt_tokens_details": None}, Usage(3, None, None)),
         ({"prompt_tokens": 3, "prompt_cache_hit_tokens": 2}, Usage(3, None, 2)),
         ({"prompt_tokens": "3", "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": True}}, Usage()),
+        ({"prompt_tokens": 3.0, "completion_tokens": 2.5, "prompt_tokens_details": {"cached_tokens": 1e300}}, Usage(3)),
         ("none", Usage()),
     ],
 )
