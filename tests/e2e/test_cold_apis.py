@@ -68,3 +68,29 @@ async def test_a_slow_api_before_a_quick_engine_breaks_no_budget(model: str, ttf
         found = [record.ttft for record in gateway.recorder.recent]
     assert all(ttft is not None and ttft < 1.0 for ttft in found), found
     assert all(ttft is not None and ttft < 0.3 for ttft in found[-4:]), found
+
+
+@pytest.mark.parametrize("budget", [5.0, 2.0])
+async def test_a_silent_api_is_left_by_a_whole_answer_too(budget: float) -> None:
+    """Tokens of the API are seen, whether or not those of the next tier's server, which has another dialect, can be."""
+    routes = {"best": {"tiers": ["api", "engine"], "ttft": {"budget": f"{budget}s"}}}
+    whole = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(WHOLE)}\r\n\r\n".encode()
+    async with (
+        Upstream([Pause(900.0), ANSWER]) as silent,
+        Upstream([Pause(0.1), whole + WHOLE]) as engine,
+        running(
+            {
+                "api": {"backend": "openai", "model": "gpt-4.1", "api_key": "sk-b", "base_url": f"{silent.url}/v1"},
+                "engine": {"backend": "ollama", "model": "served", "endpoints": [engine.url]},
+            },
+            routes,
+        ) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        _, headers = await caller.ask(post({**CHAT, "model": "best"}))
+        assert await caller.body(headers) == WHOLE
+        await eventually(lambda: gateway.recorder.recent)
+        record = last(gateway)
+    assert [attempt.pool for attempt in record.attempts] == ["api", "engine"]
+    assert record.ttft is not None
+    assert record.ttft < budget
