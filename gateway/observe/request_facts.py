@@ -25,6 +25,7 @@ SIZEABLE = 512  # tokens of a prompt from which its cached share says something
 REGIONAL = 3  # requests of a region, from which its speed is judged
 OBJECTIVES = (Objective.TTFT, Objective.TPOT, Objective.GAP, Objective.TOTAL)  # in the order of `Record.verdicts`
 DOWN = (RejectionKind.DOWN, RejectionKind.ON_TRIAL)
+ASLEEP = (RejectionKind.ASLEEP,)
 SHORTEST = 1e-3  # s upstream, against a division by zero
 
 
@@ -65,9 +66,8 @@ def request_facts(
         attempts=_lost_attempts(record),
         placement=None if decision is None else decision.outcome,
         rejected=() if decision is None else [each.kind for each in decision.rejected],
-        down=()
-        if decision is None
-        else [each.endpoint or each.pool for each in decision.rejected if each.kind in DOWN],
+        down=_rejected_for(DOWN, decision),
+        asleep=_rejected_for(ASLEEP, decision),
         prompt=prompt_tokens(record),
         cached=record.cached_tokens_reported,
         predicted=record.cached_tokens_predicted or 0,
@@ -129,6 +129,13 @@ def _pool(record: Record, decision: Decision | None) -> str:
         return record.pool
     known = chain((each.endpoint.pool for each in decision.ranked), (each.pool for each in decision.rejected))
     return next(known, "-")
+
+
+def _rejected_for(kinds: Sequence[RejectionKind], decision: Decision | None) -> Sequence[str]:
+    """The endpoints, or pools, that were no candidates for one of these reasons."""
+    if decision is None:
+        return ()
+    return [each.endpoint or each.pool for each in decision.rejected if each.kind in kinds]
 
 
 def _lost_attempts(record: Record) -> list[LostAttempt]:

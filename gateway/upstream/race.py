@@ -89,7 +89,7 @@ class Race:
         """Ask endpoints for whole answers whose streams are known not to give them."""
         request = self.routed.request
         known, tools = self.dispatcher.obstacles, bool(request.tools)
-        self.routed.unseen = known.concerned(request.operation, request.caller, monotonic(), tools=tools)
+        self.routed.unseen |= known.concerned(request.operation, request.caller, monotonic(), tools=tools)
 
     async def run(self) -> None:
         """Return once an answer was relayed to the end. Raises ApiError if every attempt failed before a token."""

@@ -68,17 +68,22 @@ class RoutedRequest:
         self.assembled = not self.request.stream and self._may_assemble()
 
     def _may_assemble(self) -> bool:
-        """True if every pool of the decision can stream this answer without loss, it is of use to see its tokens, and
-        the route judges no whole answers."""
+        """True if a pool of the decision can stream this answer without loss, it is of use to see its tokens, and the
+        route judges no whole answers. The endpoints of other pools are asked for whole answers."""
         if self.route.upstream_stream == "off" or self.route.escalate.when or not self._is_watched:
             return False
-        for endpoint in one_of_each_pool(self.decision.ranked):
-            backend = self.upstreams[endpoint.id].backend
-            operation, body = self._spoken(endpoint.pool, backend)
-            sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
-            if backend.assembly_obstacle(sent):
-                return False
-        return True
+        pools = one_of_each_pool(self.decision.ranked)
+        lossy = {endpoint.pool for endpoint in pools if self._has_assembly_obstacle(endpoint)}
+        if lossy and len(lossy) < len(pools):
+            ranked = (candidate.endpoint for candidate in self.decision.ranked)
+            self.unseen = frozenset(endpoint.id for endpoint in ranked if endpoint.pool in lossy)
+        return len(lossy) < len(pools)
+
+    def _has_assembly_obstacle(self, endpoint: Endpoint) -> bool:
+        backend = self.upstreams[endpoint.id].backend
+        operation, body = self._spoken(endpoint.pool, backend)
+        sent = BackendRequest(operation, body, model="", stream=True, headers=self.request.dialect_headers)
+        return bool(backend.assembly_obstacle(sent))
 
     @property
     def _is_watched(self) -> bool:

@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from policies.diagnosis.causes import Cause, CauseFound, CauseVerdict
@@ -110,11 +110,20 @@ def _failed(facts: RequestFacts, usual: Usual) -> CauseFound:
     if facts.placement in (Placement.SHED, Placement.OVERLOADED):
         return _shed(facts, usual)
     if facts.down:
-        told = f"down at the decision: {', '.join(facts.down[:NAMED])}" + (" and others" * (len(facts.down) > NAMED))
-        return CauseFound(Cause.ENDPOINT_FAILED, told, facts.down[0], witnessed=False)
+        return CauseFound(Cause.ENDPOINT_FAILED, _at_the_decision("down", facts.down), facts.down[0], witnessed=False)
+    if facts.asleep:
+        told = (
+            f"{_at_the_decision('asleep', facts.asleep)}; to be woken by POST /wake_up, or by `wake: true` of its pool"
+        )
+        return CauseFound(Cause.ENDPOINT_FAILED, told, facts.asleep[0], witnessed=False)
     if facts.stages.get("queue", 0.0) > NOTICEABLE:
         return queue_cause(facts, usual)
     return _unknown(facts, "", "the request ended before any attempt")
+
+
+def _at_the_decision(state: str, endpoints: Sequence[str]) -> str:
+    others = " and others" if len(endpoints) > NAMED else ""
+    return f"{state} at the decision: {', '.join(endpoints[:NAMED])}{others}"
 
 
 def _shed(facts: RequestFacts, usual: Usual) -> CauseFound:

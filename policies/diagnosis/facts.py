@@ -87,6 +87,7 @@ class RequestFacts:
     placement: Placement | None = None
     rejected: Sequence[RejectionKind] = ()
     down: Sequence[str] = ()  # endpoints, or pools, that were down at the decision
+    asleep: Sequence[str] = ()  # those that slept
     prompt: int = 0
     cached: int | None = None
     predicted: int = 0

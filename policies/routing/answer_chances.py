@@ -5,7 +5,8 @@ Rules:
 - A route that promises the whole answer alone is decided by the chance of that.
 - An API of which a prior alone is known is tried by one request at a time: by its prior alone it would never be known.
   Where the prior lies beyond the deadline, only if no other candidate would make it, or one would after a stream has
-  been silent for half of the time; and not for a budget in which the API has lately been silent.
+  been silent for half of the time; and not for a budget in which the API has lately been silent. Behind another guess
+  it is tried only where no other candidate would make the deadline: there is no time for two that may hang.
 """
 
 from __future__ import annotations
@@ -53,9 +54,18 @@ def with_time_for_trials(
     """The tiers without the trials that would take another candidate's time. `left`: s until the deadline; `stream`:
     silence is seen."""
     others = [each for tier in tiers for each in tier if each.probability >= target]
-    if not others or (stream and any(each.forecast.probability(left / 2) >= target for each in others)):
+    if not others:
         return tiers
-    return [[replace(each, trial_s=0.0) if each.probability < LIKELY else each for each in tier] for tier in tiers]
+    has_time = stream and any(each.forecast.probability(left / 2) >= target for each in others)
+    guesses = [any(not each.forecast.trained and not each.forecast.prefill for each in tier) for tier in tiers]
+    return [
+        [replace(each, trial_s=0.0) if any(guesses[:i]) or _has_no_time(each, has_time) else each for each in tier]
+        for i, tier in enumerate(tiers)
+    ]
+
+
+def _has_no_time(candidate: Candidate, has_time: bool) -> bool:
+    return not has_time and candidate.probability < LIKELY
 
 
 def with_total(

@@ -68,3 +68,56 @@ async def test_a_slow_api_before_a_quick_engine_breaks_no_budget(model: str, ttf
         found = [record.ttft for record in gateway.recorder.recent]
     assert all(ttft is not None and ttft < 1.0 for ttft in found), found
     assert all(ttft is not None and ttft < 0.3 for ttft in found[-4:]), found
+
+
+@pytest.mark.parametrize("budget", [5.0, 2.0])
+async def test_a_silent_api_is_left_by_a_whole_answer_too(budget: float) -> None:
+    """Tokens of the API are seen, whether or not those of the next tier's server, which has another dialect, can be."""
+    routes = {"best": {"tiers": ["api", "engine"], "ttft": {"budget": f"{budget}s"}}}
+    whole = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(WHOLE)}\r\n\r\n".encode()
+    async with (
+        Upstream([Pause(900.0), ANSWER]) as silent,
+        Upstream([Pause(0.1), whole + WHOLE]) as engine,
+        running(
+            {
+                "api": {"backend": "openai", "model": "gpt-4.1", "api_key": "sk-b", "base_url": f"{silent.url}/v1"},
+                "engine": {"backend": "ollama", "model": "served", "endpoints": [engine.url]},
+            },
+            routes,
+        ) as gateway,
+        calling(gateway.url) as caller,
+    ):
+        _, headers = await caller.ask(post({**CHAT, "model": "best"}))
+        assert await caller.body(headers) == WHOLE
+        await eventually(lambda: gateway.recorder.recent)
+        record = last(gateway)
+    assert [attempt.pool for attempt in record.attempts] == ["api", "engine"]
+    assert record.ttft is not None
+    assert record.ttft < budget
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("budget", [5.0, 1.0])
+async def test_two_pools_of_a_silent_api_before_an_engine_break_no_budget(budget: float, stream: bool) -> None:
+    """The tiers that `firsttoken up` writes beside an engine: the API's large model, its small one, the engine."""
+    routes = {"chat": {"tiers": ["large", "small", "engine"], "ttft": {"budget": f"{budget}s"}}}
+    whole = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(WHOLE)}\r\n\r\n".encode()
+    async with (
+        Upstream([Pause(900.0), ANSWER]) as silent,
+        Upstream([Pause(0.1), ANSWER if stream else whole + WHOLE]) as engine,
+    ):
+        api = {"backend": "openai", "api_key": "sk-backend", "base_url": f"{silent.url}/v1"}
+        pools = {
+            "large": {**api, "model": "gpt-5"},
+            "small": {**api, "model": "gpt-5-mini"},
+            "engine": {"backend": "ollama", "model": "served", "endpoints": [engine.url]},
+        }
+        async with running(pools, routes) as gateway, calling(gateway.url) as caller:
+            for count in range(1, 6):
+                _, headers = await caller.ask(post({**CHAT, "stream": stream}))
+                await (caller.chunks() if stream else caller.body(headers))
+                await eventually(lambda count=count: len(gateway.recorder.recent) == count)
+            found = [record.ttft for record in gateway.recorder.recent]
+    assert all(ttft is not None and ttft < budget for ttft in found), found
+    assert found[-1] is not None
+    assert found[-1] < 0.3

@@ -156,6 +156,9 @@ async def test_a_fleet_that_sleeps_refuses_at_once_with_the_reason() -> None:
             before = len(sleeper.requests)
             assert await stream_status(gateway) == 503
             assert "asleep" in gateway.recorder.recent[-1].error
+            (incident,) = json.loads((await get(gateway.admin_url, "/incidents?minutes=5"))[2])["incidents"]
+            assert (incident["culprit"], incident["cause"]) == (f"own/{sleeper.url[7:]}", "endpoint_failed")
+            assert "asleep at the decision" in str(incident)
             assert (await get(gateway.url, "/ready"))[0] == 503
             assert gateway.picker is not None
             async with grpc_client(gateway.picker.url) as client:

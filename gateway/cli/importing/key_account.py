@@ -9,7 +9,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,6 +19,7 @@ from gateway.config.config_errors import ConfigError, Path, dotted
 MAX_KEYS = 100_000
 MAX_DEPTH = 100
 UNKNOWN = "not known to this importer"
+OF_ALL_ROUTES = "routes.*."
 
 
 class Fate(Enum):
@@ -70,6 +71,13 @@ class KeyAccount:
 
     def dropped(self, path: Path, reason: str) -> None:
         self._entries.setdefault(path, KeyEntry(Fate.NONE, reason, reason, path))
+
+    def withdraw_unused(self, routes: Iterable[Mapping[str, Any]], reason: str) -> None:
+        """Drop the entries of members of all routes that no route has got."""
+        written = {member for route in routes for member in route}
+        for path, entry in self._entries.items():
+            if entry.text.startswith(OF_ALL_ROUTES) and entry.text.split(".")[2] not in written:
+                self._entries[path] = KeyEntry(Fate.NONE, reason, reason, path)
 
     def known(self, path: Path) -> bool:
         return path in self._entries

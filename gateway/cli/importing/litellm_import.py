@@ -37,6 +37,7 @@ DROPPED = (  # where LiteLLM's drop_params is on: members that another dialect m
 ).split()
 OF_POOLS = "passthrough, and models of a pool, have the budget of workload chat: with one pool it is measured alone."
 WILDCARD = "a passthrough takes every other model name, unchanged, and there is one: list the models as routes"
+NO_USE = "a member of routes, and no route of this file has a use for it; a passthrough has none"
 NO_KEY = "The file has no master_key: LiteLLM takes LITELLM_MASTER_KEY; here write keys: [{name, sha256}]."
 REMARKS = (
     "Routes have no budgets, as in LiteLLM: with `ttft: {budget: 1s}` a route goes where its first token is in time.",
@@ -88,6 +89,7 @@ class _LitellmImport:
         self._add_strategy()
         self._settings.add_times({name: draft.settings for name, draft in self.pools.items()})
         self._account_for_the_rest()
+        self.account.withdraw_unused(self.routes.values(), NO_USE)
         if "keys" not in self._settings.more:
             self.remarks.append(NO_KEY)
         if self._wildcards:

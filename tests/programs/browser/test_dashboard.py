@@ -98,7 +98,7 @@ async def test_the_page_shows_live_figures_without_console_errors() -> None:
         assert await page.run("document.querySelectorAll('#routes tr:nth-child(2) .bad').length") > 0
         fleet = {row[0]: row for row in await rows(page, "fleet")}
         assert (fleet["dead/127.0.0.1:9"][1].startswith("down, again in")) is True
-        assert any("nobody answered 2 times in a row" in row for row in fleet)
+        assert any("connection refused 2 times in a row" in row for row in fleet)
         assert sum(row[1:2] == ["up"] for row in fleet.values()) == 2
         assert {row[11] for row in fleet.values() if row[1:2] == ["up"]} <= set(Bottleneck)
         await page.until("document.querySelectorAll('#prefixes .meter').length > 0")

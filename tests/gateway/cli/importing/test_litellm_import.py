@@ -181,6 +181,25 @@ def test_a_target_that_is_no_model_of_the_file_is_told() -> None:
     assert "there is no route of this name" in found.account.entry(("router_settings", "fallbacks", 0, "chat", 0)).text
 
 
+@pytest.mark.parametrize(
+    ("models", "unused"),
+    [
+        ("{model_name: '*', litellm_params: {model: openai/*, api_key: os.environ/OPENAI_API_KEY}}", 4),
+        ("{model_name: chat, litellm_params: {model: anthropic/claude-sonnet-4-5}}", 0),
+        ("{model_name: chat, litellm_params: {model: gpt-4o}}", 1),
+    ],
+)
+def test_a_member_of_routes_is_not_told_as_written_where_there_is_none(models: str, unused: int) -> None:
+    """Retries, cache and what is dropped have no place in a passthrough; a route to OpenAI drops nothing."""
+    settings = "num_retries: 1, drop_params: true, cache: true, cache_params: {type: local, ttl: 60}"
+    found = litellm(f"model_list: [{models}]\nlitellm_settings: {{{settings}}}\n")
+    keys = [("num_retries",), ("drop_params",), ("cache",), ("cache_params", "ttl")]
+    entries = [found.account.entry(("litellm_settings", *key)) for key in keys]
+    assert sum(entry.fate is Fate.NONE for entry in entries) == unused
+    moved = [entry.text.split(".")[2] for entry in entries if entry.text.startswith("routes.")]
+    assert all(member in route for member in moved for route in found.document.get("routes", {}).values())
+
+
 SERVERS = [f"model: openai/m, api_base: 'http://h{i}:1/v1'" for i in range(3)]
 
 
