@@ -193,7 +193,7 @@ class Tap(Protocol):
     failure: Failure | None  # an error event
     strict: bool  # an event that is no JSON ends the stream, wherever it may have held text
     junk: int  # events so far that are no JSON; to be dropped unless the stream is spoiled
-    is_token: bool  # the latest read is one whole event, which adds a text and nothing else
+    is_token: bool  # the latest read is whole events, each of which adds a text and nothing else
     spoiled: bool  # an event that must not be relayed was seen: the stream's last read
     rest: bytes  # of a spoiled read: the end of an event too large to be kept
     sound: bytes  # of a spoiled read: the complete events before, and after `rest`

@@ -51,11 +51,16 @@ class ChoicesAssembler(EventAssembler):
         self._form = TokenForm()
 
     def feed(self, data: bytes) -> None:
-        if self._ended or self._decoder.pending or not (texts := self._form.texts(data)):
+        if not (self._ended or self._decoder.pending):
+            texts, size = self._form.leading(data)
+            if texts:
+                self._add_known(b"".join(texts))
+                data = data[size:]
+        if data:
             self._parse(data)
-            return
-        text = b"".join(texts)
-        self._choices[0].add_written(text)  # as nearly always
+
+    def _add_known(self, text: bytes) -> None:
+        self._choices[0].add_written(text)
         self._size += len(text)
         if self._size > ASSEMBLED_LIMIT:
             self.refuse(TOO_LARGE)
@@ -132,8 +137,12 @@ class _Choice:
         return added
 
     def add_written(self, text: bytes) -> None:
-        """Add a text, as written, to the member that the last event has added to."""
-        self._texts["content" if self._is_chat else "text"] += text
+        """Add a text, as written, to the member that the last known event has added to."""
+        name = "content" if self._is_chat else "text"
+        if self._parts:
+            self._add_text(name, read_text(text))
+        else:
+            self._texts.setdefault(name, bytearray()).extend(text)
 
     def add(self, choice: dict[str, Any]) -> None:
         plain = not any(value for name, value in choice.items() if name not in ("delta", "text"))

@@ -119,19 +119,21 @@ class StreamTap(_ReplyTap):
         return self._feed_known(form, data) if b"\n\n" in data and b"\r" not in data else self._decode(data)
 
     def _feed_known(self, form: TokenForm, data: bytes) -> bool:
-        """Decode at most the torn events at both ends of a read, where all between are of the known form."""
+        """Decode only the torn events at both ends of a read, and what follows the events of the known form."""
         start = data.find(b"\n\n") + 2 if self._decoder.pending else 0
-        end = data.rfind(b"\n\n") + 2
-        texts = form.texts(data[start:end])
-        if not texts:
+        texts, size = form.leading(data[start:] if start else data)
+        end = data[start + size :]
+        if not texts or (start and b"\n\n" in end):
             return self._decode(data)
         visible = self._decode(data[:start]) if start else False
         if self.spoiled:
             return visible
         self.tokens += len(texts)
         self.text_bytes += sum(map(len, texts))
-        if end < len(data):
-            self._decode(data[end:])
+        if end:
+            self._decode(end)
+            self.sound = data[:size] + self.sound if self.spoiled else b""
+        self.is_token = size == len(data)
         return True
 
     def _decode(self, data: bytes) -> bool:

@@ -40,15 +40,24 @@ class TokenForm:
             return data[start:end]
         return b""
 
+    def leading(self, data: bytes) -> tuple[list[bytes], int]:
+        """The texts of the events of the known form with which `data` begins, and the bytes of these events. Empty
+        where two of them follow after an event of another form: a parser reads all."""
+        prefix, suffix = self._prefix, self._suffix
+        if not data.startswith(prefix) or suffix not in data:
+            return [], 0
+        texts = data[len(prefix) :].split(suffix + prefix)
+        last, ended, rest = texts.pop().partition(suffix)  # a text has no line end, as every suffix
+        size = len(data) - (len(rest) if ended else len(prefix) + len(last))
+        texts += [last] if ended else []
+        # a space completes no escape: the texts are strings each, if they are one string together
+        plain = all(texts) and _IS_STRING(b" ".join(texts)) and (data.isascii() or _is_utf8(data[:size]))
+        return (texts, size) if plain else ([], 0)
+
     def texts(self, data: bytes) -> list[bytes]:
         """The texts of several events of the known form; empty if `data` holds anything else."""
-        prefix, suffix = self._prefix, self._suffix
-        if not (data.endswith(suffix) and data.startswith(prefix)):
-            return []
-        texts = data[len(prefix) : -len(suffix)].split(suffix + prefix)
-        # a space completes no escape: the texts are strings each, if they are one string together
-        plain = all(texts) and _IS_STRING(b" ".join(texts)) and (data.isascii() or _is_utf8(data))
-        return texts if plain else []
+        texts, size = self.leading(data) if data.endswith(self._suffix) else ([], 0)
+        return texts if size == len(data) else []
 
     def learn(self, data: bytes, text: str | None = None) -> None:
         """Learn the form of `data`, an event with the effect of adding `text` and no other. None: any text."""

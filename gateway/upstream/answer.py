@@ -157,8 +157,9 @@ class StreamedAnswer:
 
 
 class AssembledAnswer:
-    """Events are put together; the whole is rewritten and written at the end. Reads of one token each are put together
-    KEPT bytes at a time. `counted`: tokens of prompt and answer by the gateway's count."""
+    """Events are put together; the whole is rewritten and written at the end. Reads of tokens alone are put together
+    KEPT bytes at a time, or with the next read of another form. `counted`: tokens of prompt and answer by the gateway's
+    count."""
 
     written = False
 
@@ -181,10 +182,8 @@ class AssembledAnswer:
         return None if self._tap.is_token and self._size < KEPT else self._read_all()
 
     def _read_all(self) -> Failure | None:
-        """Tokens before an event of another form are read together, for they have one form."""
-        last = self._reads.pop() if self._reads and not self._tap.is_token else b""
-        before, self._reads, self._size = b"".join(self._reads), [], 0
-        return (self._feed(before) if before else None) or (self._feed(last) if last else None)
+        reads, self._reads, self._size = b"".join(self._reads), [], 0
+        return self._feed(reads) if reads else None
 
     def _feed(self, data: bytes) -> Failure | None:
         self.assembler.feed(data)

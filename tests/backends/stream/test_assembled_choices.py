@@ -515,3 +515,12 @@ def test_nothing_after_done_is_of_the_answer(torn: bool) -> None:
 def test_a_delta_that_is_no_object_is_refused(delta: Any) -> None:
     with pytest.raises(Unassembled):
         assemble(chunk({"content": "a"}) + chunk(delta) + chunk({}, "stop") + END)
+
+
+def test_words_in_the_usual_form_after_a_content_in_parts_are_kept() -> None:
+    part = chunk({"content": [{"type": "text", "text": "three"}]})
+    words = [
+        chunk({"role": "assistant", "content": ""}),
+        *(chunk({"content": word}) for word in ("one ", "two ", "four ")),
+    ]
+    assert message_of(*words[:3], part, words[3], words[3], chunk({}, "stop"))["content"] == "one two threefour four "

@@ -74,3 +74,17 @@ def test_a_text_of_a_completion_has_a_form_too() -> None:
 @given(st.text())
 def test_a_text_is_written_and_read(text: str) -> None:
     assert read_text(written(text)) == text
+
+
+@pytest.mark.parametrize(
+    "rest", [b"", BEFORE + b"ha", BEFORE[:9], b"data: [DONE]\n\n", b"data: {}\n\n" + b"data: [DONE]\n\n"]
+)
+def test_events_of_the_form_are_told_from_what_follows(form: TokenForm, rest: bytes) -> None:
+    known = BEFORE + b"one" + AFTER + BEFORE + rb"t\"wo" + AFTER
+    assert form.leading(known + rest) == ([b"one", rb"t\"wo"], len(known))
+    assert form.texts(known + rest) == ([] if rest else [b"one", rb"t\"wo"])
+
+
+def test_an_event_of_another_form_between_leaves_all_to_a_parser(form: TokenForm) -> None:
+    token = BEFORE + b"one" + AFTER
+    assert form.leading(token + token + b"data: {}\n\n" + token + token) == ([], 0)

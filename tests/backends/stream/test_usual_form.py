@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.stream.taps import StreamTap
+from backends.stream.taps import DONE, StreamTap
 
 FORM = '{"id":"c","choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s}]%s}'
 
@@ -88,3 +88,28 @@ def test_other_servers_forms_are_known_too(form: bytes) -> None:
     tap.feed((form % b"g").replace(b"null", b'"stop"'))
     tap.feed((form % b"h").replace(b"null", b'"stop"'))
     assert (tap.is_token, tap.ended) == (False, True)
+
+
+ERROR = b'data: {"error":{"message":"boom","code":500}}\n\n'
+
+
+@pytest.mark.parametrize("torn", [0, 20])
+@pytest.mark.parametrize("end", [ERROR, b'data: {"content":"nonsense\n\n'])
+def test_tokens_before_an_error_of_their_read_are_sound(end: bytes, torn: int) -> None:
+    """Also after the rest of a torn event."""
+    tap, read = StreamTap(), event("b") + event("c") + event("d")
+    tap.feed(event("a") + read[:torn])
+    tap.feed(read[torn:] + end)
+    assert (tap.tokens, tap.spoiled, tap.sound) == (4, True, read)
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=8), st.lists(st.integers(0, 1500), max_size=4))
+def test_reads_of_any_size_are_counted_alike(contents: list[str], cuts: list[int]) -> None:
+    """Tokens, an odd event, tokens, the end: in reads torn anywhere."""
+    events = [event(each) for each in contents]
+    whole = b"".join([*events, event(None), *events, event("x", '"stop"', ',"usage":{"completion_tokens":9}'), DONE])
+    tap, ends = StreamTap(), sorted({*cuts, len(whole)})
+    for start, end in zip([0, *ends], ends, strict=False):
+        tap.feed(whole[start:end])
+    assert tap.tokens == 2 * sum(map(bool, contents)) + 1
+    assert (tap.ended, tap.terminated, tap.usage.completion, tap.missing) == (True, True, 9, b"")
