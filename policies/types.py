@@ -308,7 +308,9 @@ class Forecast:
     tpot: float = 0.0
     samples: int = 0  # first tokens observed there
     prefill: float = 0.0  # s of engine time for this prompt; 0 for an API
-    silent_s: float = 0.0  # budgets up to this have been tried lately, and the API was silent
+    silent_s: float = (
+        0.0  # of an API: budgets up to this have been tried lately in vain; of an engine: a silence learned
+    )
 
     def quantile(self, q: float) -> float:
         """TTFT, s, not exceeded by a share `q` of such requests."""

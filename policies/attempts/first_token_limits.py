@@ -6,8 +6,8 @@ Rules:
   as the route promises, and EXPLAINED times the p90 of its forecast: broken off sooner, its prefill would be thrown
   away.
 - Nothing is refused on a guess: a forecast counts against a candidate once it is trained, and by the time that an engine
-  takes for the prompt itself. Work before it may end sooner, and the silence that another caller has met with refuses
-  nobody.
+  takes for the prompt itself. Work before it may end sooner. A silence, which another caller may have met with, refuses
+  nobody: until enough first tokens have come since, the engine is asked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def exceeds_limit(limits: AttemptLimits, candidate: Candidate, now: float) -> st
     """The reason for which the candidate's first token is not to be expected within its limit; empty: it is, or the
     forecast is a guess."""
     forecast, left = candidate.forecast, limits.limit_at - now
-    if not forecast.trained:
+    if not forecast.trained or forecast.silent_s:
         return ""
     expected = f"the first token of {candidate.endpoint.pool} is expected in {forecast.p50:.3g} s"
     if forecast.prefill > (limit := first_token_limit(limits, candidate)):

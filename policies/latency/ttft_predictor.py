@@ -51,6 +51,7 @@ PAIR = 2e-9  # s per attention pair
 RUNNING = 0.0005  # s per decoding request
 CONTEXT_WEIGHT = 5e-4  # decoding requests: a token of their context slows a step by as much
 MIN_TOKEN = 1e-6  # s: no engine prefills more than a million tokens a second
+REFUTED = 16  # first tokens after which a silence no longer decides a forecast
 MIN_TTFT = 1e-4  # s
 ENGINE_VARIANCES = (4.0, 4.0, 4.0, 16.0, 4.0)  # of each term beside the common factor, (times the reference) squared
 
@@ -221,6 +222,7 @@ class EnginePredictor(TtftPredictor):
         self._queued_errors = ErrorQuantiles()
         self._remembered: list[float] = []  # coefficients learned, while the model fades
         self._faded: list[float] = []  # coefficients between these and a sibling's, while a request is to tell
+        self._silent_s, self._since_silence = 0.0, 0  # of the latest silence learned, and first tokens since
         self._update_costs()
         self.drain_rate = self.max_prefill_rate
 
@@ -250,7 +252,8 @@ class EnginePredictor(TtftPredictor):
             + self._running_s * (load.running + load.context * CONTEXT_WEIGHT)
         )
         errors = self._queued_errors if queued else self._idle_errors
-        return Forecast(load.wait + wait + estimate, errors.quantiles(now), load.tpot, self.samples, prefill_s + load_s)
+        ratios, prefill_s = errors.quantiles(now), prefill_s + load_s
+        return Forecast(load.wait + wait + estimate, ratios, load.tpot, self.samples, prefill_s, self._silent_s)
 
     def prefill_rate(self, context_per_token: float) -> float:
         return 1 / (max(self._token_s, MIN_TOKEN) + self._pair_s * context_per_token)
@@ -262,6 +265,7 @@ class EnginePredictor(TtftPredictor):
         own = tuple(islice(self._own_samples, 1, None))  # engines begin cold: the first sample does not show the speed
         speed = sibling._relative_time(own, now)
         self._regression.warm_start_from(sibling._regression)
+        self._silent_s = max(self._silent_s, sibling._silent_s)
         self._use([speed * value for value in self._regression.coefficients])
         self._idle_errors.widen_from(sibling._idle_errors, now)
         self._queued_errors.widen_from(sibling._queued_errors, now)
@@ -286,6 +290,9 @@ class EnginePredictor(TtftPredictor):
             sample = replace(sample, work=self._without_ended(sample, now))
         if self._remembered:
             sample = replace(sample, predicted=self._recall(sample, now))
+        if self._silent_s:
+            self._since_silence += 1
+            self._silent_s = self._silent_s if self._since_silence < REFUTED else 0.0
         super().observe(sample, now)
 
     def observe_at_least(self, sample: TtftSample, now: float) -> None:
@@ -293,6 +300,7 @@ class EnginePredictor(TtftPredictor):
             self._use(self._faded)
             self._faded = []
         super().observe_at_least(sample, now)
+        self._silent_s, self._since_silence = sample.ttft, 0
 
     @property
     def is_fading(self) -> bool:
