@@ -5,9 +5,9 @@ Rules:
 - An assumed limit is for servers that hang. One that is slow for a reason (a long prompt, a slow machine) has as long
   as the route promises, and EXPLAINED times the p90 of its forecast: broken off sooner, its prefill would be thrown
   away.
-- Nothing is refused on a guess: a forecast counts against a candidate once it is trained, and by the time that an engine
-  takes for the prompt itself. Work before it may end sooner. A silence, which another caller may have met with, refuses
-  nobody: until enough first tokens have come since, the engine is asked.
+- Nothing is refused on a guess: a forecast counts against a candidate once it is trained, and by the time that an
+  engine takes for the prompt itself. Work before it may end sooner. A silence, which another caller may have met with,
+  refuses nobody: until enough first tokens have come since, the engine is asked.
 """
 
 from __future__ import annotations

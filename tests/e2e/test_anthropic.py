@@ -188,8 +188,8 @@ async def test_results_of_tools_reach_anthropic_in_one_turn() -> None:
     ],
 )
 async def test_errors_of_anthropic_are_openais_to_openais_sdk(status: str, kind: str, raised: Any) -> None:
-    """The gateway's key is no fault of the caller's, who is told no word about it; a 404 without a model's name is about
-    the caller's id."""
+    """The gateway's key is no fault of the caller's, who is told no word about it; a 404 without a model's name is
+    about the caller's id."""
     async with before_claude(whole(error(kind, "said why"), status)) as (gateway, _), openai_sdk(gateway) as client:
         with pytest.raises(raised) as caught:
             await client.chat.completions.create(model="chat", messages=ASKED)
