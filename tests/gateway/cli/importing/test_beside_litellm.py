@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -16,6 +18,8 @@ from tests.support.gateways import started
 from tests.support.import_cases import FilledEnvironment, litellm
 from tests.support.litellm_files import FILES, LitellmFile
 from tests.support.side_by_side import answered_by, kept, unlike
+
+pytestmark = pytest.mark.virtual_time
 
 SOME = 100  # of the requests that LiteLLM has answered
 
@@ -30,5 +34,6 @@ async def test_an_imported_file_answers_as_litellm_does(file: LitellmFile) -> No
         written |= {"server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}, "telemetry": {"access_log": "off"}}
         config = validated(parse(yaml.safe_dump(written), "imported.yaml", FilledEnvironment()))
         async with started(Gateway(config)) as gateway:
-            answers = await answered_by(f"{gateway.url}/v1", file, SOME)
+            in_turn = replace(file, concurrent=1)  # planted failures of several at once would come in a row
+            answers = await answered_by(f"{gateway.url}/v1", in_turn, SOME)
     assert unlike(file, kept()[file.name][:SOME], answers) == []
