@@ -16,7 +16,7 @@ Rules:
   load, and without a permission: the operator has given it.
 - A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
   the server and a lost connection are not. Without a permission, the pool is avoided.
-- No attempt is opened whose first token is expected, by a trained forecast, after its limit or after the end of the
+- No attempt is opened at an engine that needs longer for the prompt itself, by a trained forecast, than its limit or the
   time for the whole answer: it would cost the engine a prefill, and the caller the limit.
 - A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
