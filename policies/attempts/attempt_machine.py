@@ -16,8 +16,8 @@ Rules:
   load, and without a permission: the operator has given it.
 - A retry in the same pool after a reply that shows load is charged to the retry budget. Another pool, another key of
   the server and a lost connection are not. Without a permission, the pool is avoided.
-- No attempt is opened at an engine that needs longer for the prompt itself, by a trained forecast, than its limit or the
-  time for the whole answer: it would cost the engine a prefill, and the caller the limit.
+- No attempt is opened at an engine that needs longer for the prompt itself, by a trained forecast, than its limit or
+  the time for the whole answer: it would cost the engine a prefill, and the caller the limit.
 - A candidate at its cap or rate limit is passed over. Where no other is left, it is waited for.
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
