@@ -52,7 +52,7 @@ def spent() -> RetryBudget:
 def test_the_replies_that_show_load_are_charged() -> None:
     """A lost connection and a timeout cost an engine no work."""
     loaded = ["server", "provider", "overloaded", "queue_limit", "rate_limited", "request_rate", "token_rate"]
-    assert OVERLOADS == loaded
+    assert loaded == OVERLOADS
 
 
 @pytest.mark.parametrize("kind", BLAME)
