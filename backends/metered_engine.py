@@ -182,7 +182,7 @@ class MeteredEngine(OpenAI):
     probe_path = "/health"
     limit_name = "max_tokens"
     metrics_path = "/metrics"
-    wake_path = ""  # that wakes it, where its kind sleeps and tells so
+    wake_path = ""  # path that wakes a sleeping engine; empty: this kind tells of no sleep
     metrics: LoadMetrics
 
     def load(self) -> HttpCall | None:

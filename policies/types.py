@@ -149,7 +149,7 @@ class Load:
     at: float = NEVER
     health: Health = Health.UP
     failing: bool = False  # down, but maybe not unreachable: a last resort
-    wake_s: float = 0.0  # s that its waking takes, while it is asleep; 0: nobody wakes it
+    wake_s: float = 0.0  # s to wake the endpoint, while asleep; 0: nothing wakes it
     doubted: bool = False  # down by the word of a page alone, and tried where nothing else is up
     on_trial: bool = False  # down until the end of a trial request
     in_flight: int = 0  # our attempts not ended

@@ -214,7 +214,7 @@ class AdminAggregator(Collector):
             log.error("worker %d has not applied the configuration", worker)
 
     async def catch_up(self) -> None:
-        """Asks those that are behind."""
+        """Ask workers that have missed a reload to apply the configuration."""
         asked = [worker for worker in self._behind if worker not in self.stalled]
         replies = await asyncio.gather(*(self._ask(each, "POST", APPLY, seconds=APPLY_TIMEOUT) for each in asked))
         self._behind -= {each for each, reply in zip(asked, replies, strict=True) if reply and reply[0] == ACCEPTED}

@@ -202,7 +202,7 @@ class AttemptLimits:
     gap: float = FOREVER  # s: the longest silence that the route promises
     tpot: float | None = None  # s per token that the route promises
     expected_output: int = 256  # tokens
-    tiers: AttemptRules | None = None  # what the route's tiers say; None: nothing
+    tiers: AttemptRules | None = None  # rules of the route's tiers; None: the route has none
     output_cap: int | None = None  # tokens; None: neither the caller nor the route says
 
 
