@@ -41,7 +41,6 @@ def replay_one(task: Replay) -> dict[str, Any]:
         "rows": rows,
         "sessions": sessions and asdict(sessions),
         "queue": asdict(queue_row(tally, offered, played)),
-        "quotes": [asdict(row) for row in tally.quoted()],
     }
 
 
@@ -71,7 +70,7 @@ def line(result: dict[str, Any]) -> str:
         f"pref {row['preferred']:.2f} ${row['cost']:.2f} shed {row['sheds']} lost {row['lost']}+{row['broken']} "
         f"extra {row['extra']} API {row['external']:.3f} refused {row['refused']} after {row['refused_after']:.1f} s, "
         f"{row['returned']} came back, {row['returned_good']:.2f} in time {parts}"
-        f"{_sessions(result.get('sessions'))}{_quotes(result.get('quotes'))}"
+        f"{_sessions(result.get('sessions'))}"
     )
 
 
@@ -81,17 +80,6 @@ def _sessions(row: dict[str, Any] | None) -> str:
     return (
         f" sessions {row['sessions']} whole good {row['good']:.3f} answered {row['answered']:.3f} "
         f"time/idle p50/90 {row['slowdown'][0]:.2f} {row['slowdown'][1]:.2f}"
-    )
-
-
-def _quotes(rows: list[dict[str, Any]] | None) -> str:
-    if not rows or not rows[-1]["quotes"]:
-        return ""
-    every = rows[-1]
-    held = sum(row["quotes"] for row in rows[:-1] if row["held_as"] != "not held")
-    return (
-        f" quotes {every['quotes']}, {held} of held requests: p50 held {every['under_p50']:.3f} "
-        f"p90 {every['under_p90']:.3f}, {every['without_p90']} without"
     )
 
 

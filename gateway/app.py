@@ -106,7 +106,7 @@ class Gateway:
             collector(registry=self.registry)
         self.metrics = RequestMetrics(self.registry, self._routes(), self.runtime.current.served_labels())
         doctor = PrefixDoctor(lambda pool: self.runtime.current.price_of(pool), self.fleet.view.prefill_seconds)
-        learners, lag = (self.decider.learn, self.queue.learn), self.metrics.loop_lag
+        learners, lag = (self.decider.learn,), self.metrics.loop_lag
         self.recorder = Recorder(learners, [self.metrics], lag, doctor)
         self.metrics.flush = self.recorder.flush
         self.fleet.on_cache_lost = self.recorder.slow.on_cache_lost

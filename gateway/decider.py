@@ -91,12 +91,9 @@ class Decider:
             return work(*given)
         return await asyncio.get_running_loop().run_in_executor(self.estimator.executor, work, *given)
 
-    async def estimate(
-        self, request: InferenceRequest, route: Route, tenant: Tenant, *, is_sent: bool = True
-    ) -> PromptEstimate:
+    async def estimate(self, request: InferenceRequest, route: Route, tenant: Tenant) -> PromptEstimate:
         """Prompt tokens and prefix blocks for every pool of the route. Text that was not counted yet is counted once
-        the request is sent; here, where the decision needs the count. `is_sent` False: nothing is to be
-        sent, nor counted later.
+        the request is sent; here, where the decision needs the count.
 
         Where the TTFT budget grows with the prompt, uncached tokens as of now: the deadline is fixed here.
         """
@@ -110,7 +107,7 @@ class Decider:
             pools, may_use_api = self.fleet.snapshot(now).pools, partial(self.fleet.view.may_use_api, route, now=now)
             if request.operation in COUNTS or is_count_needed(route, estimate, cap, pools, may_use_api):
                 estimate = await self._count(text, expected)
-            elif is_sent:
+            else:
                 self.counts.add(text.prompt.size, self.estimator.count(text))
         if not route.budget_grows:
             return estimate

@@ -41,7 +41,6 @@ from gateway.observe.record import RequestOutcome, Stage
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import RequestTimeline
 from gateway.observe.trace_context import Tracer
-from gateway.quotes.quote_reply import QUOTED, quote_reply
 from gateway.refusals import not_found, origin_refused, outcome_of, reject_unplaced, wrong_method
 from gateway.request_reader import STATEFUL, RequestReader
 from gateway.responses.responses_sockets import ResponsesSockets, TurnHandlers, offers_websocket, websocket_refused
@@ -96,8 +95,6 @@ class Proxy:
         operation = OPERATIONS.get(http.path)
         if operation is not None and http.method == "POST":
             await self.infer(http, operation)
-        elif http.path in QUOTED and http.method == "POST":
-            await self.aside(http, "quote", self.answer_quote)
         elif (refusal := http.fault or self.precheck(http)) is not None:
             http.refuse(refusal)
         elif http.method == "OPTIONS":
@@ -116,7 +113,7 @@ class Proxy:
         if http.path == Operation.RESPONSES.value and offers_websocket(http):
             return self.precheck_websocket(http)
         if (methods := METHODS.get(http.path)) is None:
-            return not_found()
+            return not_found(http.path)
         if (
             http.method == "OPTIONS"
             and ASKED_METHOD in http.headers
@@ -131,7 +128,7 @@ class Proxy:
             tenant = self.reader.authorize(http)
         except ApiError as refusal:
             return refusal
-        return self.admission.check(tenant) if http.path in BODIES and has_large_body(http) else None
+        return self.admission.check(tenant) if http.path in OPERATIONS and has_large_body(http) else None
 
     def precheck_websocket(self, http: HttpRequest) -> ApiError | None:
         offer = http.websocket
@@ -194,11 +191,6 @@ class Proxy:
                 self.refuse(http, stopped(), timeline, RequestOutcome.CUT)
             except Exception:
                 self.internal_error(http, timeline)
-
-    async def answer_quote(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
-        quote = await quote_reply(self.reader, self.queue, http, tenant, timeline.record.request_id)
-        http.respond(200, quote, gateway_headers(timeline, monotonic()))
-        timeline.delivered(200, monotonic())
 
     async def answer_stored(self, http: HttpRequest, tenant: Tenant, timeline: RequestTimeline) -> None:
         """From the endpoint with the response."""
@@ -335,7 +327,7 @@ class Proxy:
         try:
             decision = await self.queue.decide(queued, entered_at)
         finally:
-            timeline.held(monotonic() if decision is None else decision.at, queued.held_s, queued.quoted)
+            timeline.held(monotonic() if decision is None else decision.at, queued.held_s)
         return decision
 
     def upstreams(self, http: HttpRequest) -> Mapping[str, Upstream]:
@@ -425,8 +417,7 @@ class Proxy:
 
 PROBES = {"/health": Proxy.health, "/ready": Proxy.ready}  # for anyone: kubelet names the address of a pod as Host
 GETS = {MODELS: Proxy.models, MODEL: Proxy.model, **PROBES}
-BODIES = OPERATIONS.keys() | QUOTED.keys()
-METHODS = {**dict.fromkeys(BODIES, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
+METHODS = {**dict.fromkeys(OPERATIONS, ("POST",)), **dict.fromkeys(GETS, ("GET", "HEAD")), **STORED}
 
 
 def has_large_body(http: HttpRequest) -> bool:

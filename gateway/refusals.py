@@ -9,7 +9,6 @@ from backends.interface import OF_REQUEST, RATE_LIMITS, Failure, FailureKind
 from gateway.api.api_error import ApiError, retry_later
 from gateway.observe.record import RequestOutcome
 from policies.attempts.attempt_events import Ending, GiveUp
-from policies.queue.queued_request import Quote
 from policies.rate_limit.endpoint_limits import MAX_RETRY_AFTER
 from policies.types import Decision, Placement, RejectionKind
 
@@ -20,6 +19,10 @@ _UNPLACED: Mapping[Placement, tuple[int, str]] = {  # status and message; the cl
     Placement.OVERLOADED: (503, "No server has time for this request now"),
     Placement.UNAVAILABLE: (503, "No endpoint is usable now"),
 }
+NO_QUOTES = (
+    "Quotes were removed. POST /explain on the admin port tells TTFT and price of each candidate; a refusal has"
+    " x-firsttoken-ttft-p50-ms and retry-after."
+)
 _KINDS = {429: ("rate_limit_error", "rate_limit_exceeded"), 503: ("server_error", "unavailable")}  # type and code
 
 
@@ -90,9 +93,8 @@ def ttft_now(decision: Decision) -> dict[str, str]:
         forecast = decision.ranked[0].forecast
     if forecast is None:
         return {}
-    quote = Quote(decision.at, forecast)
-    percentiles = {"p50": quote.p50, "p90": quote.p90}
-    return {f"x-firsttoken-ttft-{name}-ms": f"{s * 1e3:.0f}" for name, s in percentiles.items() if s is not None}
+    percentiles = {"p50": forecast.p50, "p90": forecast.p90}
+    return {f"x-firsttoken-ttft-{name}-ms": f"{s * 1e3:.0f}" for name, s in percentiles.items()}
 
 
 def outcome_of(refusal: ApiError, decision: Decision | None) -> RequestOutcome:
@@ -111,8 +113,9 @@ def origin_refused() -> ApiError:
     return ApiError(403, "This origin is not listed in server.cors.origins.", code="origin_not_allowed")
 
 
-def not_found() -> ApiError:
-    return ApiError(404, "There is nothing at this path.", code="unknown_url")
+def not_found(path: str) -> ApiError:
+    said = NO_QUOTES if path.startswith("/quote/") else "There is nothing at this path."
+    return ApiError(404, said, code="unknown_url")
 
 
 def wrong_method(right: Collection[str]) -> ApiError:

@@ -1,4 +1,4 @@
-"""Steps of a request before the queue, of those that are sent and of quotes: key, route, stored state, estimate."""
+"""Steps of a request before the queue: key, route, stored state, estimate."""
 
 from __future__ import annotations
 
@@ -77,15 +77,13 @@ class RequestReader:
         runtime: Runtime,
         route: Route,
         tenant: Tenant,
-        *,
-        is_sent: bool = True,
     ) -> PromptEstimate:
         """Translate the body for pools of other dialects; estimate the prompt for every pool."""
         if request.operation not in runtime.native[route.name] or self.operations.lacking:
             await self.decider.off_loop(request.size, self.operations.fit, request, route, runtime.operations)
         if runtime.caller_keys:
             self._fit_caller_key(http, request, runtime, route, tenant)
-        return await self.decider.estimate(request, route, tenant, is_sent=is_sent)
+        return await self.decider.estimate(request, route, tenant)
 
     def _fit_caller_key(
         self, http: HttpRequest, request: InferenceRequest, runtime: Runtime, route: Route, tenant: Tenant

@@ -22,11 +22,9 @@ from gateway.admission.auth import Tenant
 from gateway.api.api_error import ApiError, retry_later
 from gateway.api.inference_request import InferenceRequest
 from gateway.decider import queued_request
-from gateway.observe.record import Record
 from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import QueuedRequest
-from policies.queue.quotes import RequestQuote
+from policies.queue.queued_request import Hold, QueuedRequest
 from policies.routes.route import Route
 from policies.routing.tiers import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, PromptEstimate
@@ -89,14 +87,9 @@ class RequestQueue:
         """The next request to enter, as `decide` takes it. Changes nothing."""
         return queued_request(self.fleet, request, route, estimate, tenant, self.sequence + 1, monotonic())
 
-    def quote(self, queued: QueuedRequest) -> RequestQuote:
-        """Quote a request that would come now. Changes nothing."""
-        return self.scheduler.quote(queued, self.fleet, monotonic())
-
-    def learn(self, record: Record) -> None:
-        """Record sink: scores the quote of the request."""
-        if record.quoted is not None and (took := record.scored_ttft) is not None:
-            self.scheduler.quotes.observe(record.quoted, took + record.arrival - record.quoted.at, monotonic())
+    def would_place(self, queued: QueuedRequest) -> tuple[Decision, Hold | None]:
+        """The decision of a request that would come now, and the rule that would hold it. Changes nothing."""
+        return self.scheduler.would_place(queued, self.fleet, monotonic())
 
     @property
     def saturated(self) -> bool:

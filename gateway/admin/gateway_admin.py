@@ -36,7 +36,6 @@ from gateway.observe.metrics.series import Histogram
 from gateway.observe.recorder import Recorder
 from gateway.observe.timeline import note_on_screen
 from gateway.observe.windows.history_keeper import HistoryKeeper
-from gateway.quotes.quote_reply import quote_view
 from gateway.runtime import RuntimeHolder
 from gateway.scheduler import RequestQueue
 from gateway.strict_json import BadJson, decode, encode
@@ -146,12 +145,11 @@ class GatewayAdmin:
         route = named.route
         estimate = await self.decider.estimate(request, route, tenant)
         queued = self.queue.queued(request, route, estimate, tenant)
-        quote = self.queue.quote(queued)
-        fleet, at = self.decider.fleet, quote.decision.at
+        decision, hold = self.queue.would_place(queued)
+        fleet, at = self.decider.fleet, decision.at
         beliefs = fleet.view.beliefs(fleet.snapshot(at).loads, at)
-        found = explain(quote.decision, estimate, self.queue.depth(), runtime.pools, beliefs, quote.hold)
-        quoted = {"quote": quote_view(queued, quote)}
-        return json_response(200, encode({**named_view(request.model, named), **found, **quoted}))
+        found = explain(decision, estimate, self.queue.depth(), runtime.pools, beliefs, hold)
+        return json_response(200, encode({**named_view(request.model, named), **found}))
 
     async def report_ttft(self, beacon: bytes) -> web.Response:
         request_id, seconds = parse_beacon(beacon)

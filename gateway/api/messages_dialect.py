@@ -14,7 +14,6 @@ from backends.interface import Operation
 from backends.translation.messages_to_chat.answer import ERROR_TYPES
 from gateway.api.api_error import ApiError
 from gateway.api.parsed_body import Parameters, ParsedBody, checked, decode_object, output_limit, translated_prompt
-from gateway.api.paths import QUOTE
 from gateway.strict_json import encode
 
 OVERLOADED = 529  # Anthropic's status for a server without capacity
@@ -83,7 +82,7 @@ def read(operation: Operation, raw: bytes) -> ParsedBody:
 
 def speaks(path: str, headers: Mapping[str, str]) -> bool:
     """A caller of Anthropic's API, by the path or by the header of every Anthropic client."""
-    return path.removeprefix(QUOTE).startswith(Operation.MESSAGES.value) or "anthropic-version" in headers
+    return path.startswith(Operation.MESSAGES.value) or "anthropic-version" in headers
 
 
 def status_of(error: ApiError) -> int:

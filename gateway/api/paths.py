@@ -4,7 +4,6 @@
 - `/openai/deployments/{deployment}/chat/completions`, `.../completions`, `.../embeddings`: the deployment is the model.
 - `/openai/v1/...` (Azure's v1 API), `/openai/responses` and `/openai/models` (Azure's clients: no deployment there).
 - `/v1/responses/{id}`, `.../input_items`, `.../cancel`: a stored response.
-- `/quote` before any of these: asks for a quote.
 - The paths of `/v1` without it, `/chat/completions` and so on: OpenAI's clients append these to a base URL, which their
   users write without `/v1`. With it twice, `/v1/v1/messages`: Anthropic's clients append `/v1/messages` to a base URL,
   which their users write with `/v1`.
@@ -19,7 +18,6 @@ from urllib.parse import unquote
 
 from backends.interface import Operation
 
-QUOTE = "/quote"
 MODELS = "/v1/models"
 MODEL = "/v1/models/{id}"
 
@@ -44,13 +42,6 @@ _RENAMED = {
 def canonical(path: str) -> tuple[str, str]:
     """The gateway's own name for a path, and the model or response that the path names. An unknown path stays as it
     is."""
-    if not path.startswith(QUOTE + "/"):
-        return _own_name(path)
-    path, model = _own_name(path.removeprefix(QUOTE))
-    return QUOTE + path, model
-
-
-def _own_name(path: str) -> tuple[str, str]:
     path = _versioned(_RENAMED.get(path, path))
     if path.startswith(("/openai/models/", "/openai/responses/")):
         path = "/v1" + path.removeprefix("/openai")

@@ -23,8 +23,7 @@ from policies.diagnosis.diagnosis_report import Diagnosis
 from policies.prefix_doctor.lineage import Lineage
 from policies.prefix_doctor.prefix_ledger import NO_COST, NO_LINEAGE, BreakCost
 from policies.prefix_doctor.prompt_outline import PARTS, Composition
-from policies.queue.queued_request import Quote
-from policies.types import FOREVER, AttemptKind, AttemptOutcome, Decision
+from policies.types import AttemptKind, AttemptOutcome, Decision
 
 if TYPE_CHECKING:
     from policies.quota.key_limits import Reservation
@@ -174,7 +173,6 @@ class Record:
     ttft_predicted_p90: float | None = None
     total_predicted_p50: float | None = None  # from arrival, like total; where the route weighs it
     total_predicted_p90: float | None = None
-    quoted: Quote | None = None  # as the request entered the queue
     chance: float | None = None
     tier: int | None = None
     pool: str = "-"
@@ -209,35 +207,6 @@ class Record:
     def stages(self) -> Mapping[Stage, float]:
         """Seconds in each closed stage, in order."""
         return {stage: spent for stage, spent in zip(STAGES, self.spent, strict=True) if spent is not None}
-
-    @property
-    def quoted_ttft(self) -> tuple[float | None, float | None]:
-        """p50 and p90 of the quote, in seconds from arrival, like `ttft`."""
-        if (quote := self.quoted) is None:
-            return None, None
-        waited, p50, p90 = quote.at - self.arrival, quote.p50, quote.p90
-        return None if p50 is None else waited + p50, None if p90 is None else waited + p90
-
-    @property
-    def ttft_quoted_p50(self) -> float | None:
-        return self.quoted_ttft[0]
-
-    @property
-    def ttft_quoted_p90(self) -> float | None:
-        return self.quoted_ttft[1]
-
-    @property
-    def scored_ttft(self) -> float | None:
-        """The TTFT by which the quote is scored; FOREVER: there was no first token. None: nothing is known: the answer
-        was no stream, or the caller was at fault, or left within the quoted time."""
-        if self.quoted is None or not self.stream:
-            return None
-        if self.ttft is not None:
-            return self.ttft - (self.spent[JUDGE] or 0.0)  # the engine's word
-        is_missed = self.end in _UNANSWERED
-        if self.end is RequestOutcome.CLIENT_GONE and (p90 := self.quoted_ttft[1]) is not None:
-            is_missed = self.total > p90
-        return FOREVER if is_missed else None
 
     @property
     def promised(self) -> float | None:
@@ -343,7 +312,7 @@ SHOWN = tuple(
 TIMES = tuple(
     "ttft head first_byte first_reasoning first_answer ttft_budget gap_budget total_budget session_left on_screen"
     " total tpot loop_lag engine_queue engine_prefill sent_before engine_ttft ttft_predicted_p50 ttft_predicted_p90"
-    " ttft_quoted_p50 ttft_quoted_p90 total_predicted_p50 total_predicted_p90".split()
+    " total_predicted_p50 total_predicted_p90".split()
 )
 ATTEMPT_NAMES = (
     *("number", "kind", "endpoint", "opened_ms", "ended_ms", "ending", "upstream_id", "tokens", "cost_usd", "status"),

@@ -38,7 +38,7 @@ from gateway.observe.record import (
 )
 from gateway.observe.trace_context import Trace, parent
 from policies.fleet.fleet import AttemptReport
-from policies.queue.queued_request import HoldRule, Quote
+from policies.queue.queued_request import HoldRule
 from policies.quota.key_limits import Reservation
 from policies.routes.route import Route
 from policies.types import (
@@ -171,12 +171,10 @@ class RequestTimeline:
             self._predicted(chosen, decision.at)
         return decision
 
-    def held(self, at: float, by_rule: Mapping[str, float], quote: Quote | None = None) -> None:
+    def held(self, at: float, by_rule: Mapping[str, float]) -> None:
         """Close the queue stage at `at`. `by_rule`: seconds by the rule that held the request since the stage began;
-        those of a rate limit are a stage of their own. A request that is queued again after a reload adds up, and keeps
-        the quote of its first entry."""
+        those of a rate limit are a stage of their own. A request that is queued again after a reload adds up."""
         record = self.record
-        record.quoted = record.quoted or quote
         for rule, seconds in by_rule.items():
             record.held[rule] = record.held.get(rule, 0.0) + seconds
         limited = by_rule.get(HoldRule.RATE_LIMIT, 0.0)

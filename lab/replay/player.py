@@ -24,7 +24,7 @@ from time import process_time
 from typing import Any, TypeVar
 
 from gateway.admin.admin_views import explain
-from lab.replay.results import CalibrationResult, QuoteResult, RegrettedDecision, ResultRow, Results
+from lab.replay.results import CalibrationResult, RegrettedDecision, ResultRow, Results
 from lab.replay.session_results import SessionRow, session_row
 from lab.replay.sim_fleet import Clock, Node, Scenario, ScheduledFault, SimFleet
 from lab.replay.sim_gateway import ATTEMPTS, SimGateway
@@ -203,7 +203,6 @@ class ReplayResult:
     seed: int
     rows: tuple[ResultRow, ...]
     calibration: tuple[CalibrationResult, ...]
-    quotes: tuple[QuoteResult, ...]
     seconds: float  # of offered traffic
     played: float  # virtual seconds until the last answer
     took: float  # CPU seconds, reading the trace included
@@ -234,7 +233,6 @@ def _run(traffic: Traffic, task: ReplayTask) -> ReplayResult:
         seed=task.seed,
         rows=tuple(results.rows()),
         calibration=tuple(results.calibration()),
-        quotes=tuple(results.quoted()),
         seconds=results.seconds,
         played=max((result.ended_at or result.arrived for result in results.requests), default=0.0),
         took=process_time() - began,

@@ -114,7 +114,6 @@ def _block(
             yield from _table([heading, *(_route(row, routes[name][row.name]) for row in rows[name][:-1])])
             yield from (_throughput(row) for row in rows[name][:-1] if not has_budget(routes[name][row.name]))
             yield from ("", *_calibration(by_name[name][0]))
-            yield from ("", *_quotes(by_name[name][0]))
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -160,14 +159,6 @@ def _throughput(row: ResultRow) -> str:
 def _calibration(result: ReplayResult) -> list[str]:
     rows = [(c.pool, str(c.samples), _percent(c.coverage), _percent(c.error)) for c in result.calibration]
     return aligned([("predictions", "answers", "within p90", "median error"), *rows])
-
-
-def _quotes(result: ReplayResult) -> list[str]:
-    rows = [
-        (each.held_as, str(each.quotes), _percent(each.under_p50), _percent(each.under_p90), str(each.without_p90))
-        for each in result.quotes
-    ]
-    return aligned([("quotes", "scored", "within p50", "within p90", "no p90"), *rows])
 
 
 def worst_decisions(results: Sequence[ReplayResult]) -> str:

@@ -16,7 +16,6 @@ from heapq import heappush, heappushpop
 
 from lab.intervals import wilson
 from lab.traffic.traces import Arrival, SeenBlocks
-from policies.queue.queued_request import Quote
 from policies.routes.route import Route
 from policies.types import Decision, PromptEstimate
 
@@ -31,14 +30,6 @@ class ReplayOutcome(Enum):
     LOST = "lost"  # every attempt failed before the first token
     BROKEN = "broken"  # failed after the first token
     LEFT = "left"  # the caller, before the first token
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredQuote:
-    """A quote, and the TTFT after it, s; FOREVER: the request was refused or lost."""
-
-    quote: Quote
-    ttft: float
 
 
 @dataclass(slots=True)
@@ -73,7 +64,6 @@ class RequestResult:
     total_p90: float = 0.0
     alternative: float | None = None  # lowest predicted p50 among the other candidates, s
     cost: float = 0.0  # USD
-    quotes: list[ScoredQuote] = field(default_factory=list)  # one for each time that the caller came
     new_tokens: int = 0  # of the prompt, that no earlier prompt began with; where a TTFT budget grows with these
 
     @property
@@ -165,18 +155,6 @@ class CalibrationResult:
     samples: int
     coverage: float
     error: float
-
-
-@dataclass(frozen=True, slots=True)
-class QuoteResult:
-    """Accuracy of the quotes of one class. `under_p50`, `under_p90`: share that held, of the quotes with that
-    percentile; `without_p90`: quotes that gave none."""
-
-    held_as: str
-    quotes: int
-    under_p50: float
-    under_p90: float
-    without_p90: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +270,6 @@ class Results:
             for pool, found in sorted(by_pool.items())
         ]
 
-    def quoted(self) -> list[QuoteResult]:
-        """By class, and of all quotes."""
-        scored = [each for result in self.requests for each in result.quotes]
-        by_class: dict[str, list[ScoredQuote]] = {}
-        for each in scored:
-            by_class.setdefault(each.quote.held_as or "not held", []).append(each)
-        return [_quote_result(name, found) for name, found in (*sorted(by_class.items()), ("all", scored))]
-
     def _budgeted(self) -> list[RequestResult]:
         """All requests where no route has a budget."""
         return [result for result in self.requests if has_budget(self.routes[result.route])] or self.requests
@@ -361,16 +331,6 @@ def quantile(values: Iterable[float], q: float) -> float:
     """Nearest rank; NaN without values."""
     ordered = sorted(values)
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else NAN
-
-
-def _quote_result(name: str, found: Sequence[ScoredQuote]) -> QuoteResult:
-    p50s = [(each.ttft, p50) for each in found if (p50 := each.quote.p50) is not None]
-    p90s = [(each.ttft, p90) for each in found if (p90 := each.quote.p90) is not None]
-    return QuoteResult(name, len(found), _held(p50s), _held(p90s), len(found) - len(p90s))
-
-
-def _held(promises: Sequence[tuple[float, float]]) -> float:
-    return sum(ttft <= promise for ttft, promise in promises) / len(promises) if promises else NAN
 
 
 def _coverage(requests: Sequence[RequestResult]) -> float:

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from lab.engines.engine_events import EngineFirstToken, EngineRequest, Event, Finished, Refused
 from lab.replay.clairvoyant import Clairvoyant
-from lab.replay.results import ReplayOutcome, RequestResult, Results, ScoredQuote
+from lab.replay.results import ReplayOutcome, RequestResult, Results
 from lab.replay.sim_fleet import OURS, Clock, Scenario, SimFleet
 from lab.replay.sim_kv_events import SimKvEvents
 from lab.scorers.research_scorers import REPLAY_SCORERS
@@ -26,7 +26,7 @@ from policies.blame.blame import BLAME, Elsewhere
 from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.peers import PeerLink
 from policies.queue.queue_scheduler import QueueScheduler
-from policies.queue.queued_request import QueuedRequest, Quote
+from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.candidates import uncached_tokens
 from policies.routing.tiers import LONGEST_WAIT
@@ -72,7 +72,6 @@ class ActiveRequest:
     won: int = 0
     written: int = 0  # tokens of the answer, by attempts that broke
     wake_at: float = FOREVER
-    quoted: Quote | None = None  # as it entered the queue the last time, until it is scored
 
     def key(self, attempt: int) -> int:
         return self.number * ATTEMPTS + attempt
@@ -210,7 +209,6 @@ class SimGateway:
         )
         self.queue.enter(queued)
         self.dispatch_queued()
-        request.quoted = queued.quoted
 
     def _answer_tokens(self, request: ActiveRequest) -> Quantiles:
         arrival, route = request.arrival, request.route
@@ -270,7 +268,6 @@ class SimGateway:
         now, result = self.clock.now, request.result
         self.queue.on_dispatched(request.number)
         result.refusals.append(now - request.entered_at)
-        self._score_quote(request, FOREVER)
         if retry_after and len(result.refusals) <= self.scenario.returns:
             self.clock.at(now + retry_after, self._come_back, request)
         else:
@@ -297,7 +294,6 @@ class SimGateway:
                 case steps.Commit(number):
                     request.won = number
                 case steps.GiveUp():
-                    self._score_quote(request, FOREVER)
                     self._close(request, ReplayOutcome.BROKEN if request.written else ReplayOutcome.LOST)
         if step.wake_at is not None and step.wake_at not in (request.wake_at, FOREVER):
             request.wake_at = step.wake_at
@@ -395,7 +391,6 @@ class SimGateway:
                 result.total_p50, result.total_p90 = completion.p50, completion.p90
             others = (other.forecast.p50 for other in decision.ranked if other.endpoint != candidate.endpoint)
             result.alternative = min(others, default=None)
-        self._score_quote(request, now)
         self.results.answered(result, decision, request.estimate)
         self._step(request, steps.FirstToken(attempt))
         request.decision = None
@@ -459,14 +454,6 @@ class SimGateway:
             request.decision = None
             return self._enqueue(request)
         return self._step(request, failure)
-
-    def _score_quote(self, request: ActiveRequest, first_at: float) -> None:
-        """`first_at`: of the first token; FOREVER: there will be none."""
-        quote, request.quoted = request.quoted, None
-        if quote is not None and isinstance(self.queue, QueueScheduler):
-            scored = ScoredQuote(quote, first_at - quote.at)
-            self.queue.quotes.observe(quote, scored.ttft, self.clock.now)
-            request.result.quotes.append(scored)
 
     def _close(self, request: ActiveRequest, end: ReplayOutcome) -> None:
         request.result.end = end

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp
+from statistics import NormalDist
 
 from policies.queue.queued_request import QueuedRequest
-from policies.types import NEVER
+from policies.types import NEVER, QUANTILES, Forecast, Quantiles
 
 LONG = 1.0  # s of prefill: a shorter one leaves most TTFT budgets time
 PATIENCE, RETURNED_PATIENCE = 10.0, 60.0  # s in the queue, of a new request and of one that came back
@@ -27,6 +28,9 @@ LEAST_RATE = 0.05  # s of prefill per second, believed where none has begun for 
 SHORTEST_RETRY, LONGEST_RETRY = 1.0, 60.0  # s
 REMEMBERED = 1024  # refused requests of a tenant on a route
 COMES_BACK = 1.5  # times Retry-After, within which a refused request may come back
+# TTFT / forecast of a request that waits: in replays 1.1 to 1.6 in the median of a rule of the queue, nine in ten less
+# than 1.3 to 3.9.
+RATIOS: Quantiles = tuple(exp(NormalDist(0.3, 0.9).inv_cdf(q)) for q in QUANTILES)
 
 
 class LateRate:
@@ -130,6 +134,11 @@ def _hashes(queued: QueuedRequest) -> Sequence[int]:
 def retry_after_of(wait: float) -> float:
     """Seconds, by the predicted wait."""
     return min(max(MARGIN * wait, SHORTEST_RETRY), LONGEST_RETRY)
+
+
+def late_ttft(forecast: Forecast, wait: float) -> Forecast:
+    """TTFT that a late request would have, by the forecast of its endpoint and the predicted wait. Told to callers."""
+    return Forecast(wait + forecast.point_estimate, RATIOS, samples=forecast.samples)
 
 
 def patience_left(queued: QueuedRequest, now: float) -> float:

@@ -16,7 +16,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -24,11 +23,9 @@ from itertools import chain, islice
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import IDLE, TICK, HoldRules
-from policies.queue.late_work import LONG, RefusedRequests, retry_after_of
+from policies.queue.late_work import LONG, RefusedRequests, late_ttft, retry_after_of
 from policies.queue.queue_view import QueueView
-from policies.queue.queued_request import HoldRule, QueuedRequest, Quote
-from policies.queue.quotes import QuoteErrors, RequestQuote, TierQuote
-from policies.routing.tiers import again_in
+from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 
 LATE = 0.5  # chance of the deadline, below which a request is late
@@ -40,7 +37,7 @@ POSTPONED = 8  # requests in one placement: each is looked for in all of the que
 
 @dataclass(slots=True)
 class PlacementRound:
-    """Placements as of `now`. `refused`: requests that may come back; `quotes`: how right earlier quotes were."""
+    """Placements as of `now`. `refused`: requests that may come back."""
 
     queues: EndpointQueues
     fleet: Fleet
@@ -48,7 +45,6 @@ class PlacementRound:
     view: QueueView
     rules: HoldRules
     refused: RefusedRequests
-    quotes: QuoteErrors
 
     def place(self, queued: QueuedRequest, decision: Decision) -> Decision | None:
         """The decision of a request that is sent or refused now, new or the first of a queue; None: held."""
@@ -57,56 +53,25 @@ class PlacementRound:
         late = self._is_late(queued, best)
         candidate, rule = self._find(queued, decision, late)
         if rule is None:
-            placed: Decision | None = with_first(decision, candidate)
-        elif late:
-            placed = self._place_late(queued, decision, candidate, rule)
-        else:
-            placed = self._assign(queued, decision, candidate, rule)
-        is_quoted = queued.due == FOREVER and (placed is None or placed.chosen is not None)  # hours are no late wait
-        if queued.quoted is None and is_quoted:
-            queued.quoted = self._quoted(queued, candidate, rule, late or queued.is_late)
-        return placed
-
-    def quote(self, queued: QueuedRequest) -> RequestQuote:
-        """Quote a new request, which is not to be placed. Changes no queue."""
-        decision = self.view.decide(queued)
-        ranked, late, best = decision.ranked, False, None
-        if decision.chosen is not None:
-            late = self._is_late(queued, decision.chosen)
-            candidate, rule = self._find(queued, decision, late)
-            best = self._tier_quote(queued, candidate, rule, late)
-            refusal = self.refusal(queued, decision) if late and rule is not None else None
-            decision = refusal or with_first(decision, candidate)
-        tiers = self._tier_quotes(queued, ranked, best, late)
-        chosen = None if decision.chosen is None else best
-        chance = 0.0 if chosen is None else chosen.chance(queued, self.now)
-        held = None if chosen is None or chosen.rule is None else chosen.quote.forecast
-        return RequestQuote(decision, tiers, chosen, chance, again_in(queued, self.fleet.view, ranked, self.now, held))
-
-    def _tier_quotes(
-        self, queued: QueuedRequest, ranked: Sequence[Candidate], best: TierQuote | None, late: bool
-    ) -> list[TierQuote]:
-        """Of each tier, its first candidate."""
-        found = {} if best is None else {best.candidate.tier: best}
-        for each in ranked:
-            if each.tier not in found:
-                if not late:
-                    queued.plan(each)
-                rule = self.rules.held_by(queued, each, late)
-                found[each.tier] = self._tier_quote(queued, each, rule, late)
-        return [found[tier] for tier in sorted(found)]
-
-    def _tier_quote(self, queued: QueuedRequest, candidate: Candidate, rule: HoldRule | None, late: bool) -> TierQuote:
+            return with_first(decision, candidate)
         if late:
-            queued.prefill_s = candidate.forecast.prefill
-        return TierQuote(candidate, self._quoted(queued, candidate, rule, late), rule)
+            return self._place_late(queued, decision, candidate, rule)
+        return self._assign(queued, decision, candidate, rule)
 
-    def _quoted(self, queued: QueuedRequest, candidate: Candidate, rule: HoldRule | None, late: bool) -> Quote:
-        """The quote of a request that goes to this endpoint, or is held there."""
-        if rule is None:
-            return Quote(self.now, candidate.forecast)
-        wait = self.queues.best_effort.rate(queued).late_forecast(queued, self.now)[1] if late else 0.0
-        return self.quotes.quote(candidate.forecast, wait, rule, late, self.now)
+    def would_place(self, queued: QueuedRequest) -> tuple[Decision, Hold | None]:
+        """The decision of a new request, which is not to be placed, and the rule that would hold it. Changes no
+        queue."""
+        decision = self.view.decide(queued)
+        if (best := decision.chosen) is None:
+            return decision, None
+        late = self._is_late(queued, best)
+        candidate, rule = self._find(queued, decision, late)
+        if late and rule is not None:
+            queued.prefill_s = candidate.forecast.prefill
+            if (refusal := self.refusal(queued, decision)) is not None:
+                return refusal, None
+        hold = None if rule is None else Hold(rule, candidate.endpoint.id, self.now)
+        return with_first(decision, candidate), hold
 
     def _is_late(self, queued: QueuedRequest, best: Candidate) -> bool:
         """Not where the queue of the endpoint is its own: of an API, and of all on a route with another scorer."""
@@ -294,7 +259,7 @@ class PlacementRound:
             outcome=Placement.OVERLOADED,
             retry_after=retry_after_of(wait),
             reason=f"it is late, and engines would have time for it in about {wait:.0f} s",
-            expected=self.quotes.quote(decision.ranked[0].forecast, wait, HoldRule.TURN, True, self.now).forecast,
+            expected=late_ttft(decision.ranked[0].forecast, wait),
         )
 
     def _is_guess(self, queued: QueuedRequest, decision: Decision) -> bool:

@@ -27,8 +27,7 @@ from policies.queue.hold_rules import TICK, HoldRules
 from policies.queue.late_work import RefusedRequests
 from policies.queue.placement_round import PlacementRound
 from policies.queue.queue_view import QueueView
-from policies.queue.queued_request import QueuedRequest
-from policies.queue.quotes import QuoteErrors, RequestQuote
+from policies.queue.queued_request import Hold, QueuedRequest
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement
 
@@ -53,7 +52,6 @@ class QueueScheduler:
         self._turns = 0
         self._shares, self._batch_shares = FairShare(), FairShare()
         self._refused = RefusedRequests()
-        self.quotes = QuoteErrors()
 
     @property
     def held(self) -> int:
@@ -82,7 +80,7 @@ class QueueScheduler:
     def _round(self, fleet: Fleet, now: float) -> PlacementRound:
         view = QueueView(self.queues, fleet, now, self._scorers)
         rules = HoldRules(self.queues, fleet, now, self._shares)
-        return PlacementRound(self.queues, fleet, now, view, rules, self._refused, self.quotes)
+        return PlacementRound(self.queues, fleet, now, view, rules, self._refused)
 
     def _dispatch(self, queued: QueuedRequest, chosen: Candidate, now: float) -> None:
         self._shares_of(queued).charge(queued, chosen, now)
@@ -105,9 +103,10 @@ class QueueScheduler:
         held = chain(self.queues.best_effort, *self.queues.assigned.values())
         return (queued for queued in held if queued.hold is not None)
 
-    def quote(self, queued: QueuedRequest, fleet: Fleet, now: float) -> RequestQuote:
-        """Quote a new request, which is not to be placed. Changes nothing."""
-        return self._round(fleet, now).quote(queued)
+    def would_place(self, queued: QueuedRequest, fleet: Fleet, now: float) -> tuple[Decision, Hold | None]:
+        """The decision of a new request, which is not to be placed, and the rule that would hold it. Changes no
+        queue."""
+        return self._round(fleet, now).would_place(queued)
 
     def release(self, fleet: Fleet, now: float) -> Iterator[Released]:
         """Yield requests leaving the queue now; the caller dispatches each before the next is placed."""

@@ -10,10 +10,9 @@ from enum import StrEnum
 from typing import Self
 
 from policies.routing.placement_request import PlacementRequest
-from policies.types import FOREVER, MEDIAN, NEVER, NINETIETH, Candidate, Endpoint, Forecast
+from policies.types import FOREVER, NEVER, Candidate, Endpoint
 
 RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
-UNANSWERED = 50.0  # times the quoted TTFT: beyond are only requests that were not answered
 
 
 class HoldRule(StrEnum):
@@ -49,28 +48,6 @@ class Hold:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
-    """TTFT of a request, s after `at`, its wait in the queue included. `held_as`: class of the quote; empty: no rule
-    holds the request. A percentile is None where too few such requests were answered."""
-
-    at: float
-    forecast: Forecast
-    held_as: str = ""
-
-    @property
-    def p50(self) -> float | None:
-        return self._percentile(MEDIAN)
-
-    @property
-    def p90(self) -> float | None:
-        return self._percentile(NINETIETH)
-
-    def _percentile(self, i: int) -> float | None:
-        ratio = self.forecast.ratios[i]
-        return self.forecast.point_estimate * ratio if ratio < UNANSWERED else None
-
-
 @dataclass(slots=True, eq=False)
 class QueuedRequest(PlacementRequest):
     """A request with its state in the queue."""
@@ -84,7 +61,6 @@ class QueuedRequest(PlacementRequest):
     checked_at: float = NEVER  # last decision
     late_since: float = FOREVER  # entry into the best-effort queue
     returned: bool = False  # refused lately, and sent again
-    quoted: Quote | None = None  # as it entered the queue, unless it was refused then
     hold: Hold | None = None
     held_s: dict[str, float] = field(default_factory=dict)  # by rule, without the current hold
 

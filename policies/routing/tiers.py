@@ -116,7 +116,7 @@ def _miss(found: CandidateSet, ranking: Sequence[Candidate]) -> Decision:
 
 def _shed(found: CandidateSet, ranking: Sequence[Candidate], best: str) -> Decision:
     """A refusal with the time until another try, with the whole budget, is worthwhile."""
-    wait = again_in(found.queued, found.view, ranking, found.now)
+    wait = _again_in(found.queued, found.view, ranking, found.now)
     if wait is not None:
         return _decision(found, Placement.SHED, ranking, best, _bounded(wait))
     budget = found.queued.deadline - found.queued.request.arrival
@@ -124,11 +124,9 @@ def _shed(found: CandidateSet, ranking: Sequence[Candidate], best: str) -> Decis
     return _decision(found, Placement.SHED, ranking, reason, LONGEST_WAIT)
 
 
-def again_in(
-    queued: PlacementRequest, view: FleetView, ranked: Sequence[Candidate], now: float, held: Forecast | None = None
-) -> float | None:
-    """Seconds until another try, with the whole TTFT budget, is worthwhile; 0: now. None: there is no budget, or no
-    endpoint of these could make it, even idle. `held`: TTFT of the request, where the queue would hold it."""
+def _again_in(queued: PlacementRequest, view: FleetView, ranked: Sequence[Candidate], now: float) -> float | None:
+    """Seconds until another try, with the whole TTFT budget, is worthwhile; 0: now. None: no endpoint of these could
+    make it, even idle."""
     budget, target = queued.deadline - queued.request.arrival, queued.route.target
     if budget == FOREVER:
         return None
@@ -136,8 +134,6 @@ def again_in(
     if not able:
         return None
     wait = min(_wait(each.forecast, target, budget) for each in able)
-    if held is not None:
-        wait = max(wait, _wait(held, target, budget))
     return _bounded(wait) if wait > 0 else 0.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import openai
@@ -30,9 +31,9 @@ async def ask(gateway_url: str, content: str, model: str = "chat", **more: Any) 
             pass
 
 
-async def explain(admin_url: str, content: str) -> dict[str, Any]:
+async def explain(admin_url: str, content: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     body = {"model": "chat", "messages": [{"role": "user", "content": content}], "max_tokens": 2, "stream": True}
-    async with ClientSession() as client, client.post(f"{admin_url}/explain", json=body) as reply:
+    async with ClientSession() as client, client.post(f"{admin_url}/explain", json=body, headers=headers) as reply:
         found: dict[str, Any] = await reply.json()
         return found
 
@@ -90,6 +91,20 @@ async def test_a_caller_can_tighten_the_ttft_budget_by_header() -> None:
         await train(gateway.url)
         with pytest.raises(openai.RateLimitError):
             await ask(gateway.url, LARGE_PROMPT, extra_headers={"x-slo-ttft-ms": "10"})
+
+
+async def test_a_refusal_has_the_ttft_that_the_request_would_have_had() -> None:
+    """p50 and p90 beside Retry-After: those of the candidate that `explain` shows first."""
+    routes = {"chat": {"tiers": ["only"], "ttft": {"budget": "30s"}, "on_miss": "shed"}}
+    async with engines(1, "8b-l4") as only, running({"only": engine_pool(*only)}, routes) as gateway:
+        await train(gateway.url)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await ask(gateway.url, LARGE_PROMPT, extra_headers={"x-slo-ttft-ms": "1"})
+        found = await explain(gateway.admin_url, LARGE_PROMPT, {"x-slo-ttft-ms": "1"})
+    headers, best = caught.value.response.headers, found["candidates"][0]
+    assert found["outcome"] == "shed"
+    assert 0 < float(headers["x-firsttoken-ttft-p50-ms"]) <= float(headers["x-firsttoken-ttft-p90-ms"])
+    assert float(headers["x-firsttoken-ttft-p50-ms"]) == pytest.approx(best["ttft_p50_ms"], rel=0.5)
 
 
 async def test_a_prompt_beyond_every_context_window_is_400() -> None:

@@ -135,7 +135,7 @@ def prompt(words: Iterable[str], size: int = 20_000) -> dict[str, Any]:
 
 
 async def test_a_key_that_has_taught_the_estimate_wrong_gets_no_burst_beyond_its_tokens() -> None:
-    """Quotes of long common words teach that a token has 13 bytes; a burst of other words has one in two bytes. It got
+    """Counts of long common words teach that a token has 13 bytes; a burst of other words has one in two bytes. It got
     3.4 times the tokens of the key, as no prompt was counted before all were sent."""
     random, limit = Random(1), 200_000
     common = ["responsibility", "international", "organization", "administration", "understanding", "information"]
@@ -148,7 +148,7 @@ async def test_a_key_that_has_taught_the_estimate_wrong_gets_no_burst_beyond_its
         for _ in range(20):
             async with calling(gateway.url) as caller:
                 taught = prompt(random.choices(common, k=1500))
-                assert (await caller.whole(post(taught, WEB, path="/quote/v1/chat/completions")))[0] == 200
+                assert (await caller.whole(post(taught, WEB, path="/v1/messages/count_tokens")))[0] == 200
         async with AsyncExitStack() as stack:
             callers = [await stack.enter_async_context(calling(gateway.url)) for _ in burst]
             asked = (caller.ask(post(each, WEB)) for caller, each in zip(callers, burst, strict=True))

@@ -18,7 +18,6 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue import queue_view
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, QueuedRequest
-from policies.queue.quotes import RequestQuote
 from policies.routes.route import Route
 from policies.routing.tiers import decide
 from policies.types import (
@@ -153,16 +152,16 @@ class QueueFixture:
     def held(self, name: str) -> QueuedRequest:
         return next(queued for queued in self.scheduler.holds() if queued.request_key == name)
 
-    def quote(self, tokens: int = PROMPT, budget: float | None = 1.0) -> RequestQuote:
-        """Of a new request that is not entered."""
+    def would_place(self, tokens: int = PROMPT, budget: float | None = 1.0) -> tuple[Decision, Hold | None]:
+        """The decision of a new request that is not entered, and the rule that would hold it."""
         pools = {endpoint.pool: PoolEstimate(tokens) for endpoint in self.endpoints}
         request = RequestView(self.now, stream=True)
         queued = QueuedRequest("asked", request, PromptEstimate(pools), route(budget), next(self._sequence))
-        return self.scheduler.quote(queued, self.fleet, self.now)
+        return self.scheduler.would_place(queued, self.fleet, self.now)
 
     def would_hold(self, tokens: int = PROMPT, budget: float | None = 1.0) -> Hold | None:
         """The rule that would hold such a request."""
-        return self.quote(tokens, budget).hold
+        return self.would_place(tokens, budget)[1]
 
     def hold(self, name: str) -> str:
         """The rule that holds a request."""

@@ -230,13 +230,6 @@ PREDICTED = (
         moves="`p50` should cover half, `p90` nine in ten; lengths of answers that change, paces that do.",
         act="p90 below 0.85 for long: answers of the route have grown. Raise `total: {target}` until it recovers.",
     ),
-    counter(
-        "firsttoken_ttft_quote_covered_total{route,percentile,covered} requests",
-        help="Requests with a TTFT within the percentile quoted as they came, or not",
-        more="Streams only; a request that was refused or failed after it had waited is `false`.",
-        moves="Waits in the gateway's queue that differ from those of the last requests held by the same rule.",
-        act="p90 below 0.85 for long: `firsttoken_queue_depth`; the load changes faster than quotes follow.",
-    ),
     histogram(
         "firsttoken_prefix_hit_ratio{pool,source}",
         RATIO_BOUNDS,

@@ -68,7 +68,6 @@ class RequestMetrics:
         self.predicted = histogram("firsttoken_ttft_predicted_seconds")
         self.error = histogram("firsttoken_ttft_prediction_error_seconds")
         self.covered = counter("firsttoken_ttft_prediction_covered_total")
-        self.quoted = counter("firsttoken_ttft_quote_covered_total")
         self.whole = counter("firsttoken_total_prediction_covered_total")
         self.hit = histogram("firsttoken_prefix_hit_ratio")
         self.size_error = histogram("firsttoken_prompt_tokens_error_ratio")
@@ -170,10 +169,6 @@ class RequestMetrics:
             self.sights.of[route, record.sight._value_].value += 1
         if record.rescue:
             self.rescues.of[route, record.rescue].value += 1
-        if (took := record.scored_ttft) is not None:
-            for percentile, quoted in zip(PERCENTILES, record.quoted_ttft, strict=True):
-                if quoted is not None:
-                    self.quoted.of[route, percentile, "true" if took <= quoted else "false"].value += 1
         if record.total_predicted_p90 is not None and record.end is RequestOutcome.COMPLETED:
             predicted = record.total_predicted_p50, record.total_predicted_p90
             for percentile, total in zip(PERCENTILES, predicted, strict=True):

@@ -81,6 +81,14 @@ async def test_any_other_path_is_unknown(path: str) -> None:
     assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
 
 
+async def test_the_path_of_a_quote_says_where_its_figures_are_now() -> None:
+    async with running({"only": pool("http://127.0.0.1:9")}) as gateway, calling(gateway.url) as caller:
+        status, _, body = await caller.whole(post(CHAT, path="/quote/v1/chat/completions"))
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (404, "unknown_url")
+    assert "POST /explain on the admin port" in error["message"]
+
+
 def test_a_long_path_is_matched_in_linear_time() -> None:
     """A hundred times the longest request line: in time that grows with the square, a match would not end in the time
     of a test."""

@@ -186,7 +186,6 @@ def test_a_record_is_shown_completely_except_for_the_decision() -> None:
         "gaps",
     }
     left_out |= {"lineage", "break_cost", "weighs_completion"}
-    left_out |= {"quoted"}  # as its two percentiles
     assert shown >= Lineage().as_json().keys()
     for name in {f.name for f in fields(Record)} - left_out:
         assert name in shown or f"{name}_ms" in shown, name

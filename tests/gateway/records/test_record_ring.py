@@ -31,8 +31,7 @@ from gateway.records.stored_records import UnreadableRecords, stored_records
 from policies.diagnosis.causes import Cause, CauseVerdict
 from policies.diagnosis.diagnosis_report import Alternatives, Diagnosis
 from policies.diagnosis.usual import Usual
-from policies.queue.queued_request import Quote
-from policies.types import AttemptKind, AttemptOutcome, Forecast
+from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import CHAT, STREAMED, calling, get, post, record
 from tests.support.gateways import pool, running
 from tests.support.upstream import Upstream
@@ -61,7 +60,7 @@ def full_record() -> Record:
     told = record(attempts=[lost, attempt], prefix=[1, 2**64 - 1], tags=("team",), held={"prefill": 0.25})
     told.left_out = {"seed": "seed"}
     told.spent = [0.0123456 * number for number in range(len(told.spent) - 1)] + [None]
-    told.quoted, told.repaired = Quote(100.1, Forecast(0.2)), ("sort_tools",)
+    told.repaired = ("sort_tools",)
     told.diagnosis = Diagnosis(VERDICT, Usual(), Alternatives())
     return told
 

@@ -103,16 +103,6 @@ def test_batch_work_in_a_hurry_runs_beside_answers_of_an_engine_that_never_keeps
     assert queue.release() == ["batch"]
 
 
-def test_batch_work_is_not_quoted() -> None:
-    """Hours of waiting by choice would be the error of the quotes of late requests."""
-    queue = QueueFixture()
-    queue.fill(ONE)
-    queue.enter("batch", **NIGHTLY)
-    queue.enter("patient", budget=None)
-    assert queue.held("batch").quoted is None
-    assert queue.held("patient").quoted is not None
-
-
 def test_batch_work_does_not_leave_the_preferred_tier_while_it_has_time() -> None:
     """An API behind would always take it, and is paid for."""
     queue = QueueFixture(endpoints=(ONE, API))

@@ -9,6 +9,7 @@ import pytest
 
 from policies.queue import hold_rules, late_work
 from policies.queue.late_work import (
+    MARGIN,
     PATIENCE,
     PRIOR_S,
     PRIOR_WORK,
@@ -93,6 +94,22 @@ def test_a_late_request_that_would_wait_too_long_is_refused_at_once() -> None:
     assert held
     assert refused
     assert all(queue.released[name].retry_after > PATIENCE for name in refused)
+
+
+def test_a_refused_request_is_told_the_first_token_that_it_would_have_had() -> None:
+    """The predicted wait, of which Retry-After is a multiple, and what the engine takes behind it."""
+    queue = QueueFixture()
+    queue.decode()
+    for number in range(150):
+        queue.enter(f"r{number}", **SHORT_LATE, tenant=f"t{number}")
+    refused = [found for found in queue.released.values() if found.outcome is Placement.OVERLOADED]
+    assert refused
+    for decision in refused:
+        expected = decision.expected
+        assert expected is not None
+        assert expected.point_estimate > decision.ranked[0].forecast.point_estimate
+        assert expected.point_estimate >= decision.retry_after / MARGIN
+        assert expected.p50 < expected.p90
 
 
 def test_nothing_is_refused_for_a_wait_that_is_a_guess() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from policies.queue.hold_rules import AT_LIMIT
 from policies.queue.placement_round import POSTPONED
-from policies.queue.quotes import LATE
 from tests.support.queue_fixture import LARGE, ONE, PROMPT, QueueFixture
 
 LONG = 20_000  # tokens: a prefill of 1.4 s
@@ -78,14 +77,12 @@ def test_a_route_with_another_scorer_has_no_late_requests() -> None:
     assert queue.assigned() == ["first", "second", "long", "short"]
 
 
-def test_a_request_that_is_postponed_at_once_is_quoted_as_late() -> None:
+def test_a_request_that_is_postponed_at_once_is_late() -> None:
     queue = at_the_pace_limit()
     queue.enter("short", budget=2.5, tpot=PACE)
     queue.enter("long", LONG, budget=2.4, tpot=PACE)
     assert queue.best_effort == ["long"]
-    quoted = queue.held("long").quoted
-    assert quoted is not None
-    assert quoted.held_as == LATE
+    assert queue.held("long").is_late
 
 
 def test_a_postponed_request_is_not_moved_to_another_tier_in_the_same_round() -> None:

@@ -394,6 +394,29 @@ def test_the_rule_that_would_hold_a_request_is_the_one_that_does(budget: float |
     assert queue.leave("r") == {rule: pytest.approx(0.03)}
 
 
+def test_to_ask_where_a_request_would_go_changes_nothing() -> None:
+    """Of a request in time, a late one, and one without a deadline."""
+    queue = QueueFixture()
+    queue.fill(ONE)
+    queue.enter("held", tokens=4000, budget=0.15)
+    for budget in (1.0, 0.15, None):
+        before = queue.would_hold(tokens=4000, budget=budget)
+        assert [queue.would_hold(tokens=4000, budget=budget) for _ in range(5)] == [before] * 5
+    assert queue.scheduler.held == 1
+
+
+def test_a_request_is_sent_where_it_was_said_that_it_would_go() -> None:
+    """At once, with the forecast of its decision."""
+    queue = QueueFixture()
+    asked, hold = queue.would_place(tokens=4000, budget=1.0)
+    queue.enter("r", tokens=4000, budget=1.0)
+    expected, placed = asked.chosen, queue.released["r"].chosen
+    assert (asked.outcome, hold) == (Placement.PLACE, None)
+    assert expected is not None
+    assert placed is not None
+    assert (expected.endpoint, expected.forecast.p90) == (placed.endpoint, placed.forecast.p90)
+
+
 def test_no_rule_holds_a_request_that_an_engine_takes_at_once() -> None:
     queue = QueueFixture()
     assert queue.would_hold() is None
