@@ -81,8 +81,6 @@ def _again_in(quote: RequestQuote, is_met: bool) -> float | None:
 
 def _tier_view(found: TierQuote, queued: QueuedRequest, waited: float) -> dict[str, Any]:
     candidate, quote = found.candidate, found.quote
-    if queued.judging:
-        waited += queued.judging[candidate.endpoint.pool]
     return {
         "tier": candidate.tier + 1,
         "pool": candidate.endpoint.pool,
