@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from backends.interface import GENERATING, Operation
 from gateway.admission.auth import Tenant
-from gateway.api.answer_quality import held_tokens
 from gateway.api.count_replies import COUNTS
 from gateway.api.inference_request import InferenceRequest, parse, with_model
 from gateway.api.prompt_repairs import repaired
@@ -32,7 +31,7 @@ from policies.routes.efforts import class_of
 from policies.routes.route import Route
 from policies.routing.candidates import is_count_needed, uncached_tokens
 from policies.routing.tiers import decide
-from policies.types import UNUSABLE, Decision, Forecast, PrefixBlocks, PromptEstimate, Quantiles
+from policies.types import UNUSABLE, Decision, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")
 
@@ -176,37 +175,14 @@ def queued_request(
     if route.weighs_completion:
         cap = route.output_cap(request.max_tokens)
         tokens = lengths.quantiles(route.name, cap, effort, tenant.name, _beginning(estimate))
-    reasoning = lengths.expected_reasoning(route, effort, now) if request.stream else None
     return QueuedRequest(
         *(id(request), request, estimate, route, sequence),
         tenant=tenant.name,
         weight=tenant.weight,
-        reasoning=reasoning,
+        reasoning=lengths.expected_reasoning(route, effort, now) if request.stream else None,
         answer_tokens=tokens,
         decode_s=fleet.view.decode_seconds(route, tokens),
-        judging=_judging(fleet, request, route, estimate, reasoning, now) if route.escalate.hold else None,
     )
-
-
-def _judging(
-    fleet: Fleet,
-    request: InferenceRequest,
-    route: Route,
-    estimate: PromptEstimate,
-    reasoning: Mapping[str, Forecast] | None,
-    now: float,
-) -> Mapping[str, float] | None:
-    """Seconds from a first token until its opening is judged, by pool. 0: an answer there begins with reasoning, and is
-    not judged. None: no opening is, as where one pool alone takes the request."""
-    if not (held := held_tokens(route, request)):
-        return None
-    cap, prompts = route.output_cap(request.max_tokens), estimate.pools
-    known = [tier for tier in route.tiers if tier.pool in prompts]
-    fit = {x.pool for x in known if x.when is None or not x.when.refuses(request, prompts[x.pool].tokens, cap)}
-    if len(fit) < 2:
-        return None
-    judging = fleet.view.judging_seconds(route, min(held, estimate.output_tokens), fleet.snapshot(now).loads)
-    return {pool: 0.0 if reasoning and reasoning[pool].p50 else seconds for pool, seconds in judging.items()}
 
 
 def _text(request: InferenceRequest, route: Route, tenant: Tenant) -> PromptText:

@@ -506,7 +506,6 @@ class Decision:
     expected: Forecast | None = None  # TTFT of a request that is refused for its wait in the queue
     output_limits: Mapping[str, int] = field(default_factory=dict)  # tokens by pool, where the caller's do not fit
     completion: Callable[[Candidate], Completion | None] = field(default=_uncompleted, compare=False, repr=False)
-    judging: Mapping[str, float] | None = None  # s from a first token to the end of its opening, by pool, if judged
     chosen: Candidate | None = field(init=False)
 
     def __post_init__(self) -> None:

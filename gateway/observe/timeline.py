@@ -203,9 +203,6 @@ class RequestTimeline:
         record.cached_tokens_to_load = candidate.hit_tiers if candidate.to_load else None
         record.ttft_predicted_p50 = waited + forecast.p50
         record.ttft_predicted_p90 = waited + forecast.p90
-        if record.decision is not None and record.decision.judging and not record.escalated:
-            record.ttft_predicted_p50 += record.decision.judging[endpoint.pool]
-            record.ttft_predicted_p90 += record.decision.judging[endpoint.pool]
         completion = None if record.decision is None else record.decision.completion(candidate)
         record.total_predicted_p50 = None if completion is None else waited + completion.p50
         record.total_predicted_p90 = None if completion is None else waited + completion.p90

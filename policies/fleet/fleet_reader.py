@@ -159,15 +159,6 @@ class FleetReader:
         known = [alone for pool in route.pools if (alone := self.tpot_alone(pool)) is not None]
         return tokens[MEDIAN] * min(known, default=0.0)
 
-    def judging_seconds(self, route: Route, tokens: int, loads: Mapping[str, Load]) -> Mapping[str, float]:
-        """Seconds from a first token until so many tokens have come, by pool, at the present pace of the pool's
-        fastest endpoint."""
-        seconds = dict[str, float]()
-        for pool in route.pools:
-            paces = [load.tpot for name, load in loads.items() if self._states[name].pool.name == pool]
-            seconds[pool] = (tokens - 1) * min(paces, default=0.0)
-        return seconds
-
     def prefill_seconds(self, endpoint: str, tokens: int, hit: int) -> float:
         """Engine time of `tokens` behind `hit` cached ones, as learned; 0: an API, or unknown."""
         state = self._states.get(endpoint)

@@ -1,7 +1,7 @@
 """Probabilities of meeting a budget, where the first token of an engine is not yet what a caller waits for.
 
 Rules:
-- A budget of the answer leaves time for its reasoning, and for the judging of its opening.
+- A budget of the answer leaves time for its reasoning.
 - A route that promises the whole answer alone is decided by the chance of that.
 - An API of which a prior alone is known is tried by one request at a time: by its prior alone it would never be known.
   Where the prior lies beyond the deadline, only if no other candidate would make it, or one would after a stream has
@@ -22,19 +22,15 @@ LIKELY = 0.5  # chance of a prior that lies within the deadline
 
 
 def with_answer(queued: PlacementRequest, candidates: list[Candidate], left: float) -> list[Candidate]:
-    """The candidates with their chances of what a caller sees first: TTFT and reasoning are independent, judging takes
-    its time. `left`: s until the deadline, which leaves the least of both."""
-    if not queued.unseen:
+    """The candidates with their chances of the answer's first token: TTFT and reasoning are independent. `left`: s
+    until the deadline, which leaves the least reasoning."""
+    if not queued.reasoning:
         return candidates
     within = left + queued.least_unseen
-    return [replace(each, probability=_chance_of_answer(queued, each, within)) for each in candidates]
-
-
-def _chance_of_answer(queued: PlacementRequest, candidate: Candidate, within: float) -> float:
-    pool, forecast = candidate.endpoint.pool, candidate.forecast
-    if queued.reasoning:
-        forecast = forecast.followed_by(queued.reasoning[pool])
-    return forecast.probability(within - (queued.judging or {}).get(pool, 0.0))
+    return [
+        replace(each, probability=each.forecast.followed_by(queued.reasoning[each.endpoint.pool]).probability(within))
+        for each in candidates
+    ]
 
 
 def to_be_tried(candidates: list[Candidate], target: float, left: float) -> list[Candidate]:

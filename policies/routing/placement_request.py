@@ -21,12 +21,11 @@ class PlacementRequest:
     tenant: str = ""  # for fairness
     weight: float = 1.0  # of the tenant
     reasoning: Mapping[str, Forecast] | None = None  # before the answer, by pool, where the budget is of the answer
-    judging: Mapping[str, float] | None = None  # s from a first token to the end of its opening, by pool, if judged
     answer_tokens: Quantiles = ()  # of the answer, where the end of it is weighed; empty: not known
     decode_s: float = 0.0  # expected from the first token to the last, at the fastest pool
     deadline: float = field(init=False)  # of the first token; FOREVER without a TTFT or total budget
     due: float = field(init=False)  # of the last byte, where the request can wait until then; else FOREVER
-    unseen: Mapping[str, float] | None = field(init=False)  # s from a first token to that of the budget, by pool
+    unseen: Mapping[str, float] | None = field(init=False)  # s of reasoning that the target share keeps to, by pool
     output_cap: int | None = field(init=False)  # the caller's max_tokens under the route's limit
     promises_total_alone: bool = field(init=False)  # the chance of the whole answer decides: there is no TTFT budget
 
@@ -34,10 +33,9 @@ class PlacementRequest:
         route, request = self.route, self.request
         self.deadline = request.arrival + route.ttft_budget(request.ttft_budget, self.estimate.uncached_tokens)
         self.promises_total_alone = route.total is not None and route.ttft is None and request.ttft_budget is None
-        self.unseen = self.judging
+        self.unseen = None
         if self.reasoning:
-            self.unseen = _unseen(self.reasoning, self.judging or {}, route.target)
-        if self.unseen:
+            self.unseen = {pool: each.quantile(route.target) for pool, each in self.reasoning.items()}
             self.deadline -= self.least_unseen
         if self.deadline == FOREVER and route.total is not None:
             self.deadline = self.total_deadline - self.decode_s
@@ -53,14 +51,9 @@ class PlacementRequest:
 
     @property
     def least_unseen(self) -> float:
-        """Seconds of reasoning and of judging at the pool with the least: the deadline leaves these."""
+        """Seconds of reasoning at the pool with the least: the deadline leaves these."""
         return min(self.unseen.values()) if self.unseen else 0.0
 
     def extra_unseen(self, pool: str) -> float:
         """The same at the pool, beyond the least."""
         return self.unseen[pool] - self.least_unseen if self.unseen else 0.0
-
-
-def _unseen(reasoning: Mapping[str, Forecast], judging: Mapping[str, float], target: float) -> Mapping[str, float]:
-    """Seconds by pool: of the reasoning that the target share of answers keeps to, and of judging."""
-    return {pool: each.quantile(target) + judging.get(pool, 0.0) for pool, each in reasoning.items()}

@@ -2,8 +2,7 @@
 
 Rules:
 - The deadline is the arrival of the request plus the budget: time spent in the gateway counts. Where the budget is of
-  the answer, the first token must leave time for the reasoning, by the pool's earlier answers of the same effort; where
-  the opening is judged before a caller gets it, for the tokens of the opening.
+  the answer, the first token must leave time for the reasoning, by the pool's earlier answers of the same effort.
 - The first of the ranking (`policies.routing.ranking`) is taken where its tier qualifies. Where none does, `on_miss` of
   the route says what follows.
 - Nothing is shed on a guess: while the forecast of a usable endpoint is not trained, a request that would be shed is
@@ -92,7 +91,6 @@ def _decision(
         cause=cause,
         output_limits=found.output_limits(),
         completion=found.completion,
-        judging=found.queued.judging,
     )
 
 

@@ -53,3 +53,15 @@ def test_a_route_that_sheds_refuses_what_reasoning_makes_late_everywhere() -> No
     """At once, with the time until a useful retry."""
     assert decided({"large": 3.0, "small": 3.0}, 1.0, on_miss="shed").outcome is Placement.SHED
     assert decided({"large": 3.0, "small": 0.5}, 1.0, on_miss="shed").outcome is Placement.PLACE
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, "near"), (0.65, "far")])
+def test_reasoning_counts_for_each_region_of_a_tier(seconds: float, chosen: str) -> None:
+    """The nearer region comes first where it leaves time for it."""
+    scenario = DecisionScenario({"large": {"near": 0.3, "far": 0.1}}, regions={"near": "eu", "far": "us"})
+    route = {"name": "r", "tiers": ["large"], "ttft": {"budget": "1s", "of": "answer"}, "region": {"prefer": ["eu"]}}
+    reasoning = {"large": Forecast(seconds)}
+    request, promised = RequestView(0.0, stream=True), preset("chat", route)
+    queued = QueuedRequest("r", request, scenario.estimate, promised, 0, reasoning=reasoning)
+    decision = decide(queued, scenario.fleet, scenario.beliefs, 0.0)
+    assert (order(decision)[0], decision.deadline) == (chosen, pytest.approx(1.0 - seconds))
