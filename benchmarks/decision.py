@@ -30,7 +30,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import (
     AttemptOutcome,
     Candidate,

@@ -30,7 +30,7 @@ from policies.queue.queued_request import QueuedRequest
 from policies.routes.efforts import class_of
 from policies.routes.route import Route
 from policies.routing.candidates import is_count_needed, uncached_tokens
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import UNUSABLE, Decision, PrefixBlocks, PromptEstimate, Quantiles
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from policies.fleet.fleet import Fleet
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, QueuedRequest
 from policies.routes.route import Route
-from policies.routing.tiers import LONGEST_WAIT, decide
+from policies.routing.decide import LONGEST_WAIT, decide
 from policies.types import FOREVER, Decision, PromptEstimate
 
 log = logging.getLogger("firsttoken")

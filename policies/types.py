@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import exp, hypot, log
@@ -412,6 +412,15 @@ class Completion:
 # --------------------------------------------------------------------------- the decision
 
 
+class RankKind(Enum):
+    """Reason for the rank of a candidate."""
+
+    VALUE = "value"
+    HALF_OPEN = "half_open"  # first, as its circuit breaker is half-open
+    STALE = "stale"  # first, as its forecast was not tested lately
+    RESERVE = "reserve"  # last, as its tier comes after a failure
+
+
 @dataclass(slots=True)
 class Candidate:
     """An endpoint able to take the request, with state and forecast at decision time."""
@@ -423,8 +432,10 @@ class Candidate:
     forecast: Forecast
     probability: float  # of the TTFT deadline if sent now, or of `total` where that is all the route promises; or 1
     price: float  # expected USD
-    score: float = 0.0  # of the scorer, smaller is better, in the scorer's own unit
-    reason: str = ""  # of the rank
+    value: float = 0.0  # good requests (`policies.routing.value`); of a baseline's scorer, less its score
+    kept: float = 1.0  # chance, once the first token is in time, to keep the TPOT and the total of the route
+    place: int = 0  # of the tier in the order of preference
+    ranked_as: RankKind = RankKind.VALUE
     load: Load = field(default_factory=Load)  # before this request
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
@@ -500,6 +511,8 @@ class Decision:
     ranked: Sequence[Candidate] = ()
     rejected: tuple[Rejection, ...] = ()
     scorer: str = ""
+    target: float = 0.0  # chance of the deadline that the route asks for
+    in_time: bool = True  # a candidate makes the deadline with that chance, or the route asks for none
     retry_after: float = 0.0  # s, for SHED, UNAVAILABLE and RATE_LIMITED
     reason: str = ""
     cause: RejectionKind | None = None  # of a refusal
@@ -510,6 +523,19 @@ class Decision:
 
     def __post_init__(self) -> None:
         self.chosen = self.ranked[0] if self.outcome is _PLACE and self.ranked else None
+
+    @property
+    def is_by_value(self) -> bool:
+        return self.scorer == "predicted"
+
+    @property
+    def is_unbounded(self) -> bool:
+        return self.deadline == FOREVER
+
+    @property
+    def pools(self) -> Collection[Endpoint]:
+        """An endpoint of each pool."""
+        return {each.endpoint.pool: each.endpoint for each in self.ranked}.values()
 
 
 # --------------------------------------------------------------------------- attempts

@@ -34,7 +34,7 @@ from policies.fleet.fleet import AttemptReport, Fleet
 from policies.fleet.unseen_answers import AnswerStep, UnseenAnswers
 from policies.latency.answer_lengths import AnswerLengths
 from policies.queue.queued_request import QueuedRequest
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, Placement, PoolEstimate, RequestView
 
 

@@ -16,6 +16,7 @@ from policies.fleet.beliefs import ALL, LIMITS, Belief
 from policies.fleet.endpoint_state import EndpointStatistics
 from policies.fleet.engine_rates import EngineRates
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
+from policies.routing.reasons import reason_of, terms_of
 from policies.types import (
     FOREVER,
     NEVER,
@@ -59,7 +60,7 @@ def explain(
     left = None if decision.deadline == FOREVER else round((decision.deadline - decision.at) * 1e3, 2)
     return {
         "outcome": decision.outcome.value,
-        "reason": decision.reason,
+        "reason": decision.reason or _placed(decision),
         "scorer": decision.scorer,
         "budget_left_ms": left,
         "uncached_tokens": estimate.uncached_tokens or None,
@@ -74,7 +75,7 @@ def explain(
             {
                 "rank": rank,
                 "chosen": candidate is decision.chosen,
-                **_candidate(candidate),
+                **_candidate(decision, candidate),
                 **_completion(decision.completion(candidate)),
             }
             for rank, candidate in enumerate(decision.ranked, 1)
@@ -94,6 +95,11 @@ def explain(
             endpoint: believed_view(found, decision.at) for endpoint, found in beliefs.items() if endpoint in asked
         },
     }
+
+
+def _placed(decision: Decision) -> str:
+    first = decision.ranked[0]
+    return f"tier {first.tier + 1}: {reason_of(decision, first)}"
 
 
 def named_view(asked: str, found: RoutedName) -> dict[str, Any]:
@@ -128,7 +134,7 @@ def holds_view(held: Iterable[QueuedRequest], now: float) -> dict[str, list[dict
     return view
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def _candidate(decision: Decision, candidate: Candidate) -> dict[str, Any]:
     load, forecast = candidate.load, candidate.forecast
     return {
         "endpoint": candidate.endpoint.id,
@@ -147,9 +153,10 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "running": load.running,
         "waiting": load.waiting,
         "price_usd": candidate.price,
-        "score": candidate.score,
+        "value": round(candidate.value, 4),
+        "terms": {name: round(term, 4) for name, term in terms_of(decision, candidate).items()},
         "samples": forecast.samples,
-        "reason": candidate.reason,
+        "reason": reason_of(decision, candidate),
     }
 
 

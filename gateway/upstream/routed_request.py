@@ -20,7 +20,6 @@ from gateway.observe.timeline import RequestTimeline
 from gateway.upstream.upstream import Upstream
 from policies.attempts.attempt_events import AttemptLimits
 from policies.routes.route import Route
-from policies.routing.ranking import one_of_each_pool
 from policies.types import FOREVER, Attempt, Decision, Endpoint, PromptEstimate
 
 WHOLE_ANSWER = 600.0  # s for an answer without streaming: the SDKs' own default timeout
@@ -72,7 +71,7 @@ class RoutedRequest:
         route judges no whole answers. The endpoints of other pools are asked for whole answers."""
         if self.route.upstream_stream == "off" or self.route.escalate.when or not self._is_watched:
             return False
-        pools = one_of_each_pool(self.decision.ranked)
+        pools = self.decision.pools
         lossy = {endpoint.pool for endpoint in pools if self._has_assembly_obstacle(endpoint)}
         if lossy and len(lossy) < len(pools):
             ranked = (candidate.endpoint for candidate in self.decision.ranked)
@@ -109,7 +108,7 @@ class RoutedRequest:
     @property
     def hold(self) -> int:
         """Tokens of a stream's opening to be held back and judged; 0: none, as where only one pool is left."""
-        if not self.route.escalate.hold or len(one_of_each_pool(self.decision.ranked)) < 2:
+        if not self.route.escalate.hold or len(self.decision.pools) < 2:
             return 0
         return held_tokens(self.route, self.request)
 
@@ -196,7 +195,7 @@ class RoutedRequest:
     def _masks_counts(self, endpoint: Endpoint) -> bool:
         """A rescue may continue the answer in any other pool."""
         if self.may_rescue:
-            return any(each.pool in self.masked_pools for each in one_of_each_pool(self.decision.ranked))
+            return any(each.pool in self.masked_pools for each in self.decision.pools)
         return endpoint.pool in self.masked_pools
 
     def _rewritten_answer(self, endpoint: Endpoint, masked: bool) -> RewrittenAnswer | None:

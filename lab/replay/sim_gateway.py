@@ -29,7 +29,7 @@ from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
 from policies.routing.candidates import uncached_tokens
-from policies.routing.tiers import LONGEST_WAIT
+from policies.routing.decide import LONGEST_WAIT
 from policies.scorers.scorers import tie_break
 from policies.types import (
     FOREVER,
@@ -483,5 +483,5 @@ def _kind(arrival: Arrival) -> tuple[str, str, int]:
 
 def _without_tiers(decision: Decision, seed: int) -> Decision:
     """All endpoints of all tiers in one order, for scores that are comparable between pools."""
-    ranked = sorted(decision.ranked, key=lambda candidate: (candidate.score, tie_break(seed, candidate.endpoint.id)))
+    ranked = sorted(decision.ranked, key=lambda candidate: (-candidate.value, tie_break(seed, candidate.endpoint.id)))
     return replace(decision, ranked=tuple(ranked))

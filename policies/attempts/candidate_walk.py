@@ -22,7 +22,6 @@ from itertools import cycle, islice
 from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending, PeerForecast
 from policies.attempts.first_token_limits import exceeds_limit
 from policies.routes.levels import FailureCause
-from policies.routing.ranking import p50_of
 from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
 OWN_TIERS: Mapping[str, FailureCause] = {"context": "context", "content_filter": "content_filter"}  # by kind of failure
@@ -134,8 +133,8 @@ class CandidateWalk:
 
     @property
     def upcoming_p50(self) -> float:
-        """The median TTFT of the next candidate, s, without its description."""
-        return p50_of(self._candidates, self._passed)
+        """The median TTFT of the next candidate, s."""
+        return self._candidates[self._passed].forecast.p50
 
     def next_at(self, now: float) -> Candidate | None:
         """The next candidate, if another attempt is allowed."""

@@ -87,10 +87,6 @@ class EndpointQueues:
                 return queued
         return None
 
-    def due_to_spill(self, now: float) -> list[QueuedRequest]:
-        """Assigned requests at the last moment for another tier."""
-        return [queued for queue in self.assigned.values() for queued in queue if queued.spill_at <= now]
-
     def ahead(self, queued: QueuedRequest) -> Mapping[str, Ahead]:
         """Requests sent before another, by endpoint: due before, or in dispatch."""
         found: dict[str, Ahead] = {}

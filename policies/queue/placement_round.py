@@ -1,14 +1,14 @@
 """Placement of a request at one moment: at an endpoint, in a queue, or back to the caller.
 
 Rules:
-- A request is late where it would miss the deadline more likely than not (LATE); the target of the route chooses the
-  tier. A request of a tenant above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
+- A request is late where no endpoint makes the deadline with the target probability of the route. A request of a tenant
+  above its share (`policies.queue.fair_share`), or without a deadline, is treated as late.
 - A request in time goes to the endpoint of its decision, or is assigned to it until no rule holds it any longer
   (`policies.queue.hold_rules`). At the head of the queue it is decided again.
 - Where not all of a queue come in time, prefills much longer than one that would be late behind them are late in its
   place, the longest first (Moore and Hodgson, 1968): most requests are then in time.
-- The forecast of another tier is reliable, so a queued request spills to another tier when better by the forecasts, and
-  at the latest when the other tier can only just make the deadline. A closed endpoint is left for one that is open.
+- An assigned request is decided again every RECHECK seconds where another tier may be of more value by then, or its
+  endpoint is closed and another is not.
 - A late request goes to an idle endpoint, the fastest of each pool, or queues behind all in time, or is refused where
   it would wait for too long (`policies.queue.late_work`), unless the forecast is not trained. While no other
   late request waits, an endpoint with nearly the same prefill will do in place of the fastest.
@@ -28,10 +28,8 @@ from policies.queue.queue_view import QueueView
 from policies.queue.queued_request import Hold, HoldRule, QueuedRequest
 from policies.types import FOREVER, Candidate, Decision, Endpoint, Placement, RejectionKind
 
-LATE = 0.5  # chance of the deadline, below which a request is late
-STILL = 0.9  # share of the target that is enough for another tier at the last moment
 ALIKE = 1.25  # times the prefill at the fastest endpoint of a pool
-RECHECK_TIERS = 0.1  # s between two comparisons of a queued request with other tiers
+RECHECK = 0.1  # s between two decisions of an assigned request that may have a better place
 POSTPONED = 8  # requests in one placement: each is looked for in all of the queue
 
 
@@ -50,13 +48,13 @@ class PlacementRound:
         """The decision of a request that is sent or refused now, new or the first of a queue; None: held."""
         if (best := decision.chosen) is None:
             return decision
-        late = self._is_late(queued, best)
+        late = self._is_late(queued, decision, best)
         candidate, rule = self._find(queued, decision, late)
         if rule is None:
             return with_first(decision, candidate)
         if late:
             return self._place_late(queued, decision, candidate, rule)
-        return self._assign(queued, decision, candidate, rule)
+        return self._assign(queued, candidate, rule)
 
     def would_place(self, queued: QueuedRequest) -> tuple[Decision, Hold | None]:
         """The decision of a new request, which is not to be placed, and the rule that would hold it. Changes no
@@ -64,7 +62,7 @@ class PlacementRound:
         decision = self.view.decide(queued)
         if (best := decision.chosen) is None:
             return decision, None
-        late = self._is_late(queued, best)
+        late = self._is_late(queued, decision, best)
         candidate, rule = self._find(queued, decision, late)
         if late and rule is not None:
             queued.prefill_s = candidate.forecast.prefill
@@ -73,13 +71,13 @@ class PlacementRound:
         hold = None if rule is None else Hold(rule, candidate.endpoint.id, self.now)
         return with_first(decision, candidate), hold
 
-    def _is_late(self, queued: QueuedRequest, best: Candidate) -> bool:
+    def _is_late(self, queued: QueuedRequest, decision: Decision, best: Candidate) -> bool:
         """Not where the queue of the endpoint is its own: of an API, and of all on a route with another scorer."""
         if queued.is_late:
             return True
         if queued.route.scorer != "predicted" or not self.fleet.view.is_local(best.endpoint.id):
             return False
-        return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant) or best.probability < LATE
+        return queued.deadline == FOREVER or self.rules.shares.is_over(queued.tenant) or not decision.in_time
 
     def _find(
         self, queued: QueuedRequest, decision: Decision, late: bool, within: float = IDLE
@@ -129,8 +127,7 @@ class PlacementRound:
 
     # ---------------------------------------------------------------- requests in time
 
-    def _assign(self, queued: QueuedRequest, decision: Decision, chosen: Candidate, rule: HoldRule) -> Decision | None:
-        self._set_spill_at(queued, decision, chosen.endpoint)
+    def _assign(self, queued: QueuedRequest, chosen: Candidate, rule: HoldRule) -> Decision | None:
         own_limit = rule is HoldRule.RATE_LIMIT and chosen.load.limits.refused_until > self.now
         self.queues.assign(queued, chosen.endpoint, rule, self.now, own_limit=own_limit)
         longest = iter(partial(self.rules.longest_in_the_way, chosen.endpoint.id), None)
@@ -148,49 +145,47 @@ class PlacementRound:
 
     # ---------------------------------------------------------------- other tiers, and closed endpoints
 
-    def _set_spill_at(self, queued: QueuedRequest, decision: Decision, here: Endpoint) -> bool:
-        """Note the last moment at which a tier, or part of one, other than that of `here` makes the deadline. True: it
-        has passed, and the tiers are compared again in a while."""
-        queued.spill_at, route = FOREVER, queued.route
-        if (len(route.tiers) == 1 and not route.prefers_region) or queued.deadline == FOREVER:
+    def is_due(self, queued: QueuedRequest) -> bool:
+        """An assigned request may have a better place by now, and its last decision is RECHECK seconds old."""
+        if queued.assigned is None or self.now - queued.checked_at < RECHECK:
             return False
-        others = [
-            candidate.forecast.quantile(queued.sure) + queued.extra_unseen(candidate.endpoint.pool)
-            for candidate in decision.ranked
-            if not route.is_same_part(candidate.endpoint, here)
-        ]
-        last_moment = queued.deadline - min(others, default=FOREVER) - TICK
-        is_past = last_moment <= self.now
-        queued.spill_at = self.now + RECHECK_TIERS if is_past else last_moment
-        return is_past
-
-    def may_move(self, queued: QueuedRequest) -> bool:
-        """The head of a queue may have a better place, and its last decision is RECHECK_TIERS seconds old."""
-        if queued.assigned is None or self.now - queued.checked_at < RECHECK_TIERS:
-            return False
-        return queued.spill_at < FOREVER or self.rules.closed(queued, queued.assigned.id) is not None
+        return queued.has_other_places or self.rules.closed(queued, queued.assigned.id) is not None
 
     def move(self, queued: QueuedRequest) -> Decision | None:
-        """Moves a queued request to another tier where better by now, and from a closed endpoint to one with room; the
-        decision, if sent there or refused. None: it waits on."""
+        """Moves an assigned request to another tier of more value by now, or at the last moment for that, and from a
+        closed endpoint to one with room; the decision, if sent there or refused. None: it waits on."""
         assert queued.assigned is not None
-        decision, here, target = self.view.decide(queued), queued.assigned, queued.route.target
+        decision, here = self.view.decide(queued), queued.assigned
         is_closed = self.rules.closed(queued, here.id) is not None
-        if is_closed and decision.chosen is None:
-            self.queues.unassign(queued)
-            return decision
-        is_last_moment = self._set_spill_at(queued, decision, here)
-        for candidate in islice(decision.ranked, None if is_last_moment else 1):
-            endpoint = candidate.endpoint
-            other_tier = not queued.route.is_same_part(endpoint, here)
-            enough = target * (STILL if is_last_moment else 1)
-            spills = other_tier and (candidate.probability >= enough or candidate.trial_s)
-            if spills or (is_closed and endpoint != here and self.rules.rule_in_time(queued, endpoint.id) is None):
-                self.queues.unassign(queued)
-                queued.plan(candidate)
-                rule, moved = self.rules.rule_in_time(queued, endpoint.id), with_first(decision, candidate)
-                return moved if rule is None else self._assign(queued, moved, candidate, rule)
+        if decision.chosen is None:
+            return self._leave(queued, decision) if is_closed else None
+        if decision.in_time and (other := self._other_place(queued, decision, here)) is not None:
+            return self._move_to(queued, decision, other)
+        if is_closed:
+            for each in decision.ranked:
+                if each.endpoint != here and self.rules.rule_in_time(queued, each.endpoint.id) is None:
+                    return self._move_to(queued, decision, each)
         return None
+
+    def _other_place(self, queued: QueuedRequest, decision: Decision, here: Endpoint) -> Candidate | None:
+        """The first candidate of another tier or region in time, if it is the best, or would be late after another
+        RECHECK seconds: the forecast of when answers here have caught up may have been wrong all the time."""
+        for each in decision.ranked:
+            if not queued.route.is_same_part(each.endpoint, here) and queued.qualifies(each):
+                ttft = each.forecast.quantile(queued.route.target) + queued.extra_unseen(each.endpoint.pool)
+                is_last_moment = self.now + RECHECK + TICK + ttft > queued.deadline
+                return each if is_last_moment or each is decision.chosen else None
+        return None
+
+    def _leave(self, queued: QueuedRequest, decision: Decision) -> Decision:
+        self.queues.unassign(queued)
+        return decision
+
+    def _move_to(self, queued: QueuedRequest, decision: Decision, candidate: Candidate) -> Decision | None:
+        self.queues.unassign(queued)
+        queued.plan(candidate)
+        rule, moved = self.rules.rule_in_time(queued, candidate.endpoint.id), with_first(decision, candidate)
+        return moved if rule is None else self._assign(queued, candidate, rule)
 
     # ---------------------------------------------------------------- late requests
 

@@ -32,7 +32,7 @@ from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import FOREVER, Candidate, Decision, Placement
 
 MAX_HELD = 4096  # requests
-MANY = 14  # best-effort queues, or requests at the last moment: with more, not each is decided at every event
+MANY = 14  # best-effort queues, or assigned requests that may move: with more, not each is decided at every event
 RETRY_AFTER = 5.0  # s, for a request refused because the queue is full
 
 Released = tuple[Hashable, Decision]  # a request key and its placement
@@ -119,7 +119,8 @@ class QueueScheduler:
         turn.demote()
         for key in tuple(queues.assigned):
             yield from self._advance(key, turn)
-        for queued in _least(queues.due_to_spill(now), "spill_at"):
+        due = [queued for queued in chain(*queues.assigned.values()) if turn.is_due(queued)]
+        for queued in _least(due, "checked_at"):
             if queued.assigned is not None:  # None: postponed for a request that moved before in this loop
                 yield from self._released(queued, turn.move(queued))
         turn.recheck_late()
@@ -127,16 +128,12 @@ class QueueScheduler:
         self.wake_at = now + TICK if self.held else FOREVER
 
     def _advance(self, key: QueueKey, turn: PlacementRound) -> Iterator[Released]:
-        """Decides each once: an endpoint with room takes from its queue, requests behind a closed one move."""
+        """An endpoint with room takes from its queue; each request is decided again."""
         for queued in self._in_order(key):
             if turn.note_hold(queued):
                 break
             self.queues.unassign(queued)
             yield from self._released(queued, turn.place(queued, turn.view.decide(queued)))
-        for queued in self._in_order(key):
-            if not turn.may_move(queued):
-                break
-            yield from self._released(queued, turn.move(queued))
 
     def _in_order(self, key: QueueKey) -> Iterator[QueuedRequest]:
         """The requests of a queue, each while it is the first: one that stays there ends the turn of all behind."""

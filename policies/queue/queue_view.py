@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from policies.fleet.fleet import Fleet
 from policies.queue.endpoint_queues import Ahead, EndpointQueues
 from policies.queue.queued_request import QueuedRequest
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.scorers.scorers import Scorer
 from policies.types import Decision, FleetSnapshot, Load
 

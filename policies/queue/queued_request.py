@@ -12,8 +12,6 @@ from typing import Self
 from policies.routing.placement_request import PlacementRequest
 from policies.types import FOREVER, NEVER, Candidate, Endpoint
 
-RISK = 0.5  # of 1 - target: waiting until the last moment must not add misses
-
 
 class HoldRule(StrEnum):
     """A rule of the queue that holds a request. The value is the name in Records, metrics and on the page; `freed_by`:
@@ -57,7 +55,6 @@ class QueuedRequest(PlacementRequest):
     prefill_s: float = 0.0  # engine time where it would go
     answer_s: float = 0.0  # expected time of the whole answer there; of a late request
     send_by: float = FOREVER  # last moment at which the deadline is made there, with nothing ahead
-    spill_at: float = FOREVER  # last moment at which another tier still makes the deadline
     checked_at: float = NEVER  # last decision
     late_since: float = FOREVER  # entry into the best-effort queue
     returned: bool = False  # refused lately, and sent again
@@ -73,18 +70,18 @@ class QueuedRequest(PlacementRequest):
         return self.late_since < FOREVER
 
     @property
-    def sure(self) -> float:
-        """Probability to make the deadline that waiting must leave."""
-        return 1 - (1 - self.route.target) * RISK
+    def has_other_places(self) -> bool:
+        """The request has a deadline, and the route more than one tier, or tiers divided by region."""
+        return self.deadline < FOREVER and (len(self.route.tiers) > 1 or self.route.prefers_region)
 
     def plan(self, chosen: Candidate) -> None:
         """Note the engine time at an endpoint, and the last moment to send the request there: past without the chance
         that the route promises."""
         forecast, load = chosen.forecast, chosen.load
         alone = max(forecast.point_estimate - load.wait - load.backlog_s, 0.0)
-        has_chance = chosen.probability >= self.route.target or chosen.trial_s
+        has_chance = self.qualifies(chosen)
         self.prefill_s = forecast.prefill
-        self.send_by = self.deadline - alone * forecast.ratio(self.sure) if has_chance else NEVER
+        self.send_by = self.deadline - alone * forecast.ratio(self.route.target) if has_chance else NEVER
 
     def plan_late(self, chosen: Candidate) -> None:
         """Note the times at an endpoint where the request would go once that is idle."""

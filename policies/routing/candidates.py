@@ -154,12 +154,10 @@ class CandidateSet:
         tokens = self.queued.answer_tokens
         return self.view.completion(candidate, tokens, self.now) if tokens else None
 
-    def keeps_total(self, candidate: Candidate) -> bool:
-        """The answer is whole within the budget with the target probability, as far as anything is known."""
-        if not self.queued.answer_tokens or self.queued.route.total is None:
-            return True
-        found, within = self.completion(candidate), self.queued.total_deadline - self.now
-        return found is None or found.probability(within) >= self.queued.route.total_target
+    def total_chance(self, candidate: Candidate) -> float:
+        """Chance that the answer is whole within `total` of the route, as far as anything is known."""
+        found = self.completion(candidate)
+        return 1.0 if found is None else found.probability(self.queued.total_deadline - self.now)
 
     def output_limits(self) -> Mapping[str, int]:
         """Lowered limits of the output by pool. Empty: the request has room for all of it."""

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from policies.routes.route import Route
-from policies.types import FOREVER, Forecast, PromptEstimate, Quantiles, RequestView
+from policies.types import FOREVER, Candidate, Forecast, PromptEstimate, Quantiles, RequestView
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +43,15 @@ class PlacementRequest:
         if self.deadline == FOREVER:
             self.due = request.arrival + route.done_within(request.by)
         self.output_cap = route.output_cap(request.max_tokens)
+
+    def qualifies(self, candidate: Candidate) -> bool:
+        """The candidate makes the deadline with the target probability, or is tried as its forecast is a guess."""
+        return candidate.probability >= self.route.target or candidate.trial_s > 0
+
+    @property
+    def weighs_total(self) -> bool:
+        """The chance of the whole answer counts beside that of the first token."""
+        return bool(self.answer_tokens) and self.route.total is not None and not self.promises_total_alone
 
     @property
     def total_deadline(self) -> float:

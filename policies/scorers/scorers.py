@@ -4,8 +4,8 @@ Rules:
 - The endpoints are of one pool: prompt tokens and prices are the same for all.
 - A scorer returns a finite float per candidate, in the same order, in a unit of the scorer's own.
 - No scorer breaks ties: `policies.routing.ranking` spreads equal scores over the endpoints by `tie_break`.
-- `predicted` belongs to the tier walk. The rules of other load balancers are here: a route with one of them takes the
-  first tier whole.
+- The default, `predicted`, is no scorer: it goes by value (`policies.routing.value`). The rules of other load balancers
+  are here: a route with one of them takes the first tier whole.
 - To add a scorer: a function here, a name in SCORERS and in `policies.routes.route.ScorerName`.
 """
 
@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from zlib import crc32
 
 from policies.routes.route import Route
-from policies.scorers.predicted import predicted
 from policies.types import Candidate, PrefixBlocks
 
 # Arguments: candidates of a tier, the sequence number of the request as the only source of variety, and its route.
@@ -93,7 +92,6 @@ def chosen_first(chosen: Sequence[Candidate], candidates: Sequence[Candidate]) -
 
 
 SCORERS: Mapping[str, Scorer] = {
-    "predicted": predicted,
     "round_robin": round_robin,
     "least_request": least_request,
     "prefix_hash": prefix_hash,

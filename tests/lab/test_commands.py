@@ -109,7 +109,7 @@ async def test_a_gateway_that_serves_imports_no_lab(tmp_path: Path) -> None:
                 process.kill()
                 await process.wait()
     modules = set(IMPORTED.findall("".join(lines)))
-    assert {"gateway.proxy", "policies.routing.tiers", "backends.catalog"} <= modules
+    assert {"gateway.proxy", "policies.routing.decide", "backends.catalog"} <= modules
     assert [name for name in modules if name.partition(".")[0] == "lab"] == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.config.presets import with_preset
 from policies.queue.queued_request import QueuedRequest
 from policies.routes.route import Route
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import (
     QUANTILES,
     Candidate,

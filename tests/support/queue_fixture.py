@@ -19,7 +19,7 @@ from policies.queue import queue_view
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import Hold, QueuedRequest
 from policies.routes.route import Route
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import (
     AttemptOutcome,
     Candidate,

@@ -15,7 +15,7 @@ from lab.replay.sim_gateway import ActiveRequest
 from lab.scorers.research_scorers import REPLAY_SCORERS
 from lab.traffic.traces import Arrival
 from policies.queue.queued_request import QueuedRequest
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import Decision, Price, RequestView
 from tests.support.replay_builders import arrivals, pool, route, scenario
 

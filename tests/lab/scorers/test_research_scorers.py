@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lab.scorers.research_scorers import PATIENCE, REPLAY_SCORERS, RESEARCH_SCORERS
 from policies.queue.queue_scheduler import QueueScheduler
 from policies.queue.queued_request import QueuedRequest
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.scorers.scorers import SCORERS
 from policies.types import Candidate, Load, Placement, PoolEstimate, PromptEstimate, RequestView
 from tests.policies.routing.test_tiers import LOADS

@@ -147,20 +147,6 @@ def test_an_empty_queue_is_removed() -> None:
     assert queues.assigned == {}
 
 
-def test_due_to_spill_lists_requests_past_their_last_moment() -> None:
-    """In any queue and position, for as long as the request is assigned and the moment has passed."""
-    queues, early, late = EndpointQueues(), held("early", 1.0), held("late", 2.0)
-    late.spill_at, early.spill_at = 3.0, 5.0
-    queues.assign(late, ONE, HoldRule.PREFILL, 0.0)
-    queues.assign(early, ONE, HoldRule.PREFILL, 0.0)
-    queues.assign(held("never"), TWO, HoldRule.PREFILL, 0.0)
-    assert [names(queues.due_to_spill(now)) for now in (2.9, 3.0)] == [[], ["late"]]
-    late.spill_at = 4.0
-    assert [names(queues.due_to_spill(now)) for now in (3.9, 4.0, 5.0)] == [[], ["late"], ["early", "late"]]
-    queues.unassign(late)
-    assert names(queues.due_to_spill(6.0)) == ["early"]
-
-
 moves = st.tuples(
     st.sampled_from(["new", "bind", "last", "send", "drop"]), st.integers(0, 5), st.sampled_from([ONE, TWO])
 )

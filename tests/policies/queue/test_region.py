@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.queue.placement_round import TICK
+from policies.queue.hold_rules import TICK
 from policies.types import FOREVER, Endpoint
 from tests.support.queue_fixture import START, QueueFixture
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from policies.fleet.fleet import AttemptReport
 from policies.queue import late_work
-from policies.queue.placement_round import RECHECK_TIERS, TICK
+from policies.queue.hold_rules import TICK
+from policies.queue.placement_round import RECHECK
 from policies.queue.queue_scheduler import MANY
 from policies.queue.queued_request import QueuedRequest
 from policies.types import (
@@ -69,7 +70,8 @@ def test_a_queued_request_spills_at_the_last_moment_for_another_tier() -> None:
     queue.decode(token=0.0435)
     assert queue.enter("r", **MIXED) == []
     assert queue.assigned() == ["r"]
-    assert first_release(queue, START + 3.0) == pytest.approx(START + 3.0 - sure_ttft(queue, API), abs=2 * TICK)
+    at = pytest.approx(START + 3.0 - sure_ttft(queue, API), abs=RECHECK + TICK)
+    assert first_release(queue, START + 3.0) == at
     assert queue.destination("r") == API.id
     assert queue.released["r"].ranked[0].probability >= 0.9
 
@@ -97,12 +99,12 @@ def test_a_request_without_a_deadline_has_no_last_moment() -> None:
         queue.fleet.on_probe_failed(LARGE.id, queue.now)
     for name in ("first", "second"):
         assert queue.enter(name, budget=None, tiers=["api", "large"]) == []
-    assert queue.release(later=RECHECK_TIERS) == []
+    assert queue.release(later=RECHECK) == []
     queue.leave("first")
-    assert queue.release(later=RECHECK_TIERS / 4) == []
+    assert queue.release(later=RECHECK / 4) == []
     queue.fleet.reload([replace(each, context_window=10) for each in capped])
-    assert queue.release(later=0.9 * RECHECK_TIERS) == []
-    assert queue.release(later=RECHECK_TIERS) == ["second"]
+    assert queue.release(later=0.6 * RECHECK) == []
+    assert queue.release(later=RECHECK) == ["second"]
     assert queue.released["second"].chosen is None
 
 
@@ -114,7 +116,7 @@ def test_an_event_compares_as_few_requests_with_an_api_at_its_limit(monkeypatch:
     names = {f"r{number}" for number in range(100)}
     for name in names:
         assert queue.enter(name, tokens=10, budget=30.0, tiers=["small", "api"]) == []
-    queue.now += 2 * RECHECK_TIERS
+    queue.now += 2 * RECHECK
     decided = count_decisions(monkeypatch)
     queue.release(later=TICK)
     assert 0 < len(decided) <= 2 * MANY
@@ -173,7 +175,7 @@ def test_a_request_spills_early_when_its_own_tier_is_predicted_late() -> None:
     queue.enter("r", **WIDE)
     assert queue.assigned() == ["r"]
     queue.send("more", ONE, 60_000, queue.now)
-    assert queue.release(later=RECHECK_TIERS + TICK) == ["r"]
+    assert queue.release(later=RECHECK + TICK) == ["r"]
     assert queue.destination("r") == LARGE.id
 
 
@@ -196,10 +198,10 @@ def test_a_request_spills_when_answers_lose_their_tpot_in_its_own_tier(tpot: flo
     queue = QueueFixture((ONE, API))
     queue.decode(token=0.0435)
     queue.enter("r", **MIXED, tpot={"budget": "50ms"})
-    queue.release(later=RECHECK_TIERS + TICK)
+    queue.release(later=RECHECK + TICK)
     assert queue.assigned() == ["r"]
     stalled_answers(queue, ONE, tpot)
-    released = queue.release(later=RECHECK_TIERS + TICK)
+    released = queue.release(later=RECHECK + TICK)
     assert (released, queue.assigned()) == ((["r"], []) if tpot > 0.05 else ([], ["r"]))
 
 
@@ -210,7 +212,7 @@ def test_a_request_stays_queued_where_no_tier_keeps_its_tpot() -> None:
     queue.enter("r", **MIXED, tpot={"budget": "50ms"})
     stalled_answers(queue, ONE, 0.08)
     stalled_answers(queue, API, 0.2)
-    assert queue.release(later=RECHECK_TIERS + TICK) == []
+    assert queue.release(later=RECHECK + TICK) == []
     assert queue.assigned() == ["r"]
 
 

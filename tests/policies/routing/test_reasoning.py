@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from policies.queue.queued_request import QueuedRequest
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
 from policies.types import Decision, Forecast, Placement, RequestView
 from tests.support.decision_fleet import DecisionScenario, budget, order, preset
 
@@ -28,7 +28,7 @@ def decided(reasoning: Mapping[str, float] | None, seconds: float, **route: str)
     [
         (None, "L"),
         ({"large": 0.0, "small": 0.0}, "L"),
-        ({"large": 0.29, "small": 0.0}, "L"),
+        ({"large": 0.19, "small": 0.0}, "L"),
         ({"large": 0.31, "small": 0.0}, "s"),
         ({"large": 0.31, "small": 0.31}, "s"),
         ({"large": 0.0, "small": 5.0}, "L"),
@@ -37,7 +37,7 @@ def decided(reasoning: Mapping[str, float] | None, seconds: float, **route: str)
 def test_reasoning_takes_time_from_the_first_token_of_its_pool(
     reasoning: Mapping[str, float] | None, chosen: str
 ) -> None:
-    """Under a budget of 1 s the first tier needs 700 ms for its first token."""
+    """Under a budget of 1 s the first tier needs 700 to 800 ms for its first token."""
     assert order(decided(reasoning, 1.0))[0] == chosen
 
 

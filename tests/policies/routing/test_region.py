@@ -11,6 +11,7 @@ from policies.rate_limit.send_limits import SendLimits
 from policies.routes.region import ALIKE, ALIKE_S
 from policies.routes.route import Route
 from policies.routing.candidates import uncached_tokens
+from policies.routing.reasons import reason_of
 from policies.types import Health, Load, Placement, RejectionKind, RequestView
 from tests.support.decision_fleet import DecisionScenario, budget, order
 
@@ -111,8 +112,8 @@ def test_where_no_region_makes_the_budget_the_best_chance_counts() -> None:
 
 def test_reasons_name_the_region_that_was_preferred() -> None:
     decision = scenario(LARGE, PREFER).decide()
-    [reason] = [each.reason for each in decision.ranked if each.endpoint.id == "u"]
-    assert reason.endswith("; region eu preferred")
+    [reason] = [reason_of(decision, each) for each in decision.ranked if each.endpoint.id == "u"]
+    assert reason.endswith("most of it by the place of its tier or region (0.100)")
 
 
 def test_a_baseline_walks_the_regions_in_their_order() -> None:

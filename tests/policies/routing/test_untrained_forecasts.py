@@ -5,7 +5,8 @@ from __future__ import annotations
 from policies.fleet.fleet import Fleet
 from policies.queue.queued_request import QueuedRequest
 from policies.rate_limit.bucket import RateLimit
-from policies.routing.tiers import decide
+from policies.routing.decide import decide
+from policies.routing.reasons import reason_of
 from policies.types import (
     TRAINED_SAMPLES,
     AttemptOutcome,
@@ -144,7 +145,8 @@ def test_a_trial_is_told_with_its_own_figures() -> None:
     decision = tried(api_before_an_engine(), 0)
     assert decision.chosen is not None
     assert decision.chosen.probability == decision.chosen.forecast.probability(1.0) < 0.05
-    assert decision.reason == "tier 1: p50 4500 ms, chance 0.015 for 1000 ms; tried, as this forecast is a guess"
+    told = reason_of(decision, decision.chosen)
+    assert told == "p50 4500 ms, chance 0.015 for 1000 ms; tried, as this forecast is a guess"
 
 
 def test_three_silent_trials_are_enough_for_a_budget_of_their_length() -> None:

@@ -3,72 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
-from policies.latency.tpot import STALL_GRID
 from policies.routes.route import ScorerName
 from policies.scorers.scorers import SCORERS, tie_break
 from policies.types import Load
 from tests.support.scorer_candidates import IDLE, NAMES, ROUTE, best, blocks, candidates
 
-
-def test_predicted_chooses_the_smallest_median_ttft() -> None:
-    """In seconds."""
-    assert best("predicted", candidates(IDLE, IDLE, ttft=(0.3, 0.2))) == "b"
-
-
-def test_predicted_ties_endpoints_within_a_few_percent() -> None:
-    """Predictions are not exact enough to send all requests to an engine that is 4% faster; 10% decides."""
-    assert best("predicted", candidates(IDLE, IDLE, ttft=(0.100, 0.104))) == "ab"
-    assert best("predicted", candidates(IDLE, IDLE, ttft=(0.100, 0.110))) == "a"
-
-
-def test_predicted_breaks_near_ties_by_the_longer_hit() -> None:
-    """Even where the hit saves next to nothing."""
-    assert best("predicted", candidates(IDLE, IDLE, hits=(0, 64), ttft=(0.100, 0.103))) == "b"
-
-
-def decoding(answers: float, **load: Any) -> Load:
-    """An engine with expected TPOT misses that grow linearly with the stall, up to `answers`."""
-    return Load(expected_tpot_misses=tuple(answers * seconds / STALL_GRID[-1] for seconds in STALL_GRID), **load)
-
-
-def test_predicted_prices_expected_tpot_misses() -> None:
-    """Of two equally fast engines, the one with fewer misses."""
-    assert best("predicted", candidates(decoding(32), decoding(4), seconds=(0.1, 0.1))) == "b"
-
-
-def test_predicted_prices_a_tpot_miss_at_three_seconds_of_ttft() -> None:
-    """A tenth of a miss outweighs 0.25 s of TTFT, and not 0.35 s."""
-    busy, stall = decoding(1), (0.1 * STALL_GRID[-1], 0.1 * STALL_GRID[-1])
-    assert best("predicted", candidates(busy, IDLE, ttft=(0.2, 0.45), seconds=stall)) == "b"
-    assert best("predicted", candidates(busy, IDLE, ttft=(0.2, 0.55), seconds=stall)) == "a"
-
-
-def test_predicted_prices_no_engine_time() -> None:
-    """A prefill that stalls no answer costs the time of this request alone."""
-    assert best("predicted", candidates(IDLE, IDLE, ttft=(0.30, 0.20), seconds=(0.0, 0.5))) == "b"
-
-
-def test_predicted_prices_only_the_misses_that_the_prompt_adds() -> None:
-    """A hit costs no other request anything, and earlier prefills do not count."""
-    assert best("predicted", candidates(decoding(32), decoding(32), seconds=(0.1, 0.0))) == "b"
-    assert best("predicted", candidates(decoding(32, stalled=0.5), decoding(32), seconds=(0.1, 0.1))) == "ab"
-
-
-def test_answers_without_a_tpot_budget_cost_nothing() -> None:
-    """At any number of running answers."""
-    assert best("predicted", candidates(Load(running=99), IDLE, seconds=(5.0, 5.0))) == "ab"
-
-
 # --------------------------------------------------------------------------- rules of load balancers
 
 
 def test_scorer_names_of_a_route_are_the_catalog() -> None:
-    """No more and no fewer."""
-    assert set(SCORERS) == set(get_args(ScorerName))
+    """No more and no fewer; the default goes by value."""
+    assert {*SCORERS, "predicted"} == set(get_args(ScorerName))
 
 
 @pytest.mark.parametrize("scorer", SCORERS)
@@ -78,10 +27,9 @@ def test_a_scorer_returns_one_number_per_endpoint(scorer: str) -> None:
         assert len(SCORERS[scorer](candidates(*[IDLE] * n, tokens=0), 7, ROUTE)) == n
 
 
-@pytest.mark.parametrize("scorer", ["predicted", "least_request"])
-def test_equal_endpoints_get_equal_scores(scorer: str) -> None:
+def test_equal_endpoints_get_equal_scores() -> None:
     """A scorer breaks no ties by the order in which endpoints are configured."""
-    assert best(scorer, candidates(IDLE, IDLE, IDLE)) == "abc"
+    assert best("least_request", candidates(IDLE, IDLE, IDLE)) == "abc"
 
 
 def test_round_robin_takes_turns() -> None:

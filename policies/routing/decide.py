@@ -1,14 +1,14 @@
-"""Decides where a request goes: its candidates, the order of its tiers, the ranking, and what follows.
+"""Decides where a request goes: its candidates, their order by value, and what follows.
 
 Rules:
 - The deadline is the arrival of the request plus the budget: time spent in the gateway counts. Where the budget is of
   the answer, the first token must leave time for the reasoning, by the pool's earlier answers of the same effort.
-- The first of the ranking (`policies.routing.ranking`) is taken where its tier qualifies. Where none does, `on_miss` of
-  the route says what follows.
+- The first of the ranking (`policies.routing.ranking`) is taken where a candidate makes the deadline with the target
+  probability. Where none does, the likeliest is the first, and `on_miss` of the route says what follows.
 - Nothing is shed on a guess: while the forecast of a usable endpoint is not trained, a request that would be shed is
   tried there. (A public system refused 8,270 of 11,395 requests by an uncalibrated prefill rate, most without need.)
 - On a baseline route probabilities and budgets play no part, and nothing is shed.
-- Tiers are numbered from 0 in values, and from 1 in reasons. Reasons name pools, never hosts.
+- Tiers are numbered from 0 in code, and from 1 in reasons. Reasons name pools, never hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from policies.routing.answer_chances import with_answer, with_total
 from policies.routing.candidates import EXTERNAL_LIMIT, CandidateSet, find_candidates
 from policies.routing.fleet_view import FleetView
 from policies.routing.placement_request import PlacementRequest
-from policies.routing.ranking import in_ms, rank, walk_tiers, with_reserve
+from policies.routing.ranking import rank
 from policies.scorers.scorers import SCORERS, Scorer
 from policies.types import (
     FOREVER,
@@ -50,29 +50,23 @@ def decide(
 ) -> Decision:
     """Ranks the destinations of a request. Pure: equal arguments give equal decisions. `scorers`: by name."""
     found = find_candidates(queued, fleet, view, now)
-    order = walk_tiers(found)
-    ranking = rank(found, order, scorers[queued.route.scorer])
-    if found.reserve and ranking:
-        ranking = with_reserve(found, ranking, scorers[queued.route.scorer])
-    return _outcome(found, ranking)
-
-
-def _outcome(found: CandidateSet, ranking: Sequence[Candidate]) -> Decision:
     if not found.tiers:
         return _nowhere(found)
-    first = ranking[0]
-    if found.queued.route.scorer != "predicted":
-        return _decision(found, _PLACE, ranking, first.reason)
-    if first.probability >= found.target or first.trial_s:
-        return _decision(found, _PLACE, ranking, f"tier {first.tier + 1}: {first.reason}")
-    return _miss(found, ranking)
+    scorer = None if queued.route.scorer == "predicted" else scorers[queued.route.scorer]
+    ranking = rank(found, scorer)
+    if scorer is not None or any(map(found.queued.qualifies, ranking)):
+        return _decision(found, _PLACE, ranking)
+    ranking.sort(key=lambda each: (-each.probability, each.forecast.p50))
+    missed = _miss(found, ranking)
+    missed.in_time = False
+    return missed
 
 
 def _decision(
     found: CandidateSet,
     outcome: Placement,
     ranked: Sequence[Candidate],
-    reason: str,
+    reason: str = "",
     retry_after: float = 0.0,
     cause: RejectionKind | None = None,
 ) -> Decision:
@@ -86,6 +80,7 @@ def _decision(
         ranked=ranked,
         rejected=tuple(found.rejected),
         scorer=found.queued.route.scorer,
+        target=found.target,
         retry_after=retry_after,
         reason=reason,
         cause=cause,
@@ -217,3 +212,7 @@ def _back_in(found: CandidateSet, rejected: Rejection) -> float:
 
 def _bounded(wait: float) -> float:
     return min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
+
+
+def in_ms(seconds: float) -> str:
+    return f"{max(seconds, 0.0) * 1e3:.0f} ms"

@@ -1,0 +1,102 @@
+"""The value of a place for a request: good requests that sending it to an endpoint now is expected to add.
+
+    value = chance x pace x total + SOON x (1 - p50 / budget) - misses - ENGINE x prefill - place x (1 - target)
+
+- chance: that the first token comes before the deadline, by the forecast, with all that is queued before the request.
+- pace: that the answer keeps its TPOT at the endpoint's load, over the same in the first tier at rest; where there are
+  several tiers.
+- total: that the whole answer is there within `total` of the route. A promise with a target of its own is kept by a
+  chance of that.
+- p50 / budget: share of the TTFT budget that the median first token takes. Soon is better than just in time.
+- misses: answers in progress there that the prefill is expected to make miss their TPOT (`policies.latency.tpot`).
+- prefill: seconds of engine time that others cannot have.
+- place: of the tier in the order that `prefer` gives, from 0 on. A place up is worth as much of a chance as the route
+  may miss: a tier is left where another adds more than 1 - target.
+
+`docs/routing.md` has the ablations of the constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from policies.latency.tpot import expected_tpot_misses
+from policies.routing.candidates import CandidateSet, TierCandidates
+from policies.types import FOREVER, NEVER, Candidate, Completion
+
+SOON = 0.1  # good requests for a first token that takes none of the budget, rather than all of it
+ENGINE = 0.3  # good requests for a second of an engine's prefill
+UNBOUNDED = 3.0  # s that stand for a TTFT budget where there is none
+HOPELESS = 0.05  # chance at rest of a TPOT budget that no engine of the tier keeps
+TRIED = 3  # requests in progress at an endpoint of unknown pace, above which others have to tell
+
+
+def weigh(found: CandidateSet) -> None:
+    """Set the value of each candidate."""
+    places, step = in_order(found), 1 - found.target
+    pace = _pace(found, places[0]) if len(places) > 1 else None
+    budget = found.queued.deadline - found.queued.request.arrival
+    soon = SOON / (UNBOUNDED if budget == FOREVER else max(budget, found.left))
+    weighs_total, total_target = found.queued.weighs_total, found.queued.route.total_target
+    for place, tier in enumerate(places):
+        for each in tier:
+            forecast, load = each.forecast, each.load
+            if pace is not None:
+                each.kept *= pace(each)
+            if weighs_total:
+                each.kept *= min(found.total_chance(each) / total_target, 1.0)
+            good, p50 = each.probability * each.kept, forecast.p50
+            if each.trial_s:  # the forecast is a guess
+                good, p50 = each.kept, 0.0
+            value = good + SOON - soon * p50 - ENGINE * forecast.prefill - step * place
+            if load.expected_tpot_misses:
+                value -= expected_tpot_misses(load, forecast.prefill)
+            each.value, each.place = value, place
+
+
+def _pace(found: CandidateSet, preferred: TierCandidates) -> Callable[[Candidate], float] | None:
+    """The chance to keep the TPOT, as a share of what the preferred tier could promise at rest: a budget that no load
+    makes worse there is no reason to leave. None: no pace is seen, of an answer that is not streamed, or waited for."""
+    request, route, view, now = found.queued.request, found.queued.route, found.view, found.now
+    budget = route.tpot_budget(request.tpot_budget) if request.stream and found.left < FOREVER else None
+    if budget is None:
+        return None
+    wanted = max(view.tpot_chance_at_rest(each, budget) for each in preferred) * (route.tpot_target or 1.0)
+    return lambda each: 1.0 if wanted < HOPELESS else min(view.tpot_chance(each, budget, now) / wanted, 1.0)
+
+
+# --------------------------------------------------------------------------- the order of the tiers
+
+
+def in_order(found: CandidateSet) -> list[TierCandidates]:
+    """The tiers, the preferred first."""
+    prefers = PREFERENCES[found.queued.route.prefer]
+    if prefers is None or len(found.tiers) == 1:
+        return found.tiers
+    return sorted(found.tiers, key=lambda tier: min(prefers(found, each) for each in tier))
+
+
+def _of_whole(found: CandidateSet, each: Candidate, of: Callable[[Completion], float], guess: float) -> float:
+    """Figure of the whole answer; of an unknown pace a few answers are to tell, and a guess meanwhile."""
+    whole = found.completion(each)
+    if whole is not None:
+        return of(whole)
+    return NEVER if each.load.in_flight < TRIED else guess
+
+
+def _completion(found: CandidateSet, each: Candidate) -> float:
+    guess = each.forecast.p50 + found.expected_output * each.forecast.tpot
+    return _of_whole(found, each, lambda whole: whole.p50, guess)
+
+
+def _tpot(found: CandidateSet, each: Candidate) -> float:
+    return _of_whole(found, each, lambda whole: whole.median_tpot, each.forecast.tpot)
+
+
+PREFERENCES: Mapping[str, Callable[[CandidateSet, Candidate], float] | None] = {  # the least of a tier counts
+    "quality": None,  # the order of the configuration
+    "cost": lambda found, each: each.price,  # all of a pool, so the price is the same
+    "latency": lambda found, each: each.forecast.p50,
+    "completion": _completion,
+    "throughput": _tpot,
+}
