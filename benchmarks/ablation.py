@@ -35,14 +35,12 @@ from lab.replay.sim_fleet import Scenario
 from policies.fleet import endpoint_state
 from policies.prefix_cache.endpoint_cache import EndpointCache
 from policies.queue import hold_rules, late_work
-from policies.queue.endpoint_queues import EndpointQueues
 from policies.queue.hold_rules import HoldRules
 from policies.queue.placement_round import PlacementRound, with_first
 from policies.queue.queued_request import HoldRule, QueuedRequest
 from policies.routes.route import Route
-from policies.routing import ranking
-from policies.scorers import predicted
-from policies.types import FOREVER, Candidate, Decision
+from policies.routing import ranking, value
+from policies.types import FOREVER, Candidate, Decision, Endpoint
 
 SEEDS = 4
 RESULTS, PAGE = Path(".cache/ablation.jsonl"), Path(__file__).parent / "ABLATION.md"
@@ -98,12 +96,9 @@ def _never(*_: object, **named: object) -> bool:
     return False
 
 
-def _no_reason(*_: object) -> str:
-    return ""
-
-
-def _empty(*_: object, **named: object) -> list[QueuedRequest]:
-    return []
+def _of_more_value(turn: PlacementRound, queued: QueuedRequest, decision: Decision, here: Endpoint) -> Candidate | None:
+    first = decision.ranked[0]
+    return None if queued.route.is_same_part(first.endpoint, here) else first
 
 
 def _no_hedges(found: Scenario) -> Scenario:
@@ -137,18 +132,22 @@ IDEAS = (
     ),
     Idea("holding", "a prefill never waits for answers to bear it", ((HoldRules, "_has_slack", _never),)),
     Idea("TPOT pressure limit", "answers in progress never close an engine", (OPEN,)),
-    Idea("price of TPOT misses", "answers that a prefill stalls cost nothing", ((predicted, "TPOT_MISS", 0.0),)),
-    Idea("near ties", "costs within 5% are not equal", ((predicted, "NEAR", 0.0),)),
+    Idea(
+        "price of TPOT misses", "answers that a prefill stalls cost nothing", ((value, "expected_tpot_misses", _zero),)
+    ),
+    Idea("near ties", "values that are nearly equal are not", ((ranking, "EQUAL", 0.0), (ranking, "NEAR", 0.0))),
+    Idea("soon is better", "a first token in time is as good as a sooner one", ((value, "SOON", 0.0),)),
+    Idea("price of engine time", "a long prefill costs others no time", ((value, "ENGINE", 0.0),)),
     Idea(
         "spilling",
         "a queued request never moves to another tier",
-        ((PlacementRound, "may_move", _never), (PlacementRound, "move", _nothing)),
+        ((PlacementRound, "is_due", _never), (PlacementRound, "move", _nothing)),
         plays_in=_with_tiers,
     ),
     Idea(
         "spill at the last moment",
-        "tiers are compared for the head of a queue alone",
-        ((EndpointQueues, "due_to_spill", _empty),),
+        "a queued request moves only to a tier of more value",
+        ((PlacementRound, "_other_place", _of_more_value),),
         plays_in=_with_tiers,
     ),
     Idea(
@@ -175,15 +174,15 @@ IDEAS = (
     Idea("knowledge of caches", "nothing is believed cached", ((EndpointCache, "hit", _zero),)),
     Idea("hedging", "no second attempt before the first has failed", change=_no_hedges, plays_in=_with_hedges),
     Idea(
-        "tier walk by probability",
+        "chances of tiers",
         "the first tier that fits is taken, late or not, and no request counts as late",
         change=_any_chance,
         plays_in=_with_tiers,
     ),
     Idea(
-        "TPOT in the tier walk",
+        "TPOT in the choice of a tier",
         "tiers are compared by their TTFT alone",
-        ((ranking, "_move_keeping_first", _no_reason),),
+        ((value, "_pace", _nothing),),
         plays_in=_with_tiers,
     ),
 )
