@@ -196,11 +196,6 @@ class GapBudget(Strict):
     """Longest silence between two tokens. Silences below 10 ms are not measured."""
 
 
-class SessionBudget(Strict):
-    total: Positive
-    """Of all steps of a session together, each from arrival to last byte."""
-
-
 class Fallback(Strict):
     """Refusals of a backend after which another pool is asked."""
 
@@ -350,8 +345,6 @@ class Route(Strict):
     by: Annotated[Positive | None, BeforeValidator(_off)] = None
     """From arrival to the last byte, of work that can wait: it runs where it costs no other request a budget, and
     elsewhere only as its time runs out. On routes without `ttft` and `total`."""
-    session: SessionBudget | None = None
-    """Time for a conversation that the client names. Measured, and decides nothing."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
     """Pools, most wanted first: names, or {pool, when, adapter}."""
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
