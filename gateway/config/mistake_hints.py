@@ -56,6 +56,9 @@ SYNONYMS: Mapping[tuple[str, str], str] = {
         "; write max_attempts on the route, or under defaults: the first attempt counts",
     ),
 }
+REMOVED: Mapping[str, str] = {  # values of earlier versions
+    "move_timestamp": "; it was removed: write the time at the end of the last message",
+}
 SHORT_FORMS: Mapping[str, str] = {  # sections of one main key, by name
     "ttft": "budget",
     "tpot": "budget",

@@ -373,7 +373,7 @@ class Route(Strict):
     """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
     repair: tuple[RepairRule, ...] = ()
-    """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools, move_timestamp."""
+    """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools."""
     cache: AnswerCaching | None = None
     """Answer equal requests from memory, or Redis (`state.answers`); absent: every request is sent."""
     retries: int | None = Field(default=None, ge=0, le=MOST_RETRIES)
