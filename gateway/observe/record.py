@@ -76,7 +76,6 @@ class AnswerSight(StrEnum):
     firsttoken_picked_answers_total."""
 
     BODY = "body"  # first token, end and usage
-    ENGINE = "engine"  # first token, and the end where nothing else tells it, from the engine's histograms
     ACCESS_LOG = "access_log"  # the end, and the first token from the body
     HEADERS = "headers"
 
