@@ -41,9 +41,6 @@ class LoadMetrics:
     rejections: EngineMetricNames = ()  # by the engine's own queue limit
     drafted: EngineMetricNames = ()  # tokens of speculative decoding
     accepted: EngineMetricNames = ()
-    ttft: EngineMetricNames = ()  # histograms
-    itl: EngineMetricNames = ()
-    e2e: EngineMetricNames = ()
     started_at: EngineMetricNames = (b"process_start_time_seconds",)
     info: bytes = b""  # an info series with block size and count in labels
     block_size: bytes = b"block_size"  # its label
@@ -72,11 +69,6 @@ class LoadMetrics:
             "drafted": _total(page, self.drafted),
             "accepted": _total(page, self.accepted),
             "asleep": self._asleep(page),
-            **{
-                f"{name}_{part}": _total(page, tuple(each + b"_" + part.encode() for each in names))
-                for name, names in (("ttft", self.ttft), ("itl", self.itl), ("e2e", self.e2e))
-                for part in ("count", "sum")
-            },
         }
 
     def model(self, page: bytes) -> str:

@@ -75,9 +75,6 @@ class Vllm(MeteredEngine):
         rejections=(b"vllm:admission_rejections_total",),
         drafted=(b"vllm:spec_decode_num_draft_tokens_total",),
         accepted=(b"vllm:spec_decode_num_accepted_tokens_total",),
-        ttft=(b"vllm:time_to_first_token_seconds",),
-        itl=(b"vllm:inter_token_latency_seconds", b"vllm:time_per_output_token_seconds"),  # renamed in 0.11
-        e2e=(b"vllm:e2e_request_latency_seconds",),
         info=b"vllm:cache_config_info",
         adapters=b"vllm:lora_requests_info",
         sleep=b"vllm:engine_sleep_state",
@@ -200,9 +197,6 @@ class SGLang(Vllm):
         kv_usage=(b"sglang:token_usage",),
         prefix_queries=(b"sglang:prompt_tokens_total",),
         prefix_hits=(b"sglang:cached_tokens_total",),
-        ttft=(b"sglang:time_to_first_token_seconds",),
-        itl=(b"sglang:inter_token_latency_seconds",),
-        e2e=(b"sglang:e2e_request_latency_seconds",),
         info=b"sglang:cache_config_info",  # until 0.5.10; gauges from there on
         block_size=b"page_size",
         blocks=b"num_pages",

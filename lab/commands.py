@@ -66,7 +66,6 @@ def _add_capacity(capacity: ArgumentParser) -> None:
     add("--seconds", type=positive, metavar="S", help="only the first seconds of the trace (default: all)")
     add("--sessions", type=positive, default=0.1, metavar="RATE", help="new sessions/s of recorded sessions")
     add("--no-load", action="store_true", help="without the load that the present engines carry")
-    add("--svg", type=Path, metavar="FILE", help="write a plot (default: none)")
     add("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -86,7 +85,6 @@ def _add_live(replay: ArgumentParser) -> None:
     key("--key", metavar="KEY", help="with --live: API key, which other users of this machine may see (default: none)")
     key("--key-env", metavar="NAME", help="with --live: variable with the API key (default: none)")
     add("--timeout", type=positive, metavar="S", help="with --live: of one request (default: 300)")
-    add("--svg", type=Path, metavar="FILE", help="with --live: write a plot of the first tokens (default: none)")
 
 
 def _add_demo(demo: ArgumentParser) -> None:

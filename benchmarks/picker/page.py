@@ -37,13 +37,12 @@ SIGHTS = """
 `python -m benchmarks.picker.sight --traces DIR --write`: replays of public traces (scenarios of
 [ROUTING.md](ROUTING.md)), the share of good requests of all offered, and in brackets of `serve`'s. *Body*: first token,
 tokens, end and usage are seen. *Access log*: the first token, and the end with a count of tokens, without usage.
-*End*: nothing before it, and no usage. *Headers*: nothing but these. Of both, first tokens, tokens and unseen ends are
-inferred from the engines' histograms, polled each 0.5 s. The queue holds requests for as long as `serve` does, by
+The queue holds requests for as long as `serve` does, by
 `pick.hold`; where 0.2 s is written,
 it lets them go after that time, the default, for data planes that wait no longer. None sends anything twice.
 
-| | load | serve | body (0.995) | log (0.995) | body, 0.2 s | end (0.98) | head (0.95) | end, 0.2 s | head, 0.2 s |
-|---|---|---|---|---|---|---|---|---|---|
+| | load | serve | body (0.995) | log (0.995) | body, 0.2 s |
+|---|---|---|---|---|---|
 """
 
 

@@ -27,59 +27,33 @@ from benchmarks.scenarios import arrivals, setting
 from gateway.picker.envoy_request import WATCHED
 from gateway.picker.picker import WITHIN, UncountedPicks
 from lab.replay.player import Player
-from lab.replay.sim_fleet import Clock, Scenario
+from lab.replay.sim_fleet import Scenario
 from lab.replay.sim_gateway import ActiveRequest, SimGateway
-from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.fleet.unseen_answers import AnswerStep, UnseenAnswers
-from policies.latency.answer_lengths import AnswerLengths
 from policies.queue.queued_request import QueuedRequest
 from policies.routing.decide import decide
 from policies.types import FOREVER, AttemptOutcome, Candidate, Decision, Placement, PoolEstimate, RequestView
 
 
 class Sight(Enum):
-    """What is seen of an answer. END, HEADERS: the engines' histograms tell the rest."""
+    """What is seen of an answer."""
 
     SERVE = "serve"
     BODY = "first token, tokens, end and usage"
     ACCESS_LOG = "first token, and end with the number of tokens"
     SHORT = "as BODY, held for WITHIN"
-    END = "end alone"
-    HEADERS = "response headers alone"
-    SHORT_END = "as END, held for WITHIN"
-    SHORT_HEADERS = "as HEADERS, held for WITHIN"
-
-
-SEEN_WHOLE = (Sight.BODY, Sight.SHORT)
-SHORT = (Sight.SHORT, Sight.SHORT_END, Sight.SHORT_HEADERS)
-END_ALONE = (Sight.END, Sight.SHORT_END)
-FIRST_TOKEN_SEEN = (*SEEN_WHOLE, Sight.ACCESS_LOG)
-
-
-class UnseenLengths(AnswerLengths):
-    """Lengths of answers that nobody has counted."""
-
-    def observe_output(self, route: str, tokens: int, *narrower: Hashable, under_p90: bool | None = None) -> None:
-        pass
 
 
 class SightedFleet(Fleet):
     """Is told what the picker sees. `uncounted`: attempts that were named an engine by load alone."""
 
-    def __init__(self, scenario: Scenario, sight: Sight, clock: Clock, headers_after: float) -> None:
-        self._unseen = UnseenAnswers()
+    def __init__(self, scenario: Scenario, sight: Sight) -> None:
         super().__init__(scenario.pools)
-        self.on_scraped = self._infer
         self.uncounted: set[Hashable] = set()
-        self._sight = sight
-        self._clock = clock
-        self._headers_after = headers_after
+        self._is_logged = sight is Sight.ACCESS_LOG
         self._away: dict[Hashable, tuple[float, float]] = {}  # first token, and s per token then
         self._endpoints: dict[Hashable, str] = {}
         self._ended = 0
-        if sight not in FIRST_TOKEN_SEEN:
-            self.answer_lengths = UnseenLengths()
 
     def on_sent(
         self, key: Hashable, candidate: Candidate, prompt: PoolEstimate, now: float, stream: bool, **more: Any
@@ -88,42 +62,14 @@ class SightedFleet(Fleet):
             return
         super().on_sent(key, candidate, prompt, now, stream, **more)
         self._endpoints[key] = candidate.endpoint.id
-        if self._sight in FIRST_TOKEN_SEEN:
-            return
-        ttft, shows_end = candidate.forecast.p50, self._sight in END_ALONE
-        is_followed = self._unseen.on_sent(key, candidate.endpoint.id, now, ttft=ttft, shows_end=shows_end)
-        if not is_followed and not shows_end:
-            at = now + self._headers_after
-            self._clock.at(at, super().on_ended, key, AttemptOutcome.COMPLETED, at, AttemptReport())
 
     def on_first_token(self, key: Hashable, now: float, engine_ttft: float | None = None) -> None:
-        if self._sight in FIRST_TOKEN_SEEN:
-            super().on_first_token(key, now, engine_ttft)
-        if self._sight is Sight.ACCESS_LOG and key in self._endpoints:
+        super().on_first_token(key, now, engine_ttft)
+        if self._is_logged and key in self._endpoints:
             self._away[key] = now, self.snapshot(now).loads[self._endpoints[key]].tpot
 
     def on_progress(self, tokens: Iterable[tuple[Hashable, int]], now: float) -> None:
-        if self._sight in SEEN_WHOLE:
-            super().on_progress(tokens, now)
-        elif self._sight is Sight.ACCESS_LOG:
-            super().on_progress([(key, self._expected(key, now)) for key, _ in tokens], now)
-        else:
-            super().on_progress([(key, self._unseen.tokens(key, now)) for key, _ in tokens], now)
-
-    def _infer(self, endpoint: str, load: EngineLoad, now: float) -> None:
-        for event in self._unseen.on_report(endpoint, load, now):
-            if event.step is AnswerStep.FIRST_TOKEN:
-                super().on_first_token(event.key, event.at)
-            else:
-                self._end_unseen(event.key, now)
-
-    def _end_unseen(self, key: Hashable, now: float) -> None:
-        """As `ServedAnswer.end`."""
-        answer = self._unseen.on_ended(key, now)
-        report = (
-            AttemptReport() if answer is None else AttemptReport(mean_itl=answer.itl, output_tokens=int(answer.tokens))
-        )
-        super().on_ended(key, AttemptOutcome.COMPLETED, now, report)
+        super().on_progress([(key, self._expected(key, now)) for key, _ in tokens] if self._is_logged else tokens, now)
 
     def _expected(self, key: Hashable, now: float) -> int:
         """Tokens of an answer that is not read, as `ServedAnswer.output_tokens`."""
@@ -131,27 +77,21 @@ class SightedFleet(Fleet):
         return 1 + int((now - since) / pace)
 
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport | None = None) -> None:
-        if self._sight not in FIRST_TOKEN_SEEN and outcome is AttemptOutcome.COMPLETED:
-            if self._sight in END_ALONE:
-                self._end_unseen(key, now)
-            return
-        self._unseen.on_ended(key, now)
         self._ended += 1
         self._away.pop(key, None)
         self._endpoints.pop(key, None)
-        is_watched = self._sight is Sight.ACCESS_LOG and self._ended % WATCHED == 0
-        if self._sight not in SEEN_WHOLE and not is_watched and outcome is AttemptOutcome.COMPLETED:
-            is_counted = report is not None and self._sight is Sight.ACCESS_LOG
-            report = AttemptReport(mean_itl=report.mean_itl, output_tokens=report.output_tokens) if is_counted else None
+        is_watched = not self._is_logged or self._ended % WATCHED == 0
+        if report is not None and not is_watched and outcome is AttemptOutcome.COMPLETED:
+            report = AttemptReport(mean_itl=report.mean_itl, output_tokens=report.output_tokens)
         super().on_ended(key, outcome, now, report)
 
 
 class PickedGateway(SimGateway):
     def __init__(self, sight: Sight, scenario: Scenario, *more: Any) -> None:
         super().__init__(scenario, *more)
-        self.fleet = self._sighted = SightedFleet(scenario, sight, self.clock, self.servers.overhead)
+        self.fleet = self._sighted = SightedFleet(scenario, sight)
         self._spread = UncountedPicks()
-        self._within = WITHIN if sight in SHORT else FOREVER
+        self._within = WITHIN if sight is Sight.SHORT else FOREVER
 
     def arrive(self, number: int, arrival: Any) -> None:
         super().arrive(number, arrival)

@@ -33,7 +33,7 @@ const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 // ---------------------------------------------------------------- what is looked at
 
 // The window, the filters of the misses and the open request are in the address, so that a link leads to the same view.
-const WINDOWS = { now: "last 10 s", "5m": "last 5 min", "1h": "last hour", "24h": "last 24 h" };
+const WINDOWS = { now: "last 10 s", "5m": "last 5 min", "1h": "last hour" };
 const FILTERS = ["route", "key", "endpoint", "cause"];
 const viewed = () => {
   const given = new URLSearchParams(location.hash.slice(1));

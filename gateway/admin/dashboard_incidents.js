@@ -1,7 +1,7 @@
 // Incidents: what failed or was late, by route and culprit, failures first; a row leads to its latest request.
 
 const SHOWN_INCIDENTS = 8;
-const MINUTES = { now: 5, "5m": 5, "1h": 60, "24h": 60 };
+const MINUTES = { now: 5, "5m": 5, "1h": 60 };
 const INCIDENT_COLUMNS = 7;
 
 const incidentRow = (found, now) => {

@@ -122,7 +122,7 @@ const missRow = (record, longest, now, open) => {
 };
 
 const missesQuery = ({ window, filters }, more) => {
-  const within = { now: 300, "5m": 300, "1h": 3600, "24h": 86400 }[window];
+  const within = { now: 300, "5m": 300, "1h": 3600 }[window];
   const given = Object.entries(filters).filter(([, value]) => value);
   return `requests?${new URLSearchParams([["within", within], ...given, ...Object.entries(more)])}`;
 };

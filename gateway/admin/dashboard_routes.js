@@ -42,7 +42,6 @@ const routeRow = (route) => {
   const over = (value) => (budget !== null && value !== null && value > budget ? "n bad" : "n");
   const short = (value) => (value !== null && target !== null && value < target ? "n bad" : "n");
   const by = Object.entries(seen.pools).map(([pool, part]) => `${pool} ${(part * 100).toFixed(0)}%`).join(" · ");
-  const left = route.error_budget_left;
   const title = target === null ? null : `target ${share(target)}`;
   return el(
     "tr", {},
@@ -52,7 +51,6 @@ const routeRow = (route) => {
     cell(grows ? `${ms(route.ttft_budget_ms)}+` : ms(budget)),
     cell(share(seen.met), short(seen.met), title),
     cell(share(seen.goodput), short(seen.goodput), `${seen.good_per_s.toFixed(1)} requests/s within every budget`),
-    cell(left === null ? "–" : `${(left * 100).toFixed(0)}%`, left !== null && left < 0 ? "n bad" : "n", title),
     cell(ms(seen.tpot_p95_ms)), cell(ms(seen.longest_gap_p95_ms)), cell(share(seen.hit)), cell(seen.tokens_per_s.toFixed(0)),
     cell(seen.usd_per_1000 === null ? "–" : `$${seen.usd_per_1000.toFixed(2)}`),
     cell(`${route.held}`), cell(seen.shed_per_s.toFixed(1), seen.shed_per_s ? "n bad" : "n"),

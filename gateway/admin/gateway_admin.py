@@ -72,7 +72,7 @@ class GatewayAdmin:
     history: HistoryKeeper = field(init=False)
 
     def __post_init__(self) -> None:
-        self.history = HistoryKeeper(self._route_stats, self.config.state.dir)
+        self.history = HistoryKeeper(self._route_stats)
 
     @property
     def config(self) -> Config:

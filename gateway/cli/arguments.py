@@ -14,7 +14,7 @@ MAX_WORKERS = 256  # as gateway.config.models, whose import takes too long for a
 MAX_WINDOW = 60  # minutes that the gateway can compare, as gateway.observe.slow_counts
 WORKERS_HELP = "processes that share the port (default: server.workers)"
 ORDERS = ("configured", "worst", "traffic", "name")  # of `top`, as gateway.cli.top_view.Sort
-WINDOWS = ("now", "5m", "1h", "24h")  # of `top`, as gateway.cli.top_view.WINDOWS
+WINDOWS = ("now", "5m", "1h")  # of `top`, as gateway.cli.top_view.WINDOWS
 EXPORTS = {  # files by kind, as patterns of paths
     "dashboards": "deploy/helm/firsttoken/files/dashboards/*.json",
     "rules": "deploy/helm/firsttoken/files/rules/*.yml",

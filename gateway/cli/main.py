@@ -215,7 +215,6 @@ def _add_probe(probe: argparse.ArgumentParser) -> None:
     tokens.add_argument("--tokens", action="store_true", default=None, help=yes)
     tokens.add_argument("--no-tokens", dest="tokens", action="store_false", default=None, help=no)
     probe.add_argument("--timeout", type=positive, default=120.0, metavar="S", help="of one request")
-    probe.add_argument("--svg", type=Path, metavar="FILE", help="write a plot (default: none)")
 
 
 def _add_up(up: argparse.ArgumentParser) -> None:

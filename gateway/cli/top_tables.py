@@ -23,7 +23,7 @@ from gateway.cli.top_view import NOW, Sort, View
 
 STATES = {"up": "green", "probing": "yellow", "down": "red", "asleep": "blue"}
 ROUTES = (
-    *("route", "met", "goodput", "left 24h", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
+    *("route", "met", "goodput", "req/s", "p50", "p95", "p99", "budget", "TPOT", "stall", "hit"),
     *("held", "shed/s", "failed/s", "answered by"),
 )
 INCIDENTS = ("incident", "route", "cause", "time over", "since", "for example")
@@ -42,7 +42,7 @@ LEFT = {
     "id",
 }
 DROPPED = {  # of a table without room, in this order
-    ROUTES: ("stall", "TPOT", "hit", "left 24h", "goodput", "p99", "answered by", "p50", "held", "failed/s"),
+    ROUTES: ("stall", "TPOT", "hit", "goodput", "p99", "answered by", "p50", "held", "failed/s"),
     INCIDENTS: ("for example", "time over", "since"),
     ENDPOINTS: ("seen", "actual/predicted", "running", "< p90", "ahead"),
     SLOWEST: ("endpoint", "budget", "most of it in"),
@@ -170,9 +170,7 @@ def _span(figures: Mapping[str, Any]) -> str:
 
 
 def route_row(route: Mapping[str, Any]) -> Row:
-    seen, budget, grows, left = (
-        route[name] for name in ("figures", "ttft_budget_ms", "ttft_budget_grows", "error_budget_left")
-    )
+    seen, budget, grows = route["figures"], route["ttft_budget_ms"], route["ttft_budget_grows"]
     p50, p95, p99 = seen["ttft_ms"].values()
     late = budget is not None and p95 is not None and p95 > budget and not grows
     short = seen["met"] is not None and route["ttft_target"] is not None and seen["met"] < route["ttft_target"]
@@ -180,7 +178,6 @@ def route_row(route: Mapping[str, Any]) -> Row:
         Text(route["route"]),
         Text(share(seen["met"]), "red" if short else ""),
         share(seen["goodput"]),
-        Text("–" if left is None else f"{left:.0%}", "red" if left and left < 0 else ""),
         f"{seen['requests_per_s']:.1f}",
         ms(p50),
         Text(ms(p95), "red" if late else ""),

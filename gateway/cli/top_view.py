@@ -18,7 +18,7 @@ from gateway.cli.foreground import has_keyboard
 ESCAPE, ERASE, ENTER = "\x1b", ("\x7f", "\b"), ("\r", "\n")
 LONGEST = 40  # characters of a filter
 NOW = "now"  # the last 10 s
-WINDOWS = (NOW, "5m", "1h", "24h")
+WINDOWS = (NOW, "5m", "1h")
 KEYS = "q quit   w window: {window}   s sort: {sort}   / filter: {filter}"
 
 

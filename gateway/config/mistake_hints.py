@@ -42,6 +42,7 @@ SYNONYMS: Mapping[tuple[str, str], str] = {
     ("routes", "budget"): "; write ttft: {budget: TIME}",
     ("routes", "slo"): "; write ttft: {budget: TIME}",
     ("routes", "priority"): "; write workload: NAME; a caller's priority is a condition: `when`",
+    ("routes", "session"): "; it was removed: the time of each step is total_ms of its Record, with the session's name",
     ("server", "port"): "; write listen: 127.0.0.1:PORT",
     ("server", "host"): "; write listen: HOST:PORT",
     ("server", "admin_port"): "; write admin: 127.0.0.1:PORT",
@@ -54,6 +55,9 @@ SYNONYMS: Mapping[tuple[str, str], str] = {
         (("", name) for name in ("retries", "num_retries", "max_retries")),
         "; write max_attempts on the route, or under defaults: the first attempt counts",
     ),
+}
+REMOVED: Mapping[str, str] = {  # values of earlier versions
+    "move_timestamp": "; it was removed: write the time at the end of the last message",
 }
 SHORT_FORMS: Mapping[str, str] = {  # sections of one main key, by name
     "ttft": "budget",

@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails, core_schema
 
 from gateway.config.config_errors import SECRET_LENGTH, Path, Problem, nearest
 from gateway.config.field_descriptions import descriptions
-from gateway.config.mistake_hints import as_list, as_mapping, as_share, joined_value, unknown_key
+from gateway.config.mistake_hints import REMOVED, as_list, as_mapping, as_share, joined_value, unknown_key
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
 from policies.routes.route import Shortcoming
@@ -236,7 +236,7 @@ def _text(fault: _Fault, document: Document) -> str:
         return f"{_BOUNDS[kind].format(**context)}, got {got}{as_share(error['input'], context.get('lt', 0))}"
     if kind in _MISFITS:
         return f"expected {_expected(fault)}, got {got}{_hint(fault)}"
-    return error["msg"]
+    return error["msg"] + REMOVED.get(str(error["input"]), "")
 
 
 def _hint(fault: _Fault) -> str:

@@ -76,7 +76,6 @@ class AnswerSight(StrEnum):
     firsttoken_picked_answers_total."""
 
     BODY = "body"  # first token, end and usage
-    ENGINE = "engine"  # first token, and the end where nothing else tells it, from the engine's histograms
     ACCESS_LOG = "access_log"  # the end, and the first token from the body
     HEADERS = "headers"
 
@@ -150,8 +149,6 @@ class Record:
     tpot_budget: float | None = None
     gap_budget: float | None = None
     total_budget: float | None = None
-    session_budget: float | None = None  # of all steps of the session
-    session_left: float | None = None  # of that budget after this step; below 0: the budget is exceeded
     loop_lag: float = 0.0  # longest stall of the event loop that may have delayed the first token
     total: float = 0.0
     tpot: float | None = None
@@ -310,7 +307,7 @@ SHOWN = tuple(
     " sight reasoning_effort cached_tokens_to_load".split()
 )
 TIMES = tuple(
-    "ttft head first_byte first_reasoning first_answer ttft_budget gap_budget total_budget session_left on_screen"
+    "ttft head first_byte first_reasoning first_answer ttft_budget gap_budget total_budget on_screen"
     " total tpot loop_lag engine_queue engine_prefill sent_before engine_ttft ttft_predicted_p50 ttft_predicted_p90"
     " total_predicted_p50 total_predicted_p90".split()
 )

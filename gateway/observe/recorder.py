@@ -23,7 +23,6 @@ from gateway.observe.metrics.loop_lag import LoopLag
 from gateway.observe.prefix_doctor import PrefixDoctor
 from gateway.observe.record import Record, RequestOutcome
 from gateway.observe.request_facts import missed_objective
-from gateway.observe.session_time import SessionTimes
 from gateway.observe.slow_requests import SlowRequests
 from gateway.observe.timeline import UNWATCHED, RequestTimeline
 
@@ -55,7 +54,6 @@ class Recorder:
         self.batch_sinks: list[Sink] = [*batch_sinks]
         self.lag = lag
         self.lives: set[RequestTimeline] = set()  # requests in progress
-        self.sessions = SessionTimes()
         self.slow = SlowRequests(self.recent, lambda: [life.record for life in self.lives])
         self._ended: list[RequestTimeline] = []  # the batch
         self._met: list[Record] = []  # of the batch, the requests that are not slow, until they are usual
@@ -89,8 +87,6 @@ class Recorder:
         record = timeline.record
         if record.ttft is None and record.attempts:
             timeline.close_unanswered()
-        if record.session_budget is not None:
-            record.session_left = self.sessions.left(record)
         if (objective := missed_objective(record)) is None:
             self._met.append(record)
         else:

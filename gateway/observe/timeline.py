@@ -122,8 +122,6 @@ class RequestTimeline:
         record.repaired = request.repaired
         if request.session:
             record.session = hash((record.tenant, request.session))
-            if route.session is not None and request.is_conversation:
-                record.session_budget = route.session.total
         if request.sent_at is not None:
             record.sent_before = sent_before(request.sent_at, record.wall)
         if route.promises_answer:

@@ -10,9 +10,8 @@ Rules:
 - Where the data plane logs to this picker, an answer in STREAMED mode is read to its first token, and the log tells
   its end: each chunk costs a message in both directions. One of WATCHED is read whole, for the engine's own counts.
   Never in FULL_DUPLEX_STREAMED: an answer would lose its last chunk there.
-- Without the body, or where it comes whole at the end (BUFFERED), first token and tokens are inferred from the engine's
-  histograms. In BUFFERED the call ends with the
-  answer; in FULL_DUPLEX_STREAMED with its head, and the end of a stream is inferred too.
+- Without the body, or where it comes whole at the end (BUFFERED), no first token is known. The answer is over when the
+  call ends: of a request in FULL_DUPLEX_STREAMED without a body of the answer, with its head.
 - A message out of order is answered without a change: no disagreement about the order holds a request up. Nothing is
   sent behind an answer that Envoy takes for the last: an immediate one, and the end of a body in FULL_DUPLEX_STREAMED.
 - Bytes of a body that waits for its end count in `Intake`, as those of the data port do: many large bodies at once are
@@ -25,7 +24,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from time import monotonic
 
 from backends.engine_members import ENGINE_HEADERS
@@ -212,15 +210,6 @@ class EnvoyRequest:
         pick = self._pick
         if pick is not None and pick.routed is not None and (candidate := pick.candidates.get(address)) is not None:
             self._served = ServedAnswer(self._picker.fleet, pick.routed, candidate)
-            if self._modes[1] not in AS_WRITTEN:
-                self._infer(self._served)
-
-    def _infer(self, served: ServedAnswer) -> None:
-        ends_with_head = self._modes == (BodyMode.FULL_DUPLEX, BodyMode.NONE)
-        shows_end = not ends_with_head or self._log is not None
-        end = None if shows_end else ExpectedEntry(0)
-        if served.infer(self._picker.inferred, None if end is None else partial(end.come, None)) and served.ends_unseen:
-            self._entry = end
 
     # -- the answer -----------------------------------------------------------------------
 
@@ -270,16 +259,12 @@ class EnvoyRequest:
         """The rest of the answer need not be shown."""
         if self._entry is None or self._served is None or self._phase is not RequestPhase.ANSWERED:
             return False
-        if self._served.ends_unseen:  # Envoy resets the call otherwise, which would look like a caller who left
-            return True
         is_watched = self._entry.turn % WATCHED == 0
         return self._modes[1] is BodyMode.STREAMED and self._served.is_begun and not is_watched
 
     @property
     def is_to_be_logged(self) -> bool:
-        """The call is over before the answer, whose end comes by the access log, or is inferred."""
-        if self._log is None and not 200 <= self._status < 300:
-            return False
+        """The call is over before the answer, whose end comes by the access log."""
         return self._entry is not None and self._phase in (RequestPhase.PICKED, RequestPhase.ANSWERED)
 
     async def until_logged(self) -> None:
@@ -314,8 +299,6 @@ class EnvoyRequest:
         if self._phase is RequestPhase.OVER:
             return
         self._phase, now = RequestPhase.OVER, monotonic() if at is None else at
-        if at is None and self._modes[1] not in AS_WRITTEN and self._served is not None and self._served.is_begun:
-            self._timeline.seen(AnswerSight.ENGINE)
         has_failed = self._status >= 500 if self._served is None else not self._served.end(now)
         self._timeline.delivered(self._status, now)
         if has_failed:

@@ -34,7 +34,6 @@ from gateway.config.models import PickSection
 from gateway.decider import Decider
 from gateway.observe.record import Stage
 from gateway.observe.timeline import RequestTimeline
-from gateway.picker.inferred_answers import InferredAnswers
 from gateway.picker.named_model import named_model
 from gateway.proxy import OPERATIONS
 from gateway.refusals import reject_unplaced
@@ -135,7 +134,6 @@ class Picker:
     ) -> None:
         self._runtime = runtime
         self._decider = decider
-        self.inferred = InferredAnswers(decider.fleet)
         self._queue = queue
         self._waker = waker
         self._fallbacks = settings.fallbacks

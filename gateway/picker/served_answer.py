@@ -1,24 +1,20 @@
 """Reads first token, end and usage from an answer that Envoy carries, and reports them to the fleet and the Record.
 
-Of an answer that is not shown, the histograms of its engine tell what can be told (`InferredAnswers`).
-
 Of an answer that is read to its first token only (`look_away`), the tokens are counted by bytes: events of a stream
 carry a token each, and are as long as the first one within some percent. Usage is unknown then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import EngineTimes, Tap
 from gateway.observe.record import AttemptRecord
-from gateway.picker.inferred_answers import InferredAnswers
 from gateway.upstream.attempt_figures import AttemptTimes
 from gateway.upstream.routed_request import RoutedRequest
 from policies.fleet.engine_load import EngineLoad
 from policies.fleet.fleet import AttemptReport, Fleet
-from policies.fleet.unseen_answers import UnseenAnswer
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Candidate, Load
 
 OVERDUE, LEAST = 10.0, 6.0  # times the forecast, and s of it at least, after which an answer counts as over
@@ -44,8 +40,6 @@ class ServedAnswer:
         self._unread = 0  # tokens that were not read
         self._away: tuple[float, float] | None = None  # since when nothing is read, and s per token at that time
         self._is_broken = False
-        self._inferred: InferredAnswers | None = None
-        self._on_over: Callable[[], None] | None = None
         now = monotonic()
         self._times = AttemptTimes(opened=now, connected=now, sent=now)
         fleet.on_sent(
@@ -64,37 +58,11 @@ class ServedAnswer:
     def output_tokens(self) -> int:
         """So far: counts for the fleet's view of answers in progress. Expected by the engine's pace where nothing is
         read."""
-        if self._inferred is not None:
-            return self._inferred.tokens(self, monotonic())
         tokens = self._unread + (0 if self._tap is None else self._tap.tokens)
         if self._away is None or self._unread or self._away[1] <= 0:
             return tokens
         since, pace = self._away
         return tokens + int((monotonic() - since) / pace)
-
-    def infer(self, inferred: InferredAnswers, on_over: Callable[[], None] | None) -> bool:
-        """The body is not shown: follow it by the engine's histograms. `on_over`: called at the end of a stream; None:
-        the data plane shows the end. False: the engine has no such histograms."""
-        self._on_over = on_over if self._request.stream else None
-        endpoint, ttft = self._candidate.endpoint.id, self._candidate.forecast.p50
-        sent, shows_end = self._times.sent, self._on_over is None
-        if sent is not None and inferred.follow(self, endpoint, sent, ttft=ttft, shows_end=shows_end):
-            self._inferred = inferred
-        return self._inferred is not None
-
-    @property
-    def ends_unseen(self) -> bool:
-        """The end is inferred alone."""
-        return self._inferred is not None and self._on_over is not None
-
-    def on_inferred_first_token(self, at: float) -> None:
-        self._fleet.on_first_token(self, at)
-        if self._request.stream:
-            self._begin_answer(at)
-
-    def on_inferred_end(self) -> None:
-        if self._on_over is not None:
-            self._on_over()
 
     @property
     def is_begun(self) -> bool:
@@ -146,7 +114,6 @@ class ServedAnswer:
 
     def end(self, now: float) -> bool:
         """Reports the end of the answer. False: the engine has failed."""
-        inferred = self._stop_inferring(now)
         if self._tap is not None:
             if self._away is None:
                 self._tap.close()
@@ -160,7 +127,7 @@ class ServedAnswer:
         outcome = AttemptOutcome.FAILED if failed else AttemptOutcome.COMPLETED
         if 400 <= self._status < 500:
             outcome = AttemptOutcome.RATE_LIMITED if self._status == 429 else AttemptOutcome.REFUSED
-        report = self._report(inferred)
+        report = self._report()
         self._fleet.on_ended(self, outcome, now, report)
         self._routed.timeline.answered(
             self._recorded(outcome, now),
@@ -175,18 +142,8 @@ class ServedAnswer:
 
     def leave(self, now: float) -> None:
         """Reports a request that went to another endpoint, or a caller that left."""
-        self._stop_inferring(now)
         self._fleet.on_ended(self, AttemptOutcome.CANCELLED, now)
         self._routed.timeline.attempt_ended(self._recorded(AttemptOutcome.CANCELLED, now))
-
-    def _stop_inferring(self, now: float) -> UnseenAnswer | None:
-        """Returns the answer as inferred; None: its first token was not noticed."""
-        if self._inferred is None:
-            return None
-        found, self._inferred = self._inferred.on_ended(self, now), None
-        if found is not None:
-            self._times.last_token = now
-        return found
 
     def _begin_answer(self, now: float) -> None:
         times, self._times.first_in = self._times, now
@@ -203,13 +160,9 @@ class ServedAnswer:
     def _tpot(self, tokens: int) -> float | None:
         return self._times.tpot(tokens) if self._request.stream else None
 
-    def _report(self, inferred: UnseenAnswer | None) -> AttemptReport:
+    def _report(self) -> AttemptReport:
         if self._tap is None:
-            return (
-                AttemptReport()
-                if inferred is None
-                else AttemptReport(mean_itl=inferred.itl, output_tokens=int(inferred.tokens))
-            )
+            return AttemptReport()
         usage, times = self._tap.usage, self._tap.times
         output = usage.completion
         if output is None:

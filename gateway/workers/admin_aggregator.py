@@ -107,7 +107,7 @@ class AdminAggregator(Collector):
         self.registry.register(self.merged)
         self.registry.register(self.reloader.counts)
         self.registry.register(self)
-        self.history = HistoryKeeper(self._route_stats, config.state.dir)
+        self.history = HistoryKeeper(self._route_stats)
 
     # -- AdminData --------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from functools import partial
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
 from lab.capacity.budget_shares import budgets_of
-from lab.capacity.capacity_report import CapacityAnswer, as_json, draw, report
+from lab.capacity.capacity_report import CapacityAnswer, as_json, report
 from lab.capacity.fleet_size import FleetSizeQuestion, FleetSizeResult, replayed
 from lab.capacity.smallest_fleet import FleetSearch
 from lab.replay.sim_fleet import Scenario, assumed_profiles, scenario_from
@@ -40,8 +40,6 @@ def capacity(args: argparse.Namespace) -> int:
     carried = None if args.no_load else asked.carried_load(present)
     answer = CapacityAnswer(pool, present, args.load, search, carried, asked.rate)
     print(json.dumps(as_json(answer), indent=2) if args.json else report(answer))
-    if args.svg is not None:
-        draw(args.svg, answer)
     return 0
 
 

@@ -1,13 +1,12 @@
-"""Report of `firsttoken capacity`: a table, bars, a sentence with the reason, a plot, and JSON."""
+"""Report of `firsttoken capacity`: a table, bars, a sentence with the reason, and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from gateway.cli.charts import BAR, Panel, PlotLine, write_svg
+from gateway.cli.charts import BAR
 from gateway.cli.tables import aligned
 from lab.capacity.budget_shares import BudgetShare
 from lab.capacity.fleet_size import FleetSizeResult
@@ -70,23 +69,6 @@ def _shortfall(result: FleetSizeResult) -> str:
         return "no route has a budget"
     least = f", surely {share.lower:.0%}" if share.share >= share.target else ""
     return f"{share.route} would meet {share.share:.0%} of {share.target:.0%} ({share.budget}{least})"
-
-
-def draw(path: Path, answer: CapacityAnswer) -> None:
-    """Attainment by number of engines, a line per route and budget. Raises ConfigError where it cannot be written."""
-    curve = answer.found.curve
-    lines = []
-    for colour, share in enumerate(next(iter(curve.values())).shares):
-        found = [(n, each) for n, result in curve.items() for each in result.shares if _same(each, share)]
-        name = f"{share.route} {share.budget}: {share.target:.0%} wanted"
-        lines.append(PlotLine(name, [(float(n), each.share) for n, each in found], colour))
-        lines.append(PlotLine("90% sure", [(float(n), each.lower) for n, each in found], colour, dashed=True))
-    title = f"attainment by engines of {answer.pool}, load {answer.load:g}: {reason(answer.found)}"
-    write_svg(path, title, [Panel(title, "engines", lines, "{:g}".format, "{:.0%}".format, shares=True)])
-
-
-def _same(one: BudgetShare, other: BudgetShare) -> bool:
-    return (one.route, one.budget) == (other.route, other.budget)
 
 
 def as_json(answer: CapacityAnswer) -> dict[str, Any]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Any
 
 from backends.server_profiles import ApiProfile
-from lab.engines.answer_times import AnswerTimes
 from lab.engines.engine import Engine
 from lab.engines.engine_events import EngineFirstToken, EngineRequest, Event, Finished, Refused, RequestId, StepResult
 
@@ -28,7 +25,6 @@ class VirtualEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.steps = 0
-        self._times = AnswerTimes()
         self._clock = 0.0  # end of the last finished step
         self._under_way: StepResult | None = None
         self._aborted: set[RequestId] = set()  # during the step under way, still in its events
@@ -44,17 +40,11 @@ class VirtualEngine:
 
     def submit(self, request: EngineRequest, now: float) -> None:
         self.engine.submit(request, now)
-        self._times.on_submitted(request.id, now)
-
-    def totals(self) -> Mapping[str, Any]:
-        """Sums and counts of the engine's histograms."""
-        return self._times.totals(self.engine.progress(), self.busy_until)
 
     def abort(self, request_id: RequestId) -> bool:
         """Drop a request, without further events."""
         if self._under_way is not None:
             self._aborted.add(request_id)
-        self._times.on_aborted(request_id, dict(self.engine.progress()).get(request_id, 1), self.busy_until)
         return self.engine.abort(request_id)
 
     def slow(self, factor: float) -> None:
@@ -63,7 +53,6 @@ class VirtualEngine:
     def kill(self) -> tuple[RequestId, ...]:
         """Stop, also in the middle of a step. Returns the requests lost."""
         self._under_way = None
-        self._times = AnswerTimes()
         return self.engine.kill()
 
     def restart(self, now: float) -> None:
@@ -93,11 +82,6 @@ class VirtualEngine:
         self.steps += step.steps
         events: tuple[Event, ...] = (*step.first, *step.finished)
         seen = [event for event in events if event.id not in self._aborted]
-        for event in seen:
-            if isinstance(event, Finished):
-                self._times.on_finished(event.id, event.at, event.output_tokens)
-            else:
-                self._times.on_first_token(event.id, event.at)
         self._aborted.clear()
         return seen
 

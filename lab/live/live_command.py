@@ -22,7 +22,7 @@ from gateway.config.models import Config
 from gateway.process import loop_factory, raise_file_limit
 from lab.live.attainment import attainments
 from lab.live.live_player import POOL, LiveAnswer, LivePlayer, ReplayAborted, live_server
-from lab.live.live_report import announcement, draw, report
+from lab.live.live_report import announcement, report
 from lab.live.trace_prompts import TracePrompts
 from lab.traffic.traces import Arrival, TraceError, at_load
 from lab.traffic.traffic import Traffic, TrafficSource
@@ -63,8 +63,6 @@ def replay_live(args: argparse.Namespace) -> int:
         print(json.dumps([row.as_json() for row in rows], indent=2))
     else:
         print("\n".join(report(rows, answers, (key,) if key else ())))
-    if args.svg is not None:
-        draw(args.svg, args.live, rows)
     return 0
 
 

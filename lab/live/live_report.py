@@ -1,20 +1,18 @@
-"""Report of a replay against a real address: a table, bars with intervals, and a plot of the first tokens."""
+"""Report of a replay against a real address: a table, and bars with intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from gateway.cli.charts import BAR, Panel, PlotLine, write_svg
+from gateway.cli.charts import BAR
 from gateway.cli.live.live_facts import harmless
 from gateway.cli.tables import aligned
 from gateway.config.notes import duration
-from lab.live.attainment import ALL, RouteAttainment, quantile
+from lab.live.attainment import RouteAttainment, quantile
 from lab.live.live_player import LiveAnswer
 
 LATE = 0.05  # s after its time, from which a request is called late
 LENGTHS = ("prompt_tokens", "output_tokens")
-MAX_POINTS = 400  # of a line
 MAX_FAILURES = 8  # shown, each once
 
 
@@ -73,21 +71,3 @@ def _notes(rows: Sequence[RouteAttainment], answers: Sequence[LiveAnswer], secre
     failures = rows[-1].failures if rows else None
     for words, count in failures.most_common(MAX_FAILURES) if failures else ():
         yield f"failed: {count} of {len(answers)}: {harmless(words, secrets)}"
-
-
-def draw(path: Path, url: str, rows: Sequence[RouteAttainment]) -> None:
-    """The share of requests with a first token, by time. Raises ConfigError where the file cannot be written."""
-    lines = [_line(row, number) for number, row in enumerate(rows) if row.name != ALL or len(rows) == 1]
-    panel = Panel("requests with a first token", "time to first token", lines, _time, "{:.0%}".format, shares=True)
-    write_svg(path, f"first tokens of {url}", [panel])
-
-
-def _line(row: RouteAttainment, colour: int) -> PlotLine:
-    ordered = sorted(row.ttfts)
-    step = max(len(ordered) // MAX_POINTS, 1)
-    points = [(ttft, (i + 1) / row.sent) for i, ttft in enumerate(ordered) if i % step == 0 or i == len(ordered) - 1]
-    name = row.name
-    if row.budget is not None:
-        low, high = row.interval
-        name += f": {row.share:.1%} ({low:.1%} to {high:.1%}) within {duration(row.budget)}"
-    return PlotLine(name, points, colour, mark=row.budget)

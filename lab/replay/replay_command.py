@@ -32,7 +32,7 @@ from lab.traffic.traces import TraceError
 from lab.traffic.traffic import Traffic, TrafficSource
 from policies.routes.route import seconds
 
-LIVE = ("ttft", "speed", "model", "key", "key_env", "timeout", "svg")  # options of a replay in real time
+LIVE = ("ttft", "speed", "model", "key", "key_env", "timeout")  # options of a replay in real time
 RANGE_LOADS = 5  # loads in `LOW..HIGH`
 FAULT = re.compile(r"(?P<endpoint>\S+)@(?P<at>[^@=]+)=(?P<kind>slow|kill|restart)(:(?P<factor>\d+(\.\d+)?))?")
 

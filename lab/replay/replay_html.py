@@ -10,9 +10,9 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 
-from gateway.cli.charts import Panel, PlotLine, svg
 from gateway.config.config_errors import ConfigError
 from lab.replay.from_log import LoggedAttainment
+from lab.replay.line_plots import Panel, PlotLine, svg
 from lab.replay.player import ReplayResult, mean_rows
 from lab.replay.replay_report import label
 
@@ -88,8 +88,7 @@ def _bar(load: str, name: str, share: float, interval: tuple[float, float]) -> s
 def _plot(load: float, by_name: Mapping[str, Sequence[ReplayResult]]) -> str:
     """The share of requests with a first token, by time, of the first seed."""
     lines = [PlotLine(label(name), found[0].first_tokens, i) for i, (name, found) in enumerate(by_name.items())]
-    panel = Panel(f"load {load:g}", "time to first token", lines, _time, "{:.0%}".format, shares=True)
-    return svg(f"first tokens at load {load:g}", [panel])
+    return svg(f"first tokens at load {load:g}", Panel(f"load {load:g}", "time to first token", lines, _time))
 
 
 def _time(seconds: float) -> str:

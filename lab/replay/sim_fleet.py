@@ -161,7 +161,7 @@ class SimFleet:
         if not isinstance(server, VirtualEngine) or not server.alive:
             return None
         engine = server.engine
-        load = EngineLoad(
+        return EngineLoad(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
@@ -172,7 +172,6 @@ class SimFleet:
             prefix_hits=float(engine.prefix_hits),
             adapters=tuple(sorted(engine.running_adapters)) if engine.adapters.names else (),
         )
-        return replace(load, **server.totals())
 
 
 def events_of(tokens: int, per_event: int) -> int:

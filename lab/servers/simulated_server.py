@@ -41,26 +41,18 @@ _TTFT = "vllm:time_to_first_token_seconds"
 
 @dataclass(slots=True)
 class AnswerTotals:
-    """As vLLM counts: a first token and a gap between tokens when they come, an answer at its end."""
+    """As vLLM counts: a first token when it comes."""
 
     ttft_counts: list[int] = field(default_factory=lambda: [0] * (len(_TTFT_BUCKETS) + 1))
     ttft_sum: float = 0.0
-    gaps: int = 0
-    gap_s: float = 0.0
-    answers: int = 0
-    answer_s: float = 0.0
     prompt_tokens: int = 0
     generation_tokens: int = 0
 
-    def add(self, answer: AnswerWriter, *, ended: bool) -> None:
+    def add(self, answer: AnswerWriter) -> None:
         if not answer.tokens:
             return
         self.ttft_counts[bisect_left(_TTFT_BUCKETS, answer.ttft)] += 1
         self.ttft_sum += answer.ttft
-        self.gaps += answer.tokens - 1
-        self.gap_s += answer.generation
-        self.answers += ended
-        self.answer_s += (answer.ttft + answer.generation) * ended
         self.prompt_tokens += answer.prompt_tokens
         self.generation_tokens += answer.tokens
 
@@ -78,12 +70,12 @@ class VllmMetrics:
 
     def on_ended(self, answer: AnswerWriter) -> None:
         self.live.discard(answer)
-        self._totals.add(answer, ended=answer.done.is_set())
+        self._totals.add(answer)
 
     def page(self, engine: Engine) -> str:
         totals = deepcopy(self._totals)
         for answer in self.live:
-            totals.add(answer, ended=False)
+            totals.add(answer)
         return "\n".join(self._lines(engine, totals)) + "\n"
 
     def _lines(self, engine: Engine, totals: AnswerTotals) -> Iterator[str]:
@@ -120,14 +112,6 @@ class VllmMetrics:
             yield f'{_TTFT}_bucket{{{self._labels},le="{bound}"}} {float(total)}'
         yield f"{_TTFT}_count{{{self._labels}}} {float(total)}"
         yield f"{_TTFT}_sum{{{self._labels}}} {totals.ttft_sum}"
-        for name, number, seconds in (
-            ("inter_token_latency_seconds", totals.gaps, totals.gap_s),
-            ("e2e_request_latency_seconds", totals.answers, totals.answer_s),
-        ):
-            yield f"# TYPE vllm:{name} histogram"
-            yield f'vllm:{name}_bucket{{{self._labels},le="+Inf"}} {float(number)}'
-            yield f"vllm:{name}_count{{{self._labels}}} {float(number)}"
-            yield f"vllm:{name}_sum{{{self._labels}}} {seconds}"
 
 
 BACKLOG = 2048  # connections, as uvicorn's

@@ -26,12 +26,6 @@ class EngineLoad:
     preemptions: float | None = None  # counters
     drafted: float | None = None
     accepted: float | None = None
-    ttft_count: float | None = None  # histograms, since the engine's start: first tokens
-    ttft_sum: float | None = None  # s, from the arrival at the engine
-    itl_count: float | None = None  # gaps between tokens
-    itl_sum: float | None = None  # s
-    e2e_count: float | None = None  # whole answers
-    e2e_sum: float | None = None  # s, from the arrival
     asleep: bool | None = None  # its weights are put aside (vLLM's sleep mode): requests wait until it is woken
     rejections: float | None = None  # counter: requests refused by a limit of the engine's queue
 

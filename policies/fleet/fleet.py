@@ -70,7 +70,6 @@ class Fleet:
         self.on_found_dead: Callable[[list[Hashable]], None] = lambda keys: None  # its attempts without a first token
         self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
-        self.on_scraped: Callable[[str, EngineLoad, float], None] = lambda *scraped: None
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
         self.watches_pace = False  # a route may ask for the recent pace of answers (`FleetReader.continuation`)
         self.closes = False  # an endpoint may have a cap or a rate limit
@@ -354,7 +353,6 @@ class Fleet:
         if state.sleep.asleep and not slept:
             self._leave(state)
         self._assume_other_traffic(state)
-        self.on_scraped(endpoint_id, engine, now)
         self.on_probe_answered(endpoint_id, now)
 
     def on_load_unknown(self, endpoint_id: str, fault: str, now: float) -> None:

@@ -13,7 +13,6 @@ class RepairRule(StrEnum):
 
     STRIP_CCH = "strip_cch"
     SORT_TOOLS = "sort_tools"
-    MOVE_TIMESTAMP = "move_timestamp"
 
 
 BEHIND = "behind everything that stays the same: the end of the last message"
@@ -32,13 +31,11 @@ SENTENCES: Mapping[BreakClass, str] = {
 }
 RULES: Mapping[BreakClass, RepairRule] = {
     BreakClass.CCH: RepairRule.STRIP_CCH,
-    BreakClass.TIMESTAMP: RepairRule.MOVE_TIMESTAMP,
     BreakClass.TOOL_ORDER: RepairRule.SORT_TOOLS,
 }
 FITS: Mapping[RepairRule, tuple[str, ...]] = {  # roles of parts that a rule changes
     RepairRule.STRIP_CCH: ("system",),
     RepairRule.SORT_TOOLS: ("tools",),
-    RepairRule.MOVE_TIMESTAMP: ("system",),
 }
 
 

@@ -196,11 +196,6 @@ class GapBudget(Strict):
     """Longest silence between two tokens. Silences below 10 ms are not measured."""
 
 
-class SessionBudget(Strict):
-    total: Positive
-    """Of all steps of a session together, each from arrival to last byte."""
-
-
 class Fallback(Strict):
     """Refusals of a backend after which another pool is asked."""
 
@@ -350,8 +345,6 @@ class Route(Strict):
     by: Annotated[Positive | None, BeforeValidator(_off)] = None
     """From arrival to the last byte, of work that can wait: it runs where it costs no other request a budget, and
     elsewhere only as its time runs out. On routes without `ttft` and `total`."""
-    session: SessionBudget | None = None
-    """Time for a conversation that the client names. Measured, and decides nothing."""
     tiers: tuple[Tier, ...] = Field(min_length=1)
     """Pools, most wanted first: names, or {pool, when, adapter}."""
     hedge: Annotated[Hedge | Literal["off"], BeforeValidator(_switch)] = "off"
@@ -380,7 +373,7 @@ class Route(Strict):
     """Ranks a tier's endpoints. All but `predicted` are baselines, which skip no tier for being slow."""
     limits: Limits = Limits()
     repair: tuple[RepairRule, ...] = ()
-    """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools, move_timestamp."""
+    """Rules that change prompts so that their prefix stays the same: strip_cch, sort_tools."""
     cache: AnswerCaching | None = None
     """Answer equal requests from memory, or Redis (`state.answers`); absent: every request is sent."""
     retries: int | None = Field(default=None, ge=0, le=MOST_RETRIES)

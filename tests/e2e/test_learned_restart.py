@@ -125,7 +125,7 @@ async def test_a_redis_that_comes_later_is_read_before_it_is_written(
 
 
 async def test_one_worker_saves_and_all_restore(tmp_path: Path) -> None:
-    """At a stop of the service, into a directory with the history of all."""
+    """At a stop of the service."""
     async with engines(1, "8b-l4") as only:
         home = tmp_path / "state"
         config = write_config(tmp_path / "fleet.yaml", only[0].url, "simulated")
@@ -143,4 +143,4 @@ async def test_one_worker_saves_and_all_restore(tmp_path: Path) -> None:
             await eventually((home / "learned.json").exists)
             saved = json.loads((home / "learned.json").read_bytes())
             assert [found["engine"]["samples"] for found in saved["endpoints"].values()] > [0]
-            assert {entry.name for entry in home.iterdir()} == {"learned.json", "history.json"}
+            assert {entry.name for entry in home.iterdir()} == {"learned.json"}

@@ -43,7 +43,7 @@ READERS = {
     "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
     "gateway/observe/prefix_doctor.py": "the date of a report",
     "gateway/observe/recorder.py": "the date of a Record",
-    "gateway/observe/windows/history_keeper.py": "the age of counts from before a restart",
+    "gateway/observe/windows/history_keeper.py": "slots of counts by the clock on the page",
     "gateway/reload.py": "the date of a reload",
     "gateway/responses/responses_sockets.py": "`created` of an answer without a server",
     "gateway/workers/admin_aggregator.py": "ages on a page",

@@ -26,7 +26,7 @@ from gateway.cli.foreground import may_ask
 from gateway.cli.live import live_findings as findings
 from gateway.cli.live.live_check import PROMPT_TOKENS, LiveFleet, ask_endpoint, live_fleet
 from gateway.cli.live.live_facts import harmless, secrets_of
-from gateway.cli.live.probe_report import ProbeSample, draw, report
+from gateway.cli.live.probe_report import ProbeSample, report
 from gateway.cli.live.random_text import random_text
 from gateway.config.config_errors import ConfigError, did_you_mean
 from gateway.config.loading import load
@@ -73,8 +73,6 @@ def probe(args: argparse.Namespace) -> int:
         print("\n".join(report(samples)), flush=True)
     if any(sample.ttft is not None for sample in samples):
         print(_saved(config), flush=True)
-        if args.svg is not None:
-            draw(args.svg, pool, samples)
     elif not faults:  # of a host name without an address too
         faults.append("firsttoken: nothing was measured")
     if faults:

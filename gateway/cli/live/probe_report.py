@@ -1,13 +1,12 @@
-"""Report of `firsttoken probe`: a table, bars for a terminal, and a plot."""
+"""Report of `firsttoken probe`: a table, and bars for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
-from gateway.cli.charts import Panel, PlotLine, bars, write_svg
+from gateway.cli.charts import bars
 from gateway.cli.tables import aligned
 from gateway.config.notes import duration
 
@@ -95,23 +94,3 @@ def _ms(values: Sequence[float], digits: int = 3) -> str:
 
 def _size(tokens: float) -> str:
     return f"{tokens:g}" if tokens < 1000 else f"{tokens / 1000:g}k"
-
-
-def draw(path: Path, pool: str, samples: Sequence[ProbeSample]) -> None:
-    """Raises ConfigError where the file cannot be written."""
-    found = cells(samples)
-    title = f"{pool}: time to first token and time per output token, by prompt size"
-    panels = [
-        Panel("time to first token", "tokens of the prompt", list(_lines(found, "ttfts")), _size, duration),
-        Panel("time per output token", "tokens of the prompt", list(_lines(found, "tpots")), _size, duration),
-    ]
-    write_svg(path, title, panels)
-
-
-def _lines(found: Sequence[ProbeCell], values: str) -> Iterator[PlotLine]:
-    """Medians of an endpoint, alone and at once."""
-    endpoints = list(dict.fromkeys(cell.endpoint for cell in found))
-    for endpoint, at_once in dict.fromkeys((cell.endpoint, cell.at_once) for cell in found):
-        own = [cell for cell in found if (cell.endpoint, cell.at_once) == (endpoint, at_once)]
-        points = [(float(cell.size), median(times)) for cell in own if (times := getattr(cell, values))]
-        yield PlotLine(f"{endpoint}, {own[0].name}", points, endpoints.index(endpoint), dashed=at_once > 1)

@@ -74,7 +74,6 @@ SENT = (
         help="Answers carried by another proxy, by what has told their end",
         more=(
             "`body`: all of it was seen. `access_log`: the body to the first token, then Envoy's access log. "
-            "`engine`: the first token, and the end where Envoy does not show it, by the engine's histograms. "
             "`headers`: the head of the reply alone."
         ),
         moves="Body modes and the access log of the data plane.",

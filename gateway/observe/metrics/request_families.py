@@ -139,7 +139,7 @@ PROMISED = (
         help="Objectives met and missed",
         more=(
             "`objective` is `ttft`, `tpot`, `gap` (of routes that promise it), `total` (of batch work: done by its "
-            "deadline), `session`, or `goodput` for the first four at once; the rules are below."
+            "deadline), or `goodput` for the first four at once; the rules are below."
         ),
         moves="Missed budgets, shed or failed requests.",
         act="Attainment is met / all. `firsttoken_requests_total` tells late from shed and failed requests.",

@@ -128,8 +128,6 @@ class RequestMetrics:
         for objective, met in zip(OBJECTIVES, (*verdicts, good), strict=True):
             if met is not None:
                 self.slo.of[route, objective, "true" if met else "false"].value += 1
-        if (left := record.session_left) is not None:
-            self.slo.of[route, "session", "true" if left >= 0 else "false"].value += 1
         model, key = self._labels.models.get(pool, ""), record.tenant if record.tenant in self._labels.keys else ""
         self.served.of[route, model, record.region, key, _JUDGED[good]].value += 1
         if record.ttft is not None and record.stream:

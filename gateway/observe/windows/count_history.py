@@ -1,8 +1,8 @@
-"""History of counts in memory: how much each count grew in the last 10 s, 5 minutes, hour and day.
+"""History of counts in memory: how much each count grew in the last 10 s, 5 minutes and hour.
 
 Rules:
 - Totals come in every few seconds; a ring of slots for each span keeps their growth. Nothing is done per request.
-- Memory is the number of counts times 216 slots and 20 looks times 8 bytes: 130 KB for a route with 70 counts.
+- Memory is the number of counts times 120 slots and 20 looks times 8 bytes: 80 KB for a route with 70 counts.
 - A total that decreased is that of another process, which began at zero: the whole total is new.
 - The window `now` has no slots: it is the growth since the look at the totals 10 s ago, or the next one after.
 - Slots are numbered by the wall clock. Where the clock went back, the present slot takes those ahead of it.
@@ -40,10 +40,10 @@ class Span:
 
 
 NOW = Span("now", 10.0, 1)
-SPANS = {span.name: span for span in (Span("5m", 5.0, 60), Span("1h", 60.0, 60), Span("24h", 900.0, 96))}
+SPANS = {span.name: span for span in (Span("5m", 5.0, 60), Span("1h", 60.0, 60))}
 WINDOWS = {**SPANS, NOW.name: NOW}
-LOOKS = 20  # at the totals that are remembered for `now`: viewers of all windows cause 1.3 a second
-MAX_COUNTS = 20_000  # further ones are not kept: 38 MB
+LOOKS = 20  # at the totals that are remembered for `now`: viewers of all windows cause 1.2 a second
+MAX_COUNTS = 20_000  # further ones are not kept: 23 MB
 
 
 @dataclass(slots=True)
@@ -62,11 +62,6 @@ class Slot:
     def widen(self, width: int) -> None:
         if width > len(self.counts):
             self.counts.frombytes(bytes(8 * (width - len(self.counts))))
-
-    def sparse(self) -> tuple[list[int], list[float]]:
-        """Indices of the columns that are not zero, and the counts there."""
-        columns = [column for column, count in enumerate(self.counts) if count]
-        return columns, [self.counts[column] for column in columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,36 +150,3 @@ class CountHistory:
         for slot in found:
             slot.widen(len(self.columns))
         return found
-
-    # -- over a restart ---------------------------------------------------------------------
-
-    def as_json(self) -> dict[str, Any]:
-        """Counts by name, and of each slot those that are not zero."""
-        rings = {name: [[slot.number, *slot.sparse()] for slot in ring] for name, ring in self._rings.items()}
-        return {"counts": [*self.columns], "rings": rings}
-
-    def restore(self, counts: Sequence[Key], rings: Mapping[str, Sequence[Sequence[Any]]], wall: float) -> None:
-        """Put the slots of `as_json` before those noted since. Raises ValueError on what cannot be such slots."""
-        restored = {name: [*_slots(rings.get(name, ()), len(counts), span, wall)] for name, span in SPANS.items()}
-        grew = {at for slots in restored.values() for _, grown in slots for at, _ in grown}
-        columns = {at: self._column(counts[at]) for at in sorted(grew)}  # other counts: of routes removed long ago
-        for name, ring in self._rings.items():
-            own = [(slot.number, [*zip(*slot.sparse(), strict=True)]) for slot in ring]
-            ring.clear()
-            for number, grown in restored[name]:
-                self._since = min(self._since, number * SPANS[name].slot_s)
-                known = [(column, count) for at, count in grown if (column := columns[at]) is not None]
-                self._slot(ring, number).add(known, len(self.columns))
-            for number, grown in own:
-                self._slot(ring, number).add(grown, len(self.columns))
-
-
-def _slots(ring: Sequence[Sequence[Any]], width: int, span: Span, wall: float) -> Iterable[tuple[int, Grown]]:
-    """Those of the span up to now. Raises ValueError."""
-    now = wall / span.slot_s
-    for number, columns, counts in ring:
-        grown = [*zip(columns, counts, strict=True)]
-        if number < 0 or any(not (0 <= at < width and 0 <= count < 1e18) for at, count in grown):
-            raise ValueError("a slot of no history")
-        if now - span.slots < number <= now:
-            yield number, grown

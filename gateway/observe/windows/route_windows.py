@@ -1,19 +1,18 @@
 """Figures of each route in a window, from the history of the counts that GET /routes shows.
 
 GET /windows has the counts of a window in the form in which GET /routes has those since the start. Besides it has the
-figures that viewers show, a curve of the TTFT, and what is left of the day's error budget.
+figures that viewers show, and a curve of the TTFT.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
 from gateway.observe.metrics.quantile import quantile
 from gateway.observe.metrics.request_metrics import OBJECTIVES
-from gateway.observe.windows.count_history import SPANS, CountHistory, Key, Slot, Span, Window
+from gateway.observe.windows.count_history import CountHistory, Key, Slot, Span, Window
 
 BY_LABEL = ("requests", "pools", "tokens", "causes")  # members of a route: counts by a label
 BY_OBJECTIVE = "slo"  # counts by two labels
@@ -22,9 +21,6 @@ TOTALS = ("cost_usd",)
 LAG, STALLS = "loop_lag_ms", "loop_stalls"  # members of the gateway: a histogram, a total
 GATEWAY = ""  # in place of the name of a route
 FAILED = ("failed", "upstream_broke", "internal", "unavailable")  # outcomes
-DAY = SPANS["24h"]
-_LABELS = dict.fromkeys((*BY_LABEL, *HISTOGRAMS, LAG), 1) | {BY_OBJECTIVE: 2} | dict.fromkeys((*TOTALS, STALLS), 0)
-_BOUND = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?|inf")  # of a bucket, ms
 
 Columns = Mapping[str, Mapping[Key, int]]  # of one route, by member and labels
 Point = tuple[float | None, float | None, float]
@@ -51,24 +47,15 @@ def _bucket_counts(name: str, member: str, histogram: Mapping[str, Sequence[floa
     return {(name, member, str(le)): count for le, count in zip(bounds, histogram["counts"], strict=False)}
 
 
-def is_count(key: Key) -> bool:
-    """The key may be one of `totals`. A saved history is read before anything is computed of it."""
-    _, member, *labels = key if len(key) > 1 else ("", "")
-    return len(labels) == _LABELS.get(member) and (
-        member not in (*HISTOGRAMS, LAG) or _BOUND.fullmatch(labels[0]) is not None
-    )
-
-
 def windows_view(history: CountHistory, span: Span, stats: Mapping[str, Any], wall: float) -> dict[str, Any]:
     """Ready for JSON. `stats`: the present answer of GET /routes, whose routes are shown."""
-    window, day, by_route = history.window(span, wall), history.slots(DAY, wall), history.by_route
+    window, by_route = history.window(span, wall), history.by_route
     routes = []
     for route in stats["routes"]:
         columns = by_route.get(route["route"], {})
-        left = error_budget_left(_judged(day, columns), route["ttft_target"])
         curve = _points(window, columns, route["route"])
         counts = _counts(window, columns)
-        told = {"figures": _figures(counts, max(window.covered, 1e-3)), "error_budget_left": left, "points": curve}
+        told = {"figures": _figures(counts, max(window.covered, 1e-3)), "points": curve}
         routes.append({**route, **counts, **told})
     shown = {"window": span.name, "window_s": span.seconds, "slot_s": window.span.slot_s}
     gateway = {**stats["gateway"], **_gateway_counts(window, by_route.get(GATEWAY, {}))}
@@ -107,19 +94,6 @@ def _part(part: float, counts: Iterable[float]) -> float | None:
 
 def _quantile(histogram: Mapping[str, Sequence[float]], q: float) -> float | None:
     return quantile(histogram["le"], histogram["counts"], q)
-
-
-def error_budget_left(judged: Mapping[str, float], target: float | None) -> float | None:
-    """Unused share of the misses that the target allows, below 0 where there were more; None: nothing was promised,
-    or no request was judged."""
-    missed, asked = judged.get("false", 0.0), sum(judged.values())
-    return None if target is None or not asked else round(1.0 - missed / (asked * (1.0 - target)), 4)
-
-
-def _judged(day: Sequence[Slot], columns: Columns) -> dict[str, float]:
-    """Requests that met or missed the TTFT budget."""
-    judged = columns.get(BY_OBJECTIVE, {}).items()
-    return {met: sum(slot.counts[at] for slot in day) for (objective, met), at in judged if objective == "ttft"}
 
 
 def _counts(window: Window, columns: Columns) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.interface import Operation
-from gateway.api.prompt_repairs import LINES, repaired
+from gateway.api.prompt_repairs import repaired
 from policies.prefix_doctor.mends import RepairRule
 
 CCH = "x-anthropic-billing-header: cc_version=2.1.177; cch=36ee5;"
-TIME = "Current time: 2026-11-23T10:00:01Z"
-CHAT, MESSAGES, RESPONSES = Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES
+CHAT, MESSAGES = Operation.CHAT, Operation.MESSAGES
 
 
 def mend(operation: Operation, body: dict[str, Any], *rules: RepairRule) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -52,57 +51,6 @@ def test_a_cache_mark_never_comes_to_a_tool_that_is_loaded_later() -> None:
     body["tools"].append({"name": "b"})
     found, _ = mend(MESSAGES, body, RepairRule.SORT_TOOLS)
     assert found["tools"] == [{"name": "a"}, {"name": "b", "cache_control": mark}, later]
-
-
-@pytest.mark.parametrize(
-    ("operation", "body"),
-    [
-        (CHAT, lambda text: {"messages": [{"role": "system", "content": text}, {"role": "user", "content": text}]}),
-        (MESSAGES, lambda text: {"system": text, "messages": [{"role": "user", "content": text}]}),
-        (RESPONSES, lambda text: {"instructions": text, "input": text}),
-    ],
-)
-def test_a_time_moves_to_the_end_of_the_system_prompt_alone(operation: Operation, body: Any) -> None:
-    """Every line is there once; what the user says stays as it is."""
-    text = f"You are kind.\n{TIME}\nAnswer in English."
-    found, done = mend(operation, body(text), RepairRule.MOVE_TIMESTAMP)
-    moved = f"You are kind.\nAnswer in English.\n{TIME}"
-    assert found == json.loads(json.dumps(body(text)).replace(json.dumps(text), json.dumps(moved), 1))
-    assert done == ("move_timestamp",)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"A log:\n{TIME}\n2026-11-23 10:00:02\nend",
-        f"```\n{TIME}\n```\nThe text above is code.",
-        "Deploy on 2026-11-23 to production.\nThen rest.",
-        f"Be kind.\n{TIME}",
-        f"Reply with this line:\n\n{TIME}\nThen stop.",
-        "<knowledge_cutoff>\n2026-01-01\n</knowledge_cutoff>\nBe kind.",
-        "## Last day of the sale\n2026-11-30\nBe kind.",
-        "The offer is valid\nuntil 2026-11-30.\nThen it is not.",
-        "12 a\n" * LINES + f"{TIME}\nend",
-        "Write a bill.\n<example>\nBill\nDate: 2026-01-01\nSum: 5\n</example>",
-    ],
-    ids=[
-        *("several", "fence of code", "sentence", "last line"),
-        *("announced", "in tags", "under a heading", "end of a sentence", "many lines", "in an example"),
-    ],
-)
-def test_a_time_that_is_part_of_something_is_left_alone(text: str) -> None:
-    """Moved, it would mean something else; the last line need not move."""
-    body = {"messages": [{"role": "system", "content": text}]}
-    assert mend(CHAT, body, RepairRule.MOVE_TIMESTAMP) == (body, ())
-
-
-@pytest.mark.parametrize("line", [TIME, "2026-11-23", "today: 2026-11-23", "Today is 2026-11-23"])
-def test_a_time_that_tells_what_it_is_moves(line: str) -> None:
-    """By a label, or as the head of the prompt."""
-    text = f"{line}\nBe kind." if line[0] == "2" else f"<example>\n</example>\n<env>\n{line}\n</env>"
-    rest = text.replace(f"{line}\n", "")
-    found, _ = mend(MESSAGES, {"system": text, "messages": []}, RepairRule.MOVE_TIMESTAMP)
-    assert found["system"] == f"{rest}\n{line}"
 
 
 def test_claude_codes_line_goes_wherever_a_line_of_the_system_prompt_begins_with_it() -> None:

@@ -40,7 +40,7 @@ def test_a_log_becomes_a_report_with_the_mend(tmp_path: Path, capsys: pytest.Cap
     assert main(["advise", "--from", str(log), "--html", str(page)]) == 0
     told, shown = capsys.readouterr().out, page.read_text()
     assert "| timestamp |" in told
-    assert "`routes.chat.repair: [move_timestamp]`" in told
+    assert "Write the time behind everything that stays the same" in told
     assert "has grown by" in told
     assert "\x1b" not in told
     assert 'role="alert"' in shown

@@ -279,7 +279,6 @@ def route(**figures: Any) -> dict[str, Any]:
         "ttft_budget_grows": False,
         "ttft_target": 0.9,
         "held": 3.0,
-        "error_budget_left": None,
         "figures": {**nothing, **rates, "ttft_ms": dict.fromkeys(("p50", "p95", "p99")), **figures},
     }
 

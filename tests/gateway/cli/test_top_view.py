@@ -77,7 +77,6 @@ def route_of(name: str, met: float, requests: float, pool: str) -> dict[str, Any
         "ttft_target": 0.9,
         "ttft_budget_grows": False,
         "held": 0.0,
-        "error_budget_left": None,
         "figures": {
             **dict.fromkeys(("goodput", "hit", "tpot_p95_ms", "longest_gap_p95_ms")),
             "requests_per_s": requests,

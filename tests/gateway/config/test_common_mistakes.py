@@ -53,6 +53,13 @@ MISTAKES = {
     "retries": (in_route("num_retries: 3"), 4, "routes.r.num_retries", "write max_attempts"),
     "fallbacks": (in_route("fallbacks: [p]"), 4, "routes.r.fallbacks", "write them into tiers"),
     "budget of a route": (in_route("budget: 1s"), 4, "routes.r.budget", "write ttft: {budget: TIME}"),
+    "time of a session": (in_route("session: {total: 120s}"), 4, "routes.r.session", "total_ms of its Record"),
+    "a time that was moved": (
+        in_route("repair: [move_timestamp]"),
+        4,
+        "routes.r.repair[0]",
+        "write the time at the end",
+    ),
     "rpm": (in_pool("rpm: 60"), 2, "pools.p.rpm", "write requests_per_minute"),
     "rpm of a route": (in_route("rpm: 60"), 4, "routes.r.rpm", "keys: [{requests_per_minute"),
     "url": (in_pool("url: http://a"), 2, "pools.p.url", "write endpoints: [URL]"),

@@ -177,7 +177,6 @@ def test_a_record_is_shown_completely_except_for_the_decision() -> None:
         "arrival",
         "decision",
         "tpot_budget",
-        "session_budget",
         "spent",
         "trace",
         "quota",

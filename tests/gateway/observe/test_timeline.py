@@ -257,17 +257,6 @@ def test_labels_and_budgets_come_from_the_configuration() -> None:
     assert (found.tpot_budget, found.gap_budget, found.total_budget) == (None, None, None)
 
 
-def test_the_budget_of_a_session_is_of_a_conversation_that_the_client_names() -> None:
-    """A user's name names several conversations at a time."""
-    budgets = []
-    for is_conversation in (True, False):
-        life, asked = RequestTimeline(Record()), request()
-        asked.session, asked.is_conversation = "s", is_conversation
-        life.routed(asked, route("agent", session={"total": "120s"}))
-        budgets.append(life.record.session_budget)
-    assert budgets == [120.0, None]
-
-
 def test_the_time_to_be_done_by_is_the_budget_of_the_whole_answer() -> None:
     """Of a request without a TTFT budget; a caller's own time counts."""
     life, soon = RequestTimeline(Record()), request()

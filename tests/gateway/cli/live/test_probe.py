@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -171,9 +170,9 @@ async def test_a_route_with_an_unknown_pool_may_be_faster(command: ProbeCommand,
 
 
 async def test_every_size_that_fits_is_measured_alone_and_at_once(command: ProbeCommand, tmp_path: Path) -> None:
-    """Bounded output, no prompt twice, each unknown to the engine's cache; a table, bars and a plot."""
+    """Bounded output, no prompt twice, each unknown to the engine's cache; a table and bars."""
     async with engines(1, speed=8.0) as [engine]:
-        assert await command.probe(engine_pool(engine, context_window=9_000), "--svg", "plot.svg") == 0
+        assert await command.probe(engine_pool(engine, context_window=9_000)) == 0
         bodies = [request.body for request in engine.requests]
     found = [line.split() for line in command.out.splitlines() if line.startswith("own/")]
     sizes = [(cells[1], " ".join(cells[3:-3])) for cells in found]
@@ -185,11 +184,6 @@ async def test_every_size_that_fits_is_measured_alone_and_at_once(command: Probe
     assert (len(prompts), len(set(prompts))) == (21, 21)
     assert max(body["max_tokens"] for body in bodies) == 3
     assert "not saved: the configuration has no directory for it; add state: {dir: DIR}" in command.out
-    root = ElementTree.parse("plot.svg").getroot()
-    lines = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert [line for line in lines if line and line.startswith("own/")] == [
-        f"own/127.0.0.1:{engine.port}, {name}" for name in ("alone", "4 at once")
-    ] * 2
 
 
 @pytest.mark.parametrize("name", ["o200k_base", "cl100k_base"])

@@ -10,7 +10,7 @@ from gateway.observe.metrics.quantile import quantile
 from gateway.observe.metrics.scrape_collectors import counts_in_place, route_stats
 from gateway.observe.record import RequestOutcome
 from gateway.observe.windows.count_history import NOW, SPANS, CountHistory
-from gateway.observe.windows.route_windows import error_budget_left, totals, windows_view
+from gateway.observe.windows.route_windows import totals, windows_view
 from tests.gateway.observe.metrics.test_scrape_collectors import ROUTES, observed
 from tests.support.builders import record
 
@@ -110,19 +110,3 @@ def test_a_curve_that_was_computed_once_stays_the_same() -> None:
     history.note(totals(after), NOON + 30)
     second = windows_view(history, SPANS["5m"], after, NOON + 30)["routes"][0]["points"]
     assert second[:-2] == first[2:]
-
-
-@pytest.mark.parametrize(
-    ("judged", "target", "left"),
-    [
-        ({"true": 990.0, "false": 10.0}, 0.99, 0.0),
-        ({"true": 995.0, "false": 5.0}, 0.99, 0.5),
-        ({"true": 10.0}, 0.99, 1.0),
-        ({"true": 0.0, "false": 10.0}, 0.9, -9.0),
-        ({}, 0.9, None),
-        ({"true": 1.0}, None, None),
-    ],
-)
-def test_an_error_budget_is_spent_by_misses(judged: dict[str, float], target: float | None, left: float | None) -> None:
-    """Below 0 where more were missed than the target allows."""
-    assert error_budget_left(judged, target) == (None if left is None else pytest.approx(left, abs=1e-4))
