@@ -44,16 +44,13 @@ class Stage(IntEnum):
     CONNECT = 8
     SEND = 9
     UPSTREAM = 10  # request sent to first token in
-    JUDGE = 11  # first token in to the end of a stream's opening, where that is held back and judged
-    RELAY = 12  # to first token out
-    STREAM = 13  # first token out to last byte out
+    RELAY = 11  # to first token out
+    STREAM = 12  # first token out to last byte out
 
 
 STAGES = tuple(Stage)
 # `Stage.READ` is looked up in two classes each time: 60 ns, and a request names fifteen.
-READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, JUDGE, RELAY, STREAM = (
-    STAGES
-)
+READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, RELAY, STREAM = STAGES
 STAGE_NAMES = tuple(stage.name.lower() for stage in STAGES)  # as they are shown
 UNSPENT: list[float | None] = [None] * len(STAGES)
 
@@ -233,7 +230,7 @@ class Record:
         if self.quoted is None or not self.stream:
             return None
         if self.ttft is not None:
-            return self.ttft - (self.spent[JUDGE] or 0.0)  # the engine's word
+            return self.ttft
         is_missed = self.end in _UNANSWERED
         if self.end is RequestOutcome.CLIENT_GONE and (p90 := self.quoted_ttft[1]) is not None:
             is_missed = self.total > p90

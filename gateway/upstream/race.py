@@ -34,7 +34,6 @@ from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
     Answered,
     Begin,
-    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -141,8 +140,7 @@ class Race:
                     self.rescue.hold()
                 case Resume(number):
                     self._resume(self.attempts[number])
-                case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
-                    self.attempts[number].pause()
+                case Keep(_, shortcoming):
                     self.routed.timeline.escalated(shortcoming)
                 case Leave(number, why):
                     self._leave(self.attempts[number], why)
@@ -171,11 +169,8 @@ class Race:
             attempt.candidate = self.rescue.candidate(attempt.candidate)
         rewriting = routed.rewriting(upstream, endpoint)
         strict = self.rescue is not None or rewriting.answer is not None
-        hold = routed.hold if self._machine.kept is None and self.winner is None else 0
         assembled = request.stream and not routed.request.stream
-        wire = WireAttempt(
-            attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict, hold=hold
-        )
+        wire = WireAttempt(attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict)
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
         # sent first: the rest is done while the engine reads the request
@@ -214,11 +209,8 @@ class Race:
             await wire.connect(sink, waited=monotonic() - began)
 
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
-        """The engine is told at once. COMPLETED: an answer that was kept, and is nobody's."""
-        if outcome is AttemptOutcome.COMPLETED and wire.answered:
-            wire.leave_read()
-        else:
-            wire.stop(outcome)
+        """The engine is told at once. An answer that was kept has ended before."""
+        wire.stop(outcome)
         if wire is not self.winner:
             record_lost(self.routed, wire)
 
@@ -245,7 +237,7 @@ class Race:
         before, self.winner, failure = self.winner, wire, None
         if before is not None:
             failure = self._continue(wire, before)
-        elif not wire.shortcoming or (failure := self._start_in_spite(wire)) is None:
+        else:
             self._begin(wire, was_kept)
         self._first = b""
         if failure is not None:
@@ -259,16 +251,6 @@ class Race:
         if self.relay.is_paused:
             self.on_write_paused()
         return event
-
-    def _start_in_spite(self, wire: WireAttempt) -> Failure | None:
-        """Build the answer of a stream that is the caller's in spite of its shortcoming, and read on."""
-        first = self._start(wire)
-        if isinstance(first, Failure):
-            return wire.fail(first)
-        self._first = first
-        wire.times.go_on(monotonic())
-        wire.resume()
-        return None
 
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
         """A peer goes on with the answer of `before`, which broke or was held: what the caller has not read yet."""
@@ -291,7 +273,6 @@ class Race:
         note_won(self.routed, wire, self._first_in)
         if was_kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
-            self._first_in += wire.times.kept
         self.relay.http.writer.flow_control = self
         self.delivery.begin(wire, self._first)
 
@@ -331,12 +312,9 @@ class Race:
     # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
-        if self.delivery.done.done() or wire.attempt is self._machine.kept:
+        if self.delivery.done.done():
             return
         match event:
-            case Milestone.BEGUN:
-                self.advance(Begun(wire.attempt.number))
-                self._note_first_token(wire)
             case Milestone.FIRST_TOKEN:
                 self._on_first_token(wire)
             case Milestone.WHOLE:
@@ -363,21 +341,13 @@ class Race:
 
     def _on_first_token(self, wire: WireAttempt) -> None:
         attempt, moving = wire.attempt, self._machine.state is AttemptState.MOVING
-        opening = wire.opening if self._machine.kept is None else None
-        if opening and (found := self.routed.shortcoming_of_opening(opening, is_complete=wire.answered)):
-            wire.shortcoming = found
-            self.advance(Answered(attempt.number, found))
-        elif isinstance(first := self._start(wire), Failure):
+        if isinstance(first := self._start(wire), Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        elif not first and moving and wire.state is not WireState.OVER:
+        if not first and moving and wire.state is not WireState.OVER:
             return  # nothing yet that the caller has not read
-        else:
-            self._first = first
-            self.advance(FirstToken(attempt.number))
-        self._note_first_token(wire)
-
-    def _note_first_token(self, wire: WireAttempt) -> None:
+        self._first = first
+        self.advance(FirstToken(attempt.number))
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 

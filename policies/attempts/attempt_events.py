@@ -27,16 +27,9 @@ class FirstToken:
 
 
 @dataclass(slots=True)
-class Begun:
-    """Visible content of a stream whose opening is held back, to be judged: Answered or FirstToken follows."""
-
-    number: int
-
-
-@dataclass(slots=True)
 class Answered:
-    """A whole answer, or the opening of a stream, is complete and was judged. `shortcoming`: for which the route would
-    rather have another pool's; empty: none."""
+    """A whole answer is complete and was judged. `shortcoming`: for which the route would rather have another pool's;
+    empty: none."""
 
     number: int
     shortcoming: str = ""
@@ -94,7 +87,7 @@ class Broken:
     unable: Mapping[str, str] = field(default_factory=dict)
 
 
-Event = Begin | FirstToken | Begun | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
+Event = Begin | FirstToken | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
 
 # --------------------------------------------------------------------------- facts
 
@@ -239,7 +232,7 @@ class Resume:
 
 @dataclass(slots=True)
 class Keep:
-    """Hold this answer, whole or begun, while another pool is asked, for its shortcoming."""
+    """Hold this answer while another pool is asked, for its shortcoming."""
 
     number: int
     shortcoming: str

@@ -24,9 +24,7 @@ Rules:
   would say the same again (`Blame.again`).
 - A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
   the time for the whole answer.
-- A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
-  caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
-  is held ends the race like any other.
+- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
 - An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
   the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
   stream has failed is asked so where no other endpoint is left.
@@ -51,7 +49,6 @@ from policies.attempts.attempt_events import (
     AttemptLimits,
     AttemptStep,
     Begin,
-    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -136,8 +133,6 @@ class AttemptMachine:
                     self._timer_fired(now)
                 case Failed():
                     self._failed(event, now)
-                case Begun(number):
-                    self._begun(number, now)
                 case Answered():
                     self._answered(event, now)
                 case EndpointDown(number):
@@ -186,16 +181,8 @@ class AttemptMachine:
         if self._watch is not None:
             self._look_at = min(self._look_at, self._watch.begin(now))
         if kept is not None and kept is not attempt:
-            self._walk.lose_pool(kept.candidate.endpoint.pool)
             self._actions.append(Cancel(kept.number, AttemptOutcome.COMPLETED))
         self._actions.append(Commit(attempt.number, was_kept=kept is attempt))
-
-    def _begun(self, number: int, now: float) -> None:
-        """The first content wins: the others are cancelled. The commit follows once the opening was judged."""
-        if (pending := self.pending.pop(number, None)) is not None:
-            self._cancel_pending()
-            self.pending[number] = pending
-            pending.begin(self._limits, now)
 
     def _answered(self, answer: Answered, now: float) -> None:
         pending = self.pending.get(answer.number)
@@ -208,18 +195,13 @@ class AttemptMachine:
             self._first_token(answer.number, now)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
-        """Ask another pool, and hold this answer meanwhile. A rival in the same pool would say the same."""
+        """Ask another pool, and hold this answer meanwhile."""
         del self.pending[attempt.number]
         self.kept = attempt
         self._actions.append(Keep(attempt.number, shortcoming))
-        pool = attempt.candidate.endpoint.pool
-        for number in [each for each, rival in self.pending.items() if rival.pool == pool]:
-            del self.pending[number]
-            self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
         if not self._walk.turn_to("content_filter"):
-            self._walk.avoid({pool})
-        if not self.pending:
-            self._go_on(now, Ending.REFUSED, shortcoming)
+            self._walk.avoid({attempt.candidate.endpoint.pool})
+        self._go_on(now, Ending.REFUSED, shortcoming)
 
     def _client_gone(self) -> None:
         if self.kept is not None:
@@ -460,7 +442,7 @@ class AttemptMachine:
     def _give_up(self, ending: Ending, reason: str) -> None:
         """Commit the answer that was kept, let the stream go on that was held, or end without an answer."""
         if self.kept is not None:
-            self._commit(self.kept, self._began_at if self._limits.stream else FOREVER)  # a stream is looked at soon
+            self._commit(self.kept, FOREVER)  # it is whole: no silence to look at
             return
         if self._held is not None:
             self._resume(self._held)

@@ -7,7 +7,6 @@ from enum import Enum
 from policies.attempts.attempt_events import (
     Answered,
     Begin,
-    Begun,
     Broken,
     ClientGone,
     EndpointDown,
@@ -35,7 +34,6 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     },
     AttemptState.RACING: {
         FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
-        Begun: frozenset({AttemptState.RACING}),
         Answered: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
         Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         EndpointDown: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
@@ -50,7 +48,6 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     },
     AttemptState.MOVING: {
         FirstToken: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Begun: frozenset({AttemptState.MOVING}),
         Answered: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
         Failed: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
         EndpointDown: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),

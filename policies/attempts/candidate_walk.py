@@ -183,10 +183,6 @@ class CandidateWalk:
         self.avoided.update(pools)
         self.closed = [each for each in self.closed if each.endpoint.pool not in self.avoided]
 
-    def lose_pool(self, pool: str) -> None:
-        """No endpoint of the pool would do better."""
-        self.lost.update(each.endpoint.id for each in self._ranked if each.endpoint.pool == pool)
-
     # -- other candidates ---------------------------------------------------------------------
 
     def has_other_pool(self, candidate: Candidate) -> bool:

@@ -274,8 +274,6 @@ BY_PART: Mapping[str, CauseOf] = {
     "rate_limit": lambda facts, usual: rate_limit_cause(facts),
     "failover": _lost,
     "upstream": _upstream,
-    # The opening came slowly: the rest would too.
-    "judge": _stage("judge", Cause.DECODE_BOUND, "the opening that is judged took {spent}; usual here: {usual}"),
     "relay": _stage("relay", Cause.CALLER_SLOW, "the first token waited {spent} for the caller to read"),
     "stream": _slow_stream,
     THINKING: _thinks,

@@ -15,7 +15,6 @@ from policies.attempts.attempt_events import (
     AttemptLimits,
     AttemptStep,
     Begin,
-    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -192,7 +191,6 @@ BLAMES = st.sampled_from(list(BLAME.values()))
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(Begin()),
     st.builds(FirstToken, NUMBERS),
-    st.builds(Begun, NUMBERS),
     st.builds(Answered, NUMBERS, st.sampled_from(["", "refusal"])),
     st.builds(
         Failed,

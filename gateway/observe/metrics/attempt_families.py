@@ -30,7 +30,7 @@ SENT = (
     counter(
         "firsttoken_escalations_total{route,reason} answers",
         help="Answers after which another pool was asked, on routes with `escalate`",
-        more="`refusal`, `refusal_text`, `language`, `length`, `invalid_json`. Of streams, by their openings.",
+        more="`refusal`, `empty`, `length`, `invalid_json`.",
         moves="Answers of the first tier that refuse, are cut at the limit, or break their JSON schema.",
         act="Rises: the first tier's model is too small for this route, or its callers' max_tokens too low.",
     ),
