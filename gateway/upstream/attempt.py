@@ -226,8 +226,7 @@ class WireAttempt:
         if (failure := self.held.judge(self.upstream.backend.secret.decode())) is not None:
             return self.fail(PAGE if self.held.is_page else failure)
         now = monotonic()
-        if self.times.first_in is None:
-            self._first_token(now)
+        self._first_token(now)
         if not self.stream:
             return Milestone.WHOLE
         self.stop(AttemptOutcome.COMPLETED)
@@ -243,9 +242,7 @@ class WireAttempt:
         return self.break_off(failure)
 
     def _first_token(self, now: float) -> Milestone:
-        if self.times.first_in is None:
-            self.times.first_in = now
-        self.times.last_token = self.times.quiet_since = now
+        self.times.first_in = self.times.last_token = self.times.quiet_since = now
         self.note_kind(now)
         return Milestone.FIRST_TOKEN
 
@@ -279,26 +276,20 @@ class WireAttempt:
     def pause(self) -> None:
         """The caller does not read: what is silent is not the server."""
         self.times.quiet_since = FOREVER
-        self.stop_reading()
+        if self._exchange is not None:
+            self._exchange.pause()
+            self.fleet.on_unread(self)
 
     def resume(self) -> None:
-        self.times.read_from(monotonic())  # nothing was read
-        self.read_on()
+        """The caller reads: what comes from now on tells of the server."""
+        self.times.quiet_since = self.times.last_byte = monotonic()
+        if self._exchange is not None:
+            self._exchange.resume()
 
     def rest(self, seconds: float) -> None:
         """Let tokens gather in the kernel before the next read."""
         if self._exchange is not None:
             self._exchange.rest(seconds)
-
-    def stop_reading(self) -> None:
-        if self._exchange is not None:
-            self._exchange.pause()
-            self.fleet.on_unread(self)
-
-    def read_on(self) -> None:
-        self.times.last_byte = monotonic()
-        if self._exchange is not None:
-            self._exchange.resume()
 
     # -- the end ------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ class AttemptTimes:
     answer_in: float | None = None  # first token of the answer
     last_token: float = NEVER
     quiet_since: float = NEVER  # the last token, or the moment from which the caller reads again; FOREVER: it does not
-    reading_since: float = NEVER  # the caller has read from then on
     gap_floor: float = SHORT_GAP  # s: no smaller gap is of interest
     long_gaps: int = 0
     largest_gaps: list[float] = field(default_factory=list)  # a heap
@@ -41,10 +40,6 @@ class AttemptTimes:
         if self.first_in is None or tokens < 2:
             return None
         return (self.last_token - self.first_in - self.paused_s) / (tokens - 1)
-
-    def read_from(self, now: float) -> None:
-        """The caller reads: what comes from now on tells of the server."""
-        self.quiet_since = self.reading_since = now
 
     def note_gap(self, gap: float) -> None:
         """Note a gap between two tokens that is above `gap_floor`."""

@@ -46,12 +46,9 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
-    Resume,
-    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Health
 
@@ -70,8 +67,6 @@ class Race:
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
-        if routed.route.gap is not None and self.rescue is not None:
-            dispatcher.fleet.watches_pace = True
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
         hedges = dispatcher.hedges_of(routed.route)
         self._machine = AttemptMachine(
@@ -134,12 +129,6 @@ class Race:
                     self._commit(self.attempts[number], was_kept)
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
-                case Suspend(number):
-                    assert self.rescue is not None
-                    self.attempts[number].stop_reading()
-                    self.rescue.hold()
-                case Resume(number):
-                    self._resume(self.attempts[number])
                 case Keep(_, shortcoming):
                     self.routed.timeline.escalated(shortcoming)
                 case Leave(number, why):
@@ -214,13 +203,6 @@ class Race:
         if wire is not self.winner:
             record_lost(self.routed, wire)
 
-    def _resume(self, wire: WireAttempt) -> None:
-        """The stream goes on, once its caller reads."""
-        assert self.rescue is not None
-        self.rescue.resume(self.attempts[len(self.attempts)])
-        if not self.relay.is_paused:
-            wire.read_on()
-
     def _commit(self, wire: WireAttempt, was_kept: bool) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
         the waiting task, not within the connection to the server."""
@@ -253,13 +235,12 @@ class Race:
         return event
 
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
-        """A peer goes on with the answer of `before`, which broke or was held: what the caller has not read yet."""
+        """A peer goes on with the answer of `before`, which broke: what the caller has not read yet."""
         assert self.rescue is not None
         assert isinstance(self.delivery.answer, StreamedAnswer)
         record_lost(self.routed, before)
         wire.times.follow(before.times, monotonic())
-        continuation = self.rescue.take_over(moved=before.outcome is AttemptOutcome.OUTPACED)
-        if (failure := self.delivery.answer.continue_with(continuation, self._first)) is not None:
+        if (failure := self.delivery.answer.continue_with(self.rescue.take_over(), self._first)) is not None:
             wire.stop(AttemptOutcome.BROKEN, failure)
         return failure
 
@@ -340,14 +321,11 @@ class Race:
             self.delivery.break_off(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
-        attempt, moving = wire.attempt, self._machine.state is AttemptState.MOVING
         if isinstance(first := self._start(wire), Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        if not first and moving and wire.state is not WireState.OVER:
-            return  # nothing yet that the caller has not read
         self._first = first
-        self.advance(FirstToken(attempt.number))
+        self.advance(FirstToken(wire.attempt.number))
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
@@ -413,8 +391,7 @@ class Race:
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
         if self.rescue is None:
             return self.advance(Broken(blame))
-        if self._machine.state is not AttemptState.MOVING:  # else a peer is asked already
-            self.rescue.note_restart(wire)
+        self.rescue.note_restart(wire)
         return self.advance(self.rescue.broken(wire.attempt, blame))
 
     # -- WriteFlowControl -------------------------------------------------------------------------
@@ -427,11 +404,7 @@ class Race:
 
     def on_write_resumed(self) -> None:
         self.relay.resume()
-        if self.winner is None:
-            return
-        if self._machine.state is AttemptState.MOVING:  # not read before a peer was heard
-            self.winner.times.read_from(monotonic())
-        else:
+        if self.winner is not None:
             self.winner.resume()
 
     def on_shutdown(self) -> None:

@@ -131,11 +131,7 @@ class RoutedRequest:
             by_pace=not request.tools,
             longer_context=route.fallback.context,
             other_filter=route.fallback.content_filter,
-            longest_output=(cap := route.output_cap(request.max_tokens)) or self.estimate.output_tokens,
-            gap=route.gap.budget if route.gap else FOREVER,
-            tpot=route.tpot_budget(request.tpot_budget),
-            expected_output=self.estimate.output_tokens,
-            output_cap=cap,
+            longest_output=route.output_cap(request.max_tokens) or self.estimate.output_tokens,
         )
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:

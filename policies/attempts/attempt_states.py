@@ -21,7 +21,6 @@ class AttemptState(Enum):
     IDLE = "idle"
     RACING = "racing"
     COMMITTED = "committed"
-    MOVING = "moving"  # the committed stream is held while a peer is asked to continue it
     GAVE_UP = "gave_up"
     GONE = "gone"
 
@@ -43,16 +42,7 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     AttemptState.COMMITTED: {
         Failed: frozenset({AttemptState.COMMITTED, AttemptState.RACING, AttemptState.GAVE_UP}),
         Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
-        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.MOVING, AttemptState.GAVE_UP}),
-        ClientGone: frozenset({AttemptState.GONE}),
-    },
-    AttemptState.MOVING: {
-        FirstToken: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Answered: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Failed: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        EndpointDown: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        TimerFired: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.GAVE_UP}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
     AttemptState.GAVE_UP: {},

@@ -38,7 +38,6 @@ LOST_BY = {
     AttemptOutcome.SILENT: "gave no token",
     AttemptOutcome.CANCELLED: "gave no token before another attempt did",
     AttemptOutcome.BROKEN: "broke in mid-stream",
-    AttemptOutcome.OUTPACED: "fell behind, and was left for a peer,",
     AttemptOutcome.MISCONFIGURED: "was refused for the gateway's own key, model or path",
 }
 WITHOUT_TOKEN = (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED)  # in time; the latter overtaken by a hedge

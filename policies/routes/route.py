@@ -328,8 +328,7 @@ class Route(Strict):
     tpot: Annotated[Budget | None, BeforeValidator(_off)] = None
     """Mean time between two tokens of the answer."""
     gap: GapBudget | None = None
-    """Longest silence within a stream. With `rescue`, a stream that falls behind `gap` or `tpot` moves to another
-    endpoint of its model where that is expected to be sooner."""
+    """Longest silence within a stream. Measured, and decides nothing."""
     total: Annotated[Total | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
     by: Annotated[Positive | None, BeforeValidator(_off)] = None

@@ -82,13 +82,12 @@ SENT = (
     ),
     counter(
         "firsttoken_rescues_total{route,outcome} streams",
-        help="Streams that broke or fell behind after the first token on routes with `rescue: on`, by outcome",
+        help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
         more=(
             "`rescued` (a peer wrote the rest), `failed` (no peer did), `refused` (tool calls, reasoning, structured "
-            "output, no peer up: the debug log has the reason). On routes with `gap`: `moved` (fell behind, and a peer "
-            "wrote the rest), `stayed` (a peer was asked and did not)."
+            "output, no peer up: the debug log has the reason)."
         ),
-        moves="Engines that die, stall or slow down in the middle of answers.",
+        moves="Engines that die or stall in the middle of answers.",
         act="`refused` or `failed` rises: `firsttoken_attempts_total` with kind `rescue`; add endpoints to the pool.",
     ),
     counter(
