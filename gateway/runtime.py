@@ -149,7 +149,7 @@ def routes_of(config: Config) -> Routes:
 def build_runtime(config: Config, before: Runtime | None = None) -> Runtime:
     """Reuses unchanged connections and backends of `before`."""
     routes = routes_of(config)
-    if any("invalid_json" in route.escalate.when for route in routes.all):
+    if any("invalid_json" in route.escalate for route in routes.all):
         load_validator()
     backends = _backends(config, {} if before is None else before.backends)
     coalescer = WriteCoalescer() if before is None else before.coalescer

@@ -570,4 +570,3 @@ class AttemptOutcome(Enum):
     REFUSED = "refused"  # a 4xx caused by the request itself: no evidence against the endpoint
     CANCELLED = "cancelled"  # by the gateway: lost hedge, client gone
     BROKEN = "broken"  # failed after its first token
-    OUTPACED = "outpaced"  # left in mid-answer for a peer that was expected to be sooner: no failure

@@ -1,8 +1,7 @@
 """The body of a reply before the commit: kept until it is worth passing on, or judged to be a failure.
 
 Rules:
-- The first visible output of a stream is told; so is a preamble too long to be held. Whoever holds on after that, to
-  judge the beginning of an answer, feeds further reads.
+- The first visible output of a stream is told; so is a preamble too long to be held.
 - A whole answer is held to its end, unless it is too long: a 200 may hold an error, a page of HTML or half an answer.
 - Of an error reply the beginning is enough.
 """

@@ -372,13 +372,8 @@ def output_tokens(tap: Tap) -> int:
     text than a token."""
     if tap.usage.completion is not None:
         return tap.usage.completion
-    return seen_tokens(tap.tokens, tap.text_bytes)
-
-
-def seen_tokens(events: int, text_bytes: int) -> int:
-    """Tokens of a text that has come in so many events."""
-    by_text = round(text_bytes / BYTES_PER_TOKEN)
-    return by_text if by_text > LONGEST_TOKENS * events else events
+    by_text = round(tap.text_bytes / BYTES_PER_TOKEN)
+    return by_text if by_text > LONGEST_TOKENS * tap.tokens else tap.tokens
 
 
 def read_usage(usage: Usage, reported: Any) -> None:

@@ -31,7 +31,6 @@ CAUSES = (  # stages and the legend of their cause
     ("parse|estimate|admit|decide|relay", "gateway work"),
     ("queue", "gateway queue"),
     ("failover", "lost attempts"),
-    ("judge", "openings held back"),
     ("rate_limit", "provider's rate limit"),
     ("connect|send", "connecting to the engine"),
     ("upstream", "engine"),

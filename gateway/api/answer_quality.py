@@ -1,16 +1,17 @@
-"""Judges answers by what a caller can see: refusals, another script than the prompt's, answers cut at the limit, JSON
-against its schema. Of a stream the opening is judged.
+"""Judges whole answers by what a caller can see: refusals, answers without output or cut at the limit, JSON against its
+schema.
 
 Rules:
 - The judgement is about the answer as the caller would read it, in the caller's dialect.
-- An answer of a shape unknown here has no shortcoming, nor has an answer with a tool call, but for its end.
-- The opening of a stream breaks a schema where it cannot be the beginning of any JSON.
+- An answer of a shape unknown here has no shortcoming, nor has an answer with a tool call, but for its end. A fault of
+  the judge finds none either: the answer is the caller's.
 - A schema is the caller's: references are never fetched, and patterns and unique items are not checked (a hostile
   schema would take minutes). An answer or schema above 64 KiB, or one that takes longer than 20 ms, is not checked.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from time import monotonic
@@ -19,19 +20,13 @@ from typing import Any
 import msgspec
 
 from backends.interface import Operation
-from backends.stream.answer_opening import AnswerOpening
-from gateway.api.inference_request import InferenceRequest
-from gateway.api.spoken_words import instructions_of, last_words
-from policies.escalation.json_prefix import may_begin_json
-from policies.escalation.refusal_text import begins_with_refusal
-from policies.escalation.wrong_script import is_wrong_script
-from policies.routes.route import Route
+
+log = logging.getLogger("firsttoken")
 
 CHECKED = 64 * 1024  # bytes of an answer, and of a schema
 
 LONGEST = 0.02  # s of a check
 
-_OF_FORM = ("invalid_json", "language")
 _UNCHECKED = ("pattern", "patternProperties", "format", "uniqueItems", "$schema")
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_context_window_exceeded"}
 _REFUSED = {"refusal", "content_filter"}
@@ -42,27 +37,12 @@ _encode = msgspec.json.Encoder().encode
 def shortcoming(operation: Operation, body: Mapping[str, Any], reply: bytes, wanted: Collection[str]) -> str:
     """Return the first of the wanted shortcomings that the reply has, or nothing."""
     try:
-        answer = _ANSWERS[operation](_decode(reply))
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+        return _first_shortcoming(operation, body, _ANSWERS[operation](_decode(reply)), wanted)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError):  # of a shape unknown here
         return ""
-    return _first_shortcoming(operation, body, answer, wanted)
-
-
-def shortcoming_of_opening(
-    operation: Operation, body: Mapping[str, Any], opening: AnswerOpening, wanted: Collection[str], *, is_complete: bool
-) -> str:
-    """The same of the opening of a stream. `is_complete`: it is the whole answer."""
-    answer = VisibleAnswer([opening.text], opening.ends, opening.refused, not opening.is_text, is_complete)
-    return _first_shortcoming(operation, body, answer, wanted)
-
-
-def held_tokens(route: Route, request: InferenceRequest) -> int:
-    """Tokens of the opening that are held back and judged before the caller gets them; 0: none, as of whole answers,
-    and where no other pool could answer."""
-    hold = route.escalate.hold
-    if not hold or not request.stream or request.choices != 1 or request.operation not in _ANSWERS:
-        return 0
-    return hold if len({*route.pools}) > 1 else 0
+    except Exception:
+        log.exception("the judge of answers has failed; the answer is kept")
+        return ""
 
 
 class VisibleAnswer(msgspec.Struct):
@@ -72,7 +52,6 @@ class VisibleAnswer(msgspec.Struct):
     ends: set[str]
     refused: bool = False
     tools: bool = False
-    complete: bool = True
 
 
 def _first_shortcoming(
@@ -84,25 +63,11 @@ def _first_shortcoming(
         return "length"
     if answer.tools:
         return ""
-    if "refusal_text" in wanted and any(map(begins_with_refusal, answer.texts)):
-        return "refusal_text"
-    if not any(each in wanted for each in _OF_FORM):
+    if "empty" in wanted and not any(text.strip() for text in answer.texts):
+        return "empty"
+    if "invalid_json" not in wanted or (schema := _schema(operation, body)) is None:
         return ""
-    schema = _schema(operation, body)
-    if schema is None:
-        return "language" if "language" in wanted and _is_wrong_script(body, answer) else ""
-    return "invalid_json" if "invalid_json" in wanted and not _fits(answer, schema) else ""
-
-
-def _fits(answer: VisibleAnswer, schema: Any) -> bool:
-    if answer.complete:
-        return all(_is_valid(text, schema) for text in answer.texts)
-    return all(len(text) > CHECKED or may_begin_json(text) for text in answer.texts)
-
-
-def _is_wrong_script(body: Mapping[str, Any], answer: VisibleAnswer) -> bool:
-    prompt, instructions = last_words(body), instructions_of(body)
-    return any(is_wrong_script(prompt, instructions, text) for text in answer.texts)
+    return "" if all(_is_valid(text, schema) for text in answer.texts) else "invalid_json"
 
 
 def _of_chat(reply: Any) -> VisibleAnswer:

@@ -127,7 +127,7 @@ def _reply(record: Mapping[str, Any]) -> list[str]:
     upstream, head, byte = record["stages_ms"].get("upstream"), record.get("head_ms"), record.get("first_byte_ms")
     if upstream is None or head is None or byte is None or record["ttft_ms"] is None:
         return []
-    first = record["ttft_ms"] - sum(record["stages_ms"].get(name, 0.0) for name in ("judge", "relay"))
+    first = record["ttft_ms"] - record["stages_ms"].get("relay", 0.0)
     parts = max(head - first + upstream, 0.0), max(byte - head, 0.0), max(first - byte, 0.0)
     sent, after, last = map(_ms, parts)
     return _wrapped(f"upstream: head of the reply {sent}, then first byte {after}, then first token {last}")

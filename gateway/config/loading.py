@@ -273,7 +273,7 @@ def records(config: Config) -> Iterator[Problem]:
 
 def schemas(config: Config) -> Iterator[Problem]:
     for name, route in config.routes.items():
-        if "invalid_json" in route.escalate.when:
+        if "invalid_json" in route.escalate:
             yield from _installed(("routes", name, "escalate"), "schemas", "jsonschema")
 
 

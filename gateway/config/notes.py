@@ -20,7 +20,6 @@ from gateway.lost_promises import LostPromises
 from policies.latency.ttft_predictor import EnginePredictor, PrefillWork
 from policies.routes.route import Route
 
-MOVING = 3  # attempts of a stream that moves: the first, the one at the peer, and one more for a break
 FASTEST_API = 0.01  # s: a round trip within a region, and a step of a small model
 PRIVATE_NAMES = ("localhost", "local", "internal", "lan", "svc", "home.arpa", "test")  # endings; RFC 6761, 6762, 8375
 _FIRST_TOKEN = PrefillWork(prompt_tokens=1, uncached=1, queued_tokens=0.0, pairs=0.5, running=0.0)
@@ -195,8 +194,6 @@ def _rescues(config: Config) -> Iterator[str]:
             yield f"rescue of route {route.name} never acts: only servers of {', '.join(CONTINUING)} continue an answer"
         elif not _has_peers(config, route):
             yield f"rescue of route {route.name} never acts: there is no second endpoint to continue an answer"
-        elif route.gap is not None and route.max_attempts < MOVING:
-            yield f"gap of route {route.name} moves no stream: max_attempts {route.max_attempts} leaves none for it"
 
 
 def _has_peers(config: Config, route: Route) -> bool:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
@@ -24,7 +24,6 @@ from gateway.config.field_descriptions import descriptions
 from gateway.config.mistake_hints import REMOVED, as_list, as_mapping, as_share, joined_value, unknown_key
 from gateway.config.models import Config
 from gateway.config.yaml_source import Document
-from policies.routes.route import Shortcoming
 
 _SECRETS = frozenset(
     {"api_key", "api_keys", "headers", "sha256", "redis", "cache_secret", "admin_key", "query", "proxy"}
@@ -51,7 +50,6 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{", "description": "${NAME} or ${
 BARE: dict[str, dict[str, Any]] = {
     "Tier": {"type": "string", "description": "the name of a pool"},
     "External": {"type": ["string", "number"], "pattern": r"^\s*\d+(\.\d+)?\s*%?\s*$", "description": "a share: 2%"},
-    "Escalation": {"type": "array", "items": {"enum": [*get_args(Shortcoming)]}, "description": "a list of reasons"},
     "EndpointSection": {"type": "string", "pattern": "^https?://", "description": "the URL of a server"},
 }
 

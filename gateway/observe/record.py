@@ -43,16 +43,13 @@ class Stage(IntEnum):
     CONNECT = 8
     SEND = 9
     UPSTREAM = 10  # request sent to first token in
-    JUDGE = 11  # first token in to the end of a stream's opening, where that is held back and judged
-    RELAY = 12  # to first token out
-    STREAM = 13  # first token out to last byte out
+    RELAY = 11  # to first token out
+    STREAM = 12  # first token out to last byte out
 
 
 STAGES = tuple(Stage)
 # `Stage.READ` is looked up in two classes each time: 60 ns, and a request names fifteen.
-READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, JUDGE, RELAY, STREAM = (
-    STAGES
-)
+READ, PARSE, ESTIMATE, ADMIT, QUEUE, RATE_LIMIT, DECIDE, FAILOVER, CONNECT, SEND, UPSTREAM, RELAY, STREAM = STAGES
 STAGE_NAMES = tuple(stage.name.lower() for stage in STAGES)  # as they are shown
 UNSPENT: list[float | None] = [None] * len(STAGES)
 

@@ -20,7 +20,6 @@ from gateway.observe.record import (
     ESTIMATE,
     FAILOVER,
     HIT,
-    JUDGE,
     MISS,
     NO_GAPS,
     QUEUE,
@@ -244,10 +243,9 @@ class RequestTimeline:
         first_in: float,
         head: float | None = None,
         first_byte: float | None = None,
-        judged: float | None = None,
     ) -> None:
         """Note the attempt that answered; the time before was lost to other attempts. `head`, `first_byte`: of the
-        reply, before its first token. `judged`: end of the opening, if that was held back.
+        reply, before its first token.
 
         A further attempt at an endpoint that refused waits for the announced rate limit.
         """
@@ -264,8 +262,6 @@ class RequestTimeline:
             else:
                 self.close((FAILOVER, opened))
         self.close((CONNECT, connected), (SEND, sent), (UPSTREAM, first_in))
-        if judged is not None:
-            self.close((JUDGE, judged))
 
     def first_token_out(self, at: float, status: int) -> None:
         record = self.record

@@ -7,8 +7,6 @@
 Rules:
 - Before the commit the reply is held and judged (`backends.stream.held_reply`); the first visible output makes the
   attempt a candidate to win.
-- On a route that judges the openings of streams, the holding goes on after the first token, until the opening is
-  complete (`backends.stream.answer_opening`).
 - After the commit every read goes to the answer in the same call (`gateway.upstream.attempt_sinks`).
 - What a read or an end means for the request is returned as a value (WireEvent): the attempt knows of no request.
 - An attempt ends exactly once, and the fleet is told. An attempt that is over has no exchange.
@@ -39,7 +37,6 @@ from backends.failures import (
 from backends.http.connection import Exchange, Sink
 from backends.interface import BackendRequest, Failure, FailureKind, Tap, Usage
 from backends.openai import asks_for_one
-from backends.stream.answer_opening import LONGEST_HOLD, AnswerOpening
 from backends.stream.decompression import IDENTITY, Decompressor
 from backends.stream.held_reply import PAGES, HeldReply, reply_decompressor, unread
 from backends.stream.taps import BodyTap, output_tokens
@@ -66,8 +63,7 @@ class WireState(Enum):
 class Milestone(Enum):
     """Progress of an attempt, reported to the request."""
 
-    BEGUN = "begun"  # the first token has come, and the opening is held on
-    FIRST_TOKEN = "first token"  # the answer is worth passing on, its opening complete if that is held
+    FIRST_TOKEN = "first token"  # the answer is worth passing on
     WHOLE = "whole"  # the whole answer is buffered: to be rewritten, and stopped as completed or failed
     ENDED = "ended"  # the committed answer is complete
 
@@ -85,8 +81,7 @@ WireEvent = Milestone | Failure | BrokenOff | None  # a Failure: before the comm
 
 class WireAttempt:
     """An attempt on the wire. `assembled`: the server is asked for a stream, and the caller gets one whole answer. A
-    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap. `hold`: tokens of a
-    stream's opening to be held."""
+    whole answer that is rewritten is held to its end, whatever its length. `strict`: of the tap."""
 
     held: HeldReply  # from the head of the reply on
 
@@ -100,7 +95,6 @@ class WireAttempt:
         assembled: bool = False,
         rewriting: Rewriting = UNCHANGED,
         strict: bool = False,
-        hold: int = 0,
     ) -> None:
         self.attempt = attempt
         self.upstream = upstream
@@ -108,10 +102,7 @@ class WireAttempt:
         self.stream = request.stream
         self.assembled = assembled
         self.rewriting = rewriting
-        self.opening: AnswerOpening | None = None  # of a stream, to be judged
-        self.shortcoming = ""  # of the opening
         self._strict = strict
-        self._hold_tokens = hold
         self._held_whole = assembled or rewriting.answer is not None
         self.tap: Tap = NOTHING_READ  # until the head of the reply
         self.call = upstream.backend.call(request)
@@ -186,8 +177,6 @@ class WireAttempt:
         self.held = HeldReply(
             self.tap, content_type, self.is_success, self.stream, len(self.call.body), to_the_end=self._held_whole
         )
-        if self._hold_tokens and self.stream:
-            self.opening = AnswerOpening(self.tap, self._hold_tokens)
         if headers.get("content-encoding", IDENTITY) == IDENTITY:
             return None
         coding = headers["content-encoding"]
@@ -217,8 +206,6 @@ class WireAttempt:
             return self.fail(found)
         if self.held.is_full:  # an error of any length: nothing further is read
             return self.fail(self.upstream.backend.failure(self.status, self.headers, self.held.take()))
-        if self.opening is not None:
-            return self._hold_opening(self.opening, data, found, now)
         return self._first_token(now) if found else None
 
     def _not_read(self, error: ValueError) -> WireEvent:
@@ -239,12 +226,9 @@ class WireAttempt:
         if (failure := self.held.judge(self.upstream.backend.secret.decode())) is not None:
             return self.fail(PAGE if self.held.is_page else failure)
         now = monotonic()
-        if self.times.first_in is None:
-            self._first_token(now)
+        self._first_token(now)
         if not self.stream:
             return Milestone.WHOLE
-        if self.opening is not None and self.times.judged is None:
-            self.times.judged = now
         self.stop(AttemptOutcome.COMPLETED)
         return Milestone.FIRST_TOKEN
 
@@ -257,27 +241,8 @@ class WireAttempt:
             return self._complete()
         return self.break_off(failure)
 
-    def _hold_opening(self, opening: AnswerOpening, data: bytes, found: bool, now: float) -> Milestone | None:
-        """Hold the beginning of the answer until it is complete, and once it was judged, all that has come since.
-        `found`: the read has output, or is the end of what may be held before there is any."""
-        times, is_first = self.times, self.times.first_in is None
-        if times.judged is not None:
-            return None
-        late = times.first_in is not None and now - times.first_in > LONGEST_HOLD
-        complete = opening.feed(data) or late or (found and not self.tap.tokens)
-        if found and is_first:
-            self._first_token(now)
-        elif found:  # the caller meets with no gap before it reads
-            times.last_token = times.quiet_since = now
-        if times.first_in is None or not complete:
-            return Milestone.BEGUN if found and is_first else None
-        times.judged = now
-        return Milestone.FIRST_TOKEN
-
     def _first_token(self, now: float) -> Milestone:
-        if self.times.first_in is None:
-            self.times.first_in = now
-        self.times.last_token = self.times.quiet_since = now
+        self.times.first_in = self.times.last_token = self.times.quiet_since = now
         self.note_kind(now)
         return Milestone.FIRST_TOKEN
 
@@ -311,26 +276,20 @@ class WireAttempt:
     def pause(self) -> None:
         """The caller does not read: what is silent is not the server."""
         self.times.quiet_since = FOREVER
-        self.stop_reading()
+        if self._exchange is not None:
+            self._exchange.pause()
+            self.fleet.on_unread(self)
 
     def resume(self) -> None:
-        self.times.read_from(monotonic())  # nothing was read
-        self.read_on()
+        """The caller reads: what comes from now on tells of the server."""
+        self.times.quiet_since = self.times.last_byte = monotonic()
+        if self._exchange is not None:
+            self._exchange.resume()
 
     def rest(self, seconds: float) -> None:
         """Let tokens gather in the kernel before the next read."""
         if self._exchange is not None:
             self._exchange.rest(seconds)
-
-    def stop_reading(self) -> None:
-        if self._exchange is not None:
-            self._exchange.pause()
-            self.fleet.on_unread(self)
-
-    def read_on(self) -> None:
-        self.times.last_byte = monotonic()
-        if self._exchange is not None:
-            self._exchange.resume()
 
     # -- the end ------------------------------------------------------------------------
 

@@ -24,32 +24,22 @@ class AttemptTimes:
     head: float | None = None  # of the reply
     first_byte: float | None = None  # of its body
     first_in: float | None = None
-    judged: float | None = None  # the opening was complete, on a route that judges openings
     reasoning_in: float | None = None  # first token of reasoning before the answer
     answer_in: float | None = None  # first token of the answer
     last_token: float = NEVER
     quiet_since: float = NEVER  # the last token, or the moment from which the caller reads again; FOREVER: it does not
-    reading_since: float = NEVER  # the caller has read from then on
     gap_floor: float = SHORT_GAP  # s: no smaller gap is of interest
     long_gaps: int = 0
     largest_gaps: list[float] = field(default_factory=list)  # a heap
     last_byte: float = NEVER
-    kept: float = 0.0  # s in which nothing was read, as another pool was asked for a better answer
+    paused_s: float = 0.0  # s in which this process was paused
     ended: float = 0.0
 
     def tpot(self, tokens: int) -> float | None:
         """Seconds per output token after the first, of a stream; None under two tokens."""
         if self.first_in is None or tokens < 2:
             return None
-        return (self.last_token - self.first_in - self.kept) / (tokens - 1)
-
-    def go_on(self, now: float) -> None:
-        """The stream that was kept is the caller's: the time since its last token is none of its pace."""
-        self.kept, self.last_token = now - self.last_token, now
-
-    def read_from(self, now: float) -> None:
-        """The caller reads: what comes from now on tells of the server."""
-        self.quiet_since = self.reading_since = now
+        return (self.last_token - self.first_in - self.paused_s) / (tokens - 1)
 
     def note_gap(self, gap: float) -> None:
         """Note a gap between two tokens that is above `gap_floor`."""

@@ -30,7 +30,6 @@ def note_won(routed: RoutedRequest, wire: WireAttempt, first_in: float) -> None:
         first_in=first_in,
         head=times.head,
         first_byte=times.first_byte,
-        judged=times.judged,
     )
 
 

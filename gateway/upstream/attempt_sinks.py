@@ -74,7 +74,7 @@ class AnswerSink(AttemptSink):
             if (gap := now - times.quiet_since) > times.gap_floor:
                 if gap > PAUSE:  # of this process, maybe
                     gap -= (paused := wire.fleet.paused_s(times.quiet_since, now))
-                    times.kept += paused
+                    times.paused_s += paused
                 times.note_gap(gap)
             times.last_token = times.quiet_since = now
             if times.answer_in is None:

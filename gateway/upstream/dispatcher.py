@@ -95,7 +95,6 @@ class Dispatcher:
     def reload(self, routes: Iterable[Route]) -> None:
         """Keep the hedge budgets of routes with an unchanged share; forget what is believed of endpoints."""
         self.restarting.clear()
-        self.fleet.watches_pace = False  # set by the first request on a route with `gap` and rescue
         known = {(route.name, route.hedge_share) for route in routes}
         self.hedges = {key: budget for key, budget in self.hedges.items() if key in known}
 

@@ -34,7 +34,6 @@ from gateway.upstream.upstream import EVERYWHERE
 from policies.attempts.attempt_events import (
     Answered,
     Begin,
-    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -47,12 +46,9 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
-    Resume,
-    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
-from policies.attempts.attempt_states import AttemptState
 from policies.blame.blame import BLAME
 from policies.types import Attempt, AttemptKind, AttemptOutcome, Health
 
@@ -71,8 +67,6 @@ class Race:
         self.attempts: dict[int, WireAttempt] = {}
         self.winner: WireAttempt | None = None
         self.rescue = Rescue(routed, dispatcher) if routed.may_rescue else None
-        if routed.route.gap is not None and self.rescue is not None:
-            dispatcher.fleet.watches_pace = True
         self._facts = RaceFacts(dispatcher, routed, self.attempts, relay, self.rescue)
         hedges = dispatcher.hedges_of(routed.route)
         self._machine = AttemptMachine(
@@ -135,14 +129,7 @@ class Race:
                     self._commit(self.attempts[number], was_kept)
                 case Cancel(number, outcome):
                     self._cancel(self.attempts[number], outcome)
-                case Suspend(number):
-                    assert self.rescue is not None
-                    self.attempts[number].stop_reading()
-                    self.rescue.hold()
-                case Resume(number):
-                    self._resume(self.attempts[number])
-                case Keep(number, shortcoming):  # nothing more of a stream is read meanwhile
-                    self.attempts[number].pause()
+                case Keep(_, shortcoming):
                     self.routed.timeline.escalated(shortcoming)
                 case Leave(number, why):
                     self._leave(self.attempts[number], why)
@@ -171,11 +158,8 @@ class Race:
             attempt.candidate = self.rescue.candidate(attempt.candidate)
         rewriting = routed.rewriting(upstream, endpoint)
         strict = self.rescue is not None or rewriting.answer is not None
-        hold = routed.hold if self._machine.kept is None and self.winner is None else 0
         assembled = request.stream and not routed.request.stream
-        wire = WireAttempt(
-            attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict, hold=hold
-        )
+        wire = WireAttempt(attempt, upstream, request, fleet, assembled=assembled, rewriting=rewriting, strict=strict)
         self.attempts[attempt.number] = wire
         self.dispatcher.races[wire] = self.advance
         # sent first: the rest is done while the engine reads the request
@@ -214,20 +198,10 @@ class Race:
             await wire.connect(sink, waited=monotonic() - began)
 
     def _cancel(self, wire: WireAttempt, outcome: AttemptOutcome) -> None:
-        """The engine is told at once. COMPLETED: an answer that was kept, and is nobody's."""
-        if outcome is AttemptOutcome.COMPLETED and wire.answered:
-            wire.leave_read()
-        else:
-            wire.stop(outcome)
+        """The engine is told at once. An answer that was kept has ended before."""
+        wire.stop(outcome)
         if wire is not self.winner:
             record_lost(self.routed, wire)
-
-    def _resume(self, wire: WireAttempt) -> None:
-        """The stream goes on, once its caller reads."""
-        assert self.rescue is not None
-        self.rescue.resume(self.attempts[len(self.attempts)])
-        if not self.relay.is_paused:
-            wire.read_on()
 
     def _commit(self, wire: WireAttempt, was_kept: bool) -> None:
         """Write the first bytes, and let the attempt go on into the answer. An error of the gateway's own is raised by
@@ -245,7 +219,7 @@ class Race:
         before, self.winner, failure = self.winner, wire, None
         if before is not None:
             failure = self._continue(wire, before)
-        elif not wire.shortcoming or (failure := self._start_in_spite(wire)) is None:
+        else:
             self._begin(wire, was_kept)
         self._first = b""
         if failure is not None:
@@ -260,24 +234,13 @@ class Race:
             self.on_write_paused()
         return event
 
-    def _start_in_spite(self, wire: WireAttempt) -> Failure | None:
-        """Build the answer of a stream that is the caller's in spite of its shortcoming, and read on."""
-        first = self._start(wire)
-        if isinstance(first, Failure):
-            return wire.fail(first)
-        self._first = first
-        wire.times.go_on(monotonic())
-        wire.resume()
-        return None
-
     def _continue(self, wire: WireAttempt, before: WireAttempt) -> Failure | None:
-        """A peer goes on with the answer of `before`, which broke or was held: what the caller has not read yet."""
+        """A peer goes on with the answer of `before`, which broke: what the caller has not read yet."""
         assert self.rescue is not None
         assert isinstance(self.delivery.answer, StreamedAnswer)
         record_lost(self.routed, before)
         wire.times.follow(before.times, monotonic())
-        continuation = self.rescue.take_over(moved=before.outcome is AttemptOutcome.OUTPACED)
-        if (failure := self.delivery.answer.continue_with(continuation, self._first)) is not None:
+        if (failure := self.delivery.answer.continue_with(self.rescue.take_over(), self._first)) is not None:
             wire.stop(AttemptOutcome.BROKEN, failure)
         return failure
 
@@ -291,7 +254,6 @@ class Race:
         note_won(self.routed, wire, self._first_in)
         if was_kept:  # while another pool was asked
             self.routed.timeline.close((Stage.FAILOVER, monotonic()))
-            self._first_in += wire.times.kept
         self.relay.http.writer.flow_control = self
         self.delivery.begin(wire, self._first)
 
@@ -331,12 +293,9 @@ class Race:
     # -- events of attempts ------------------------------------------------------------------------
 
     def on_wire(self, wire: WireAttempt, event: WireEvent) -> None:
-        if self.delivery.done.done() or wire.attempt is self._machine.kept:
+        if self.delivery.done.done():
             return
         match event:
-            case Milestone.BEGUN:
-                self.advance(Begun(wire.attempt.number))
-                self._note_first_token(wire)
             case Milestone.FIRST_TOKEN:
                 self._on_first_token(wire)
             case Milestone.WHOLE:
@@ -362,22 +321,11 @@ class Race:
             self.delivery.break_off(BrokenOff(NOT_READ))
 
     def _on_first_token(self, wire: WireAttempt) -> None:
-        attempt, moving = wire.attempt, self._machine.state is AttemptState.MOVING
-        opening = wire.opening if self._machine.kept is None else None
-        if opening and (found := self.routed.shortcoming_of_opening(opening, is_complete=wire.answered)):
-            wire.shortcoming = found
-            self.advance(Answered(attempt.number, found))
-        elif isinstance(first := self._start(wire), Failure):
+        if isinstance(first := self._start(wire), Failure):
             self._on_failed(wire, wire.fail(first))
             return
-        elif not first and moving and wire.state is not WireState.OVER:
-            return  # nothing yet that the caller has not read
-        else:
-            self._first = first
-            self.advance(FirstToken(attempt.number))
-        self._note_first_token(wire)
-
-    def _note_first_token(self, wire: WireAttempt) -> None:
+        self._first = first
+        self.advance(FirstToken(wire.attempt.number))
         if wire.stream and wire.times.first_in is not None:  # after the write to the caller
             self.dispatcher.fleet.on_first_token(wire, wire.times.first_in)
 
@@ -443,8 +391,7 @@ class Race:
         self._broken, blame = broken, BLAME[broken.failure.kind.value]
         if self.rescue is None:
             return self.advance(Broken(blame))
-        if self._machine.state is not AttemptState.MOVING:  # else a peer is asked already
-            self.rescue.note_restart(wire)
+        self.rescue.note_restart(wire)
         return self.advance(self.rescue.broken(wire.attempt, blame))
 
     # -- WriteFlowControl -------------------------------------------------------------------------
@@ -457,11 +404,7 @@ class Race:
 
     def on_write_resumed(self) -> None:
         self.relay.resume()
-        if self.winner is None:
-            return
-        if self._machine.state is AttemptState.MOVING:  # not read before a peer was heard
-            self.winner.times.read_from(monotonic())
-        else:
+        if self.winner is not None:
             self.winner.resume()
 
     def on_shutdown(self) -> None:

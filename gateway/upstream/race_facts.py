@@ -12,11 +12,11 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
-from policies.attempts.attempt_events import Failed, PeerForecast, Progress
+from policies.attempts.attempt_events import Failed, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
 from policies.types import AttemptKind, Candidate, Endpoint, Health, RejectionKind
 
-MOST_PEERS = 8  # forecast at a break or move: those of the pool first, with the least prefill queued
+MOST_PEERS = 8  # forecast at a break: those of the pool first, with the least prefill queued
 
 
 class RaceFacts:
@@ -51,20 +51,17 @@ class RaceFacts:
 
     def progress(self, number: int) -> Progress:
         attempt, rescue = self._attempts[number], self._rescue
-        complete, tokens = attempt.stream and attempt.answered, attempt.output_tokens
+        complete = attempt.stream and attempt.answered
         return Progress(
             heard_at=attempt.times.last_byte,
-            tpot=attempt.times.tpot(tokens) if attempt.stream else None,
+            tpot=attempt.tpot(),
             complete=complete,
             relayed=complete and attempt.tap.terminated and self._relay.begun,
             paused=self._relay.is_paused,
             obstacle="" if rescue is None else rescue.obstacle,
-            token_at=attempt.times.quiet_since,
-            tokens=tokens * self._dispatcher.fleet.view.tokens_per_event(attempt.attempt.candidate.endpoint.id),
-            reading_since=attempt.times.reading_since,
         )
 
-    def peer_forecasts(self, number: int, now: float) -> dict[str, PeerForecast]:
+    def peer_ttfts(self, number: int, now: float) -> dict[str, float]:
         """Of endpoints with the same model that continue answers and can bear another prefill: MOST_PEERS of them, as a
         thousand streams may ask at once."""
         own, rescue, routed, fleet = self._attempts[number], self._rescue, self._routed, self._dispatcher.fleet
@@ -84,16 +81,12 @@ class RaceFacts:
         def order(peer: Endpoint) -> tuple[bool, float]:
             return peer.pool != here.pool, loads[peer.id].backlog_s
 
-        found: dict[str, PeerForecast] = {}
-        for endpoint in nsmallest(MOST_PEERS, able, key=order):
-            prompt, caller = routed.estimate.pools[endpoint.pool], routed.request.caller
-            load, written = loads[endpoint.id], rescue.remembered.tokens
-            if (known := fleet.view.continuation(endpoint.id, load, prompt, written, caller, now)) is None:
-                continue
-            forecast, pace = known
-            tpot = max(forecast.tpot, pace.tpot or 0.0)
-            found[endpoint.id] = PeerForecast(forecast.p50, forecast.p90, tpot, pace.silent)
-        return found
+        return {
+            each.id: fleet.view.continuation_ttft(
+                each.id, loads[each.id], routed.estimate.pools[each.pool], rescue.remembered.tokens, now
+            )
+            for each in nsmallest(MOST_PEERS, able, key=order)
+        }
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
         return self._dispatcher.fleet.view.without_larger_window(pool)

@@ -49,7 +49,6 @@ class Rescue:
         self.continuation: Continuation | None = None  # of the latest broken stream
         self._routed = routed
         self._dispatcher = dispatcher
-        self._held: Continuation | None = None  # of the stream that is held
         self._given: str | None = None  # text of the answer so far, as the peer gets it; None: it writes all again
 
     @property
@@ -83,27 +82,12 @@ class Rescue:
         return replace(candidate, prompt_tokens=candidate.prompt_tokens + self.remembered.tokens)
 
     def broken(self, attempt: Attempt, blame: Blame) -> Broken:
-        """The stream has broken, and may be continued from here."""
-        self._break_off("failed")
-        loads = self._dispatcher.fleet.snapshot(monotonic()).loads
-        return Broken(blame, self.obstacle, self.unable(attempt, loads))
-
-    def hold(self) -> None:
-        """The stream may be continued from here, and goes on if no peer does."""
-        self._break_off("stayed")
-        self._held = self.continuation
-
-    def _break_off(self, so_far: str) -> None:
-        """Keep the text that the caller has. `so_far`: outcome of the rescue in the Record, until a first token."""
+        """The stream has broken, and may be continued from here: keep the text that the caller has."""
         text = self.remembered.text
         self._given = text if self._routed.request.operation is Operation.COMPLETION else text.rstrip()
-        self._routed.timeline.rescue(so_far)
-
-    def resume(self, wire: WireAttempt | None) -> None:
-        """The stream goes on. `wire`: of the peer that did not continue it."""
-        if wire is not None:
-            self.note_restart(wire)
-        self.continuation = self._held
+        self._routed.timeline.rescue("failed")
+        loads = self._dispatcher.fleet.snapshot(monotonic()).loads
+        return Broken(blame, self.obstacle, self.unable(attempt, loads))
 
     def hear(self, data: bytes) -> bytes | Failure:
         """Read what a peer has sent first. Returns the events that are new to the caller."""
@@ -113,10 +97,10 @@ class Rescue:
         except Diverged:
             return DIVERGED
 
-    def take_over(self, moved: bool) -> Continuation:
-        """A peer goes on. `moved`: the stream was held, and had not broken."""
+    def take_over(self) -> Continuation:
+        """A peer goes on."""
         assert self.continuation is not None
-        self._routed.timeline.rescue("moved" if moved else "rescued")
+        self._routed.timeline.rescue("rescued")
         return self.continuation
 
     def note_refused(self) -> None:

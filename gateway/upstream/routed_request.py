@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.interface import Backend, BackendRequest, Operation
-from backends.stream.answer_opening import AnswerOpening
 from backends.translation.masked_messages import MASKED_MESSAGES
 from backends.translation.reply_translation import AnswerTranslation, RewrittenAnswer
 from backends.translation.translation import Translation
-from gateway.api.answer_quality import held_tokens, shortcoming, shortcoming_of_opening
+from gateway.api.answer_quality import shortcoming
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_ids import new_request_id
 from gateway.api.state_answer import StateAnswer
@@ -69,7 +68,7 @@ class RoutedRequest:
     def _may_assemble(self) -> bool:
         """True if a pool of the decision can stream this answer without loss, it is of use to see its tokens, and the
         route judges no whole answers. The endpoints of other pools are asked for whole answers."""
-        if self.route.upstream_stream == "off" or self.route.escalate.when or not self._is_watched:
+        if self.route.upstream_stream == "off" or self.route.escalate or not self._is_watched:
             return False
         pools = self.decision.pools
         lossy = {endpoint.pool for endpoint in pools if self._has_assembly_obstacle(endpoint)}
@@ -105,21 +104,9 @@ class RoutedRequest:
         """Usage is always requested upstream, and removed for callers without `include_usage`."""
         return self.request.stream and not self.request.wants_usage
 
-    @property
-    def hold(self) -> int:
-        """Tokens of a stream's opening to be held back and judged; 0: none, as where only one pool is left."""
-        if not self.route.escalate.hold or len(self.decision.pools) < 2:
-            return 0
-        return held_tokens(self.route, self.request)
-
-    def shortcoming_of_opening(self, opening: AnswerOpening, *, is_complete: bool) -> str:
-        """The shortcoming of the opening of a stream, for which the route asks another pool; empty: none."""
-        request, wanted = self.request, self.route.escalate.when
-        return shortcoming_of_opening(request.operation, request.body, opening, wanted, is_complete=is_complete)
-
     def shortcoming(self, reply: bytes) -> str:
-        """The same of a whole answer."""
-        request, wanted = self.request, self.route.escalate.when
+        """The shortcoming of a whole answer, for which the route asks another pool; empty: none."""
+        request, wanted = self.request, self.route.escalate
         return shortcoming(request.operation, request.body, reply, wanted) if wanted else ""
 
     @property
@@ -143,11 +130,7 @@ class RoutedRequest:
             by_pace=not request.tools,
             longer_context=route.fallback.context,
             other_filter=route.fallback.content_filter,
-            longest_output=(cap := route.output_cap(request.max_tokens)) or self.estimate.output_tokens,
-            gap=route.gap.budget if route.gap else FOREVER,
-            tpot=route.tpot_budget(request.tpot_budget),
-            expected_output=self.estimate.output_tokens,
-            output_cap=cap,
+            longest_output=route.output_cap(request.max_tokens) or self.estimate.output_tokens,
         )
 
     def model_at(self, endpoint: Endpoint, upstream: Upstream) -> str:

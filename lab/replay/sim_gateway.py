@@ -103,18 +103,15 @@ class SimFacts:
     def is_saturated(self) -> bool:
         return bool(self._queue.held)
 
-    def peer_forecasts(self, number: int, now: float) -> dict[str, steps.PeerForecast]:
+    def peer_ttfts(self, number: int, now: float) -> dict[str, float]:
         """Of endpoints that can bear another prefill."""
-        estimate, written = self._request.estimate, self._request.written
-        found: dict[str, steps.PeerForecast] = {}
-        for endpoint, load in self._fleet.snapshot(now).loads.items():
-            prompt = estimate.pools.get(self._fleet.view.pool_of(endpoint))
-            if prompt is None or load.health is not Health.UP or load.tpot_pressure >= 1:
-                continue
-            if (known := self._fleet.view.continuation(endpoint, load, prompt, written, "", now)) is not None:
-                forecast, pace = known
-                found[endpoint] = steps.PeerForecast(forecast.p50, forecast.p90, forecast.tpot, pace.silent)
-        return found
+        view, estimate, written = self._fleet.view, self._request.estimate, self._request.written
+        return {
+            endpoint: view.continuation_ttft(endpoint, load, prompt, written, now)
+            for endpoint, load in self._fleet.snapshot(now).loads.items()
+            if load.health is Health.UP and load.tpot_pressure < 1
+            if (prompt := estimate.pools.get(view.pool_of(endpoint))) is not None
+        }
 
 
 class DecisionOverride:

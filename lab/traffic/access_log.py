@@ -142,7 +142,7 @@ def _upstream(row: Mapping[str, Any], attempts: Sequence[LoggedAttempt]) -> floa
     first = _seconds(row, "ttft_ms")
     if first is None or not attempts:
         return None
-    after = sum(_number(row["stages_ms"].get(name, 0.0), name, MAX_TIME) / 1e3 for name in ("judge", "relay"))
+    after = _number(row["stages_ms"].get("relay", 0.0), "relay", MAX_TIME) / 1e3
     took = first - after - attempts[-1].opened
     return took if took > 0 else None
 

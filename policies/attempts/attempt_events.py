@@ -27,16 +27,9 @@ class FirstToken:
 
 
 @dataclass(slots=True)
-class Begun:
-    """Visible content of a stream whose opening is held back, to be judged: Answered or FirstToken follows."""
-
-    number: int
-
-
-@dataclass(slots=True)
 class Answered:
-    """A whole answer, or the opening of a stream, is complete and was judged. `shortcoming`: for which the route would
-    rather have another pool's; empty: none."""
+    """A whole answer is complete and was judged. `shortcoming`: for which the route would rather have another pool's;
+    empty: none."""
 
     number: int
     shortcoming: str = ""
@@ -94,7 +87,7 @@ class Broken:
     unable: Mapping[str, str] = field(default_factory=dict)
 
 
-Event = Begin | FirstToken | Begun | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
+Event = Begin | FirstToken | Answered | Failed | EndpointDown | TimerFired | ClientGone | Broken
 
 # --------------------------------------------------------------------------- facts
 
@@ -109,19 +102,6 @@ class Progress:
     relayed: bool = False  # all of a complete answer was written to the caller, its last event included
     paused: bool = False  # the caller does not read, so nothing is read from the server
     obstacle: str = ""  # the reason for which nobody could continue the answer
-    token_at: float = NEVER  # the latest token, or the moment from which the caller reads again
-    tokens: float = 0.0  # so far
-    reading_since: float = NEVER  # the caller has read from then on
-
-
-@dataclass(slots=True)
-class PeerForecast:
-    """An endpoint that could continue the answer, as of now. Times in seconds."""
-
-    p50: float  # to its first token, with the answer so far in its prompt
-    p90: float
-    tpot: float
-    silent: float = 0.0  # since the latest token of any answer in progress there; 0: nothing is known
 
 
 class AttemptFacts(Protocol):
@@ -143,8 +123,8 @@ class AttemptFacts(Protocol):
 
     def progress(self, number: int) -> Progress: ...
 
-    def peer_forecasts(self, number: int, now: float) -> Mapping[str, PeerForecast]:
-        """Endpoints that could continue the stream of the attempt, by id."""
+    def peer_ttfts(self, number: int, now: float) -> Mapping[str, float]:
+        """Seconds in which endpoints that could continue the stream of the attempt would begin, by id."""
         ...
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
@@ -169,7 +149,7 @@ class NoFacts:
     def progress(self, number: int) -> Progress:
         return Progress()
 
-    def peer_forecasts(self, number: int, now: float) -> Mapping[str, PeerForecast]:
+    def peer_ttfts(self, number: int, now: float) -> Mapping[str, float]:
         return {}
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
@@ -199,11 +179,7 @@ class AttemptLimits:
     longer_context: bool = True  # a prompt too long for one pool may go to another
     other_filter: bool = False  # a content refused by one pool may go to another
     longest_output: int | None = None  # tokens
-    gap: float = FOREVER  # s: the longest silence that the route promises
-    tpot: float | None = None  # s per token that the route promises
-    expected_output: int = 256  # tokens
     tiers: AttemptRules | None = None  # rules of the route's tiers; None: the route has none
-    output_cap: int | None = None  # tokens; None: neither the caller nor the route says
 
 
 # --------------------------------------------------------------------------- actions
@@ -224,22 +200,8 @@ class Cancel:
 
 
 @dataclass(slots=True)
-class Suspend:
-    """Read nothing more of this committed stream while a peer is asked to continue it."""
-
-    number: int
-
-
-@dataclass(slots=True)
-class Resume:
-    """Read on: no peer has continued the stream that was held."""
-
-    number: int
-
-
-@dataclass(slots=True)
 class Keep:
-    """Hold this answer, whole or begun, while another pool is asked, for its shortcoming."""
+    """Hold this answer while another pool is asked, for its shortcoming."""
 
     number: int
     shortcoming: str
@@ -292,7 +254,7 @@ class GiveUp:
     reason: str
 
 
-Action = Open | Cancel | Suspend | Resume | Keep | Commit | Leave | GiveUp
+Action = Open | Cancel | Keep | Commit | Leave | GiveUp
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Attempts of one request: a state machine that takes events and returns actions.
 
-    IDLE --Begin--> RACING --FirstToken, Answered--> COMMITTED --fallen behind--> MOVING
-                      |  |  <-----Broken, Failed-----  |   <-FirstToken, no answer--  |
-                      |  |  <-----------------------Broken----------------------------+
+    IDLE --Begin--> RACING --FirstToken, Answered--> COMMITTED
+                      |  |  <-----Broken, Failed-----  |
                       |  +--no candidate left, or none allowed--> GAVE_UP
                       +--ClientGone--> GONE
 
@@ -24,15 +23,12 @@ Rules:
   would say the same again (`Blame.again`).
 - A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
   the time for the whole answer.
-- A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
-  caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
-  is held ends the race like any other.
+- A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
 - An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
   the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
   stream has failed is asked so where no other endpoint is left.
 - An attempt at an endpoint found dead (EndpointDown) is left for the next candidate, if there is one.
-- A committed stream is looked at when silent (`policies.attempts.pace_watch.StreamLook`): left, or held while a peer
-  that is expected to be sooner is asked. The peer's first token ends it (OUTPACED); without one it goes on.
+- A committed stream is looked at when silent, and left or not (`policies.attempts.committed_stream`).
 - Where nothing of the answer was written, a failure is followed as before the commit; else a peer continues (Broken):
   an endpoint without a failure in this request, of the same pool if there is one, else of the other tiers.
 - Events about attempts that have ended, and all events after the end, change nothing.
@@ -51,7 +47,6 @@ from policies.attempts.attempt_events import (
     AttemptLimits,
     AttemptStep,
     Begin,
-    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -66,16 +61,13 @@ from policies.attempts.attempt_events import (
     Leave,
     Leaving,
     Open,
-    Resume,
-    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RequestBudgets, RetryBudget
 from policies.attempts.candidate_walk import NOTHING_KNOWN, CandidateWalk
-from policies.attempts.committed_stream import idle_of, obstacle_of, patience, without_caller
+from policies.attempts.committed_stream import idle_of, look, obstacle_of, patience, without_caller
 from policies.attempts.first_token_limits import first_token_limit
-from policies.attempts.pace_watch import PaceWatch, StreamLook, Target
 from policies.attempts.pending_attempt import PendingAttempt, SilenceFinding, SilenceLook
 from policies.attempts.retry_rules import BACKOFF, is_charged, is_lost, pools_alike, wait_before_retry
 from policies.types import FOREVER, Attempt, AttemptKind, AttemptOutcome, Candidate, Decision, Placement
@@ -111,7 +103,6 @@ class AttemptMachine:
         self._next_kind = AttemptKind.FALLBACK
         self._committed: Attempt | None = None
         self._look_at = FOREVER  # at the committed stream
-        self._watch = PaceWatch.of(limits) if limits.rescue else None
         self._later: tuple[float, Candidate | None] | None = None  # time to open one; None: the first open again
         self._retried = False
         self._actions: list[Action] = []
@@ -119,7 +110,7 @@ class AttemptMachine:
     @property
     def is_racing(self) -> bool:
         """Attempts are pending, or still to be opened."""
-        return self.state in (AttemptState.IDLE, AttemptState.RACING, AttemptState.MOVING)
+        return self.state in (AttemptState.IDLE, AttemptState.RACING)
 
     def limit_by(self, limits: AttemptLimits) -> None:
         """Limits of the attempts to come."""
@@ -136,8 +127,6 @@ class AttemptMachine:
                     self._timer_fired(now)
                 case Failed():
                     self._failed(event, now)
-                case Begun(number):
-                    self._begun(number, now)
                 case Answered():
                     self._answered(event, now)
                 case EndpointDown(number):
@@ -172,30 +161,17 @@ class AttemptMachine:
 
     def _commit(self, attempt: Attempt, now: float) -> None:
         """Losers are cancelled before the Commit: by then their cost is known."""
-        outpaced, kept = self._committed if self.state is AttemptState.MOVING else None, self.kept
         self._end(AttemptState.COMMITTED)
-        if outpaced is not None:
-            self._walk.lost.add(outpaced.candidate.endpoint.id)
-            self._actions.append(Cancel(outpaced.number, AttemptOutcome.OUTPACED))
-        self._committed, self.kept, limits = attempt, None, self._limits
+        kept, limits = self.kept, self._limits
+        self._committed, self.kept = attempt, None
         wait = idle_of(limits, attempt.candidate)
         if limits.rescue:
             peers = self._walk.peers(attempt.candidate)
             wait = patience(limits, attempt.candidate, None, peers[0] if peers else None)
         self._look_at = min(now + wait, limits.limit_at)
-        if self._watch is not None:
-            self._look_at = min(self._look_at, self._watch.begin(now))
         if kept is not None and kept is not attempt:
-            self._walk.lose_pool(kept.candidate.endpoint.pool)
             self._actions.append(Cancel(kept.number, AttemptOutcome.COMPLETED))
         self._actions.append(Commit(attempt.number, was_kept=kept is attempt))
-
-    def _begun(self, number: int, now: float) -> None:
-        """The first content wins: the others are cancelled. The commit follows once the opening was judged."""
-        if (pending := self.pending.pop(number, None)) is not None:
-            self._cancel_pending()
-            self.pending[number] = pending
-            pending.begin(self._limits, now)
 
     def _answered(self, answer: Answered, now: float) -> None:
         pending = self.pending.get(answer.number)
@@ -208,18 +184,13 @@ class AttemptMachine:
             self._first_token(answer.number, now)
 
     def _keep(self, attempt: Attempt, shortcoming: str, now: float) -> None:
-        """Ask another pool, and hold this answer meanwhile. A rival in the same pool would say the same."""
+        """Ask another pool, and hold this answer meanwhile."""
         del self.pending[attempt.number]
         self.kept = attempt
         self._actions.append(Keep(attempt.number, shortcoming))
-        pool = attempt.candidate.endpoint.pool
-        for number in [each for each, rival in self.pending.items() if rival.pool == pool]:
-            del self.pending[number]
-            self._actions.append(Cancel(number, AttemptOutcome.CANCELLED))
         if not self._walk.turn_to("content_filter"):
-            self._walk.avoid({pool})
-        if not self.pending:
-            self._go_on(now, Ending.REFUSED, shortcoming)
+            self._walk.avoid({attempt.candidate.endpoint.pool})
+        self._go_on(now, Ending.REFUSED, shortcoming)
 
     def _client_gone(self) -> None:
         if self.kept is not None:
@@ -227,8 +198,6 @@ class AttemptMachine:
         if self.state is AttemptState.COMMITTED and self._committed is not None:
             number = self._committed.number
             self._actions.append(without_caller(number, self._facts.progress(number)))
-        if self._held is not None:
-            self._actions.append(Cancel(self._held.number, AttemptOutcome.CANCELLED))
         self._end(AttemptState.GONE)
 
     # -- failures -------------------------------------------------------------------------------
@@ -248,8 +217,6 @@ class AttemptMachine:
         self._walk.avoid(alike or ())
         if self.pending:
             self._weigh_anew(now)
-        elif self._held is not None:
-            self._resume(self._held)
         elif failure.restart and self._walk.may_open:
             self._open(candidate, self._next_kind, now)
         elif alike is None and not failure.doubtful and failure.restart is None:
@@ -339,18 +306,16 @@ class AttemptMachine:
     def _broken(self, broken: Broken, now: float) -> None:
         """Race again for the rest of the answer, among the peers of the broken endpoint."""
         assert self._committed is not None
-        ended, walk = (self._committed, *(each.attempt for each in self.pending.values())), self._walk
-        walk.lost.update(each.candidate.endpoint.id for each in ended)
+        walk, own = self._walk, self._committed.candidate
+        walk.lost.add(own.endpoint.id)
         walk.deaths += is_lost(broken.blame)
-        own, peers = self._committed.candidate, walk.peers(self._committed.candidate)
-        obstacle = obstacle_of(broken, self._limits, peers)
-        asked = bool(self.pending)  # a peer, already
-        known = NOTHING_KNOWN if obstacle or asked else self._facts.peer_forecasts(self._committed.number, now)
+        obstacle = obstacle_of(broken, self._limits, walk.peers(own))
+        known = NOTHING_KNOWN if obstacle else self._facts.peer_ttfts(self._committed.number, now)
         self._race_for_rest(walk.peers(own, broken.unable, known))
-        if obstacle and not asked:
+        if obstacle:
             self._give_up(Ending.NOT_CONTINUED, obstacle)
-        elif not asked:
-            self._go_on(now, *self._walk.exhausted(self._share.denied))
+        else:
+            self._go_on(now, *walk.exhausted(self._share.denied))
 
     def _race_for_rest(self, peers: Sequence[Candidate]) -> None:
         """Attempts from here on continue the answer: without a deadline, and without hedges."""
@@ -361,41 +326,18 @@ class AttemptMachine:
         self._deadline = self._look_at = FOREVER
         self.state = AttemptState.RACING
 
-    @property
-    def _held(self) -> Attempt | None:
-        """The committed stream, while a peer is asked to continue it."""
-        return self._committed if self.state is AttemptState.MOVING else None
-
     def _check_stream(self, attempt: Attempt, now: float) -> None:
-        """Leave or move the committed stream, or look again later."""
+        """Leave the committed stream, or look again later."""
         peers = self._walk.peers(attempt.candidate) if self._limits.rescue else ()
-        look = StreamLook(now, self._limits, self._facts, self._share, self._watch, peers)
-        match look.at(attempt, self._walk.opened):
-            case Target() as target:
-                self._move(attempt, target, now)
-            case Leaving() as why:
-                self._look_at = FOREVER
-                self._actions.append(Leave(attempt.number, why))
-                if why is Leaving.LATE:
-                    self._end(AttemptState.GAVE_UP)
-            case again:
-                self._look_at = again
-
-    def _move(self, attempt: Attempt, target: Target, now: float) -> None:
-        self._race_for_rest([target.candidate])
-        self.state = AttemptState.MOVING
-        self._actions.append(Suspend(attempt.number))
-        self._open(self._walk.take(), AttemptKind.RESCUE, now, charged=True)
-        asked = self.pending[self._walk.opened]
-        asked.limit_at = asked.recheck_at = min(now + target.patience, asked.limit_at)
-
-    def _resume(self, held: Attempt) -> None:
-        """The stream goes on, and is looked at once its sockets are read."""
-        self._end(AttemptState.COMMITTED)
-        self._look_at = self._began_at
-        if self._watch is not None:
-            self._watch.begin(self._began_at)
-        self._actions.append(Resume(held.number))
+        progress = self._facts.progress(attempt.number)
+        found = look(self._limits, attempt.candidate, progress, peers[0] if peers else None, now)
+        if not isinstance(found, Leaving):
+            self._look_at = found
+            return
+        self._look_at = FOREVER
+        self._actions.append(Leave(attempt.number, found))
+        if found is Leaving.LATE:
+            self._end(AttemptState.GAVE_UP)
 
     # -- silence --------------------------------------------------------------------------------
 
@@ -411,9 +353,6 @@ class AttemptMachine:
 
     def _check_silence(self, pending: PendingAttempt, now: float) -> None:
         """Race or abandon a silent attempt at `recheck_at`."""
-        if self._held is not None:
-            self._abandon(pending, now)
-            return
         look = SilenceLook(now, self._limits, self._deadline, self._facts, self._share, len(self.pending), self._walk)
         match look.at(pending):
             case SilenceFinding.RACE:
@@ -458,12 +397,9 @@ class AttemptMachine:
             self._later = now + CLOSED_CHECK, None
 
     def _give_up(self, ending: Ending, reason: str) -> None:
-        """Commit the answer that was kept, let the stream go on that was held, or end without an answer."""
+        """Commit the answer that was kept, or end without an answer."""
         if self.kept is not None:
-            self._commit(self.kept, self._began_at if self._limits.stream else FOREVER)  # a stream is looked at soon
-            return
-        if self._held is not None:
-            self._resume(self._held)
+            self._commit(self.kept, FOREVER)  # it is whole: no silence to look at
             return
         self._end(AttemptState.GAVE_UP)
         self._actions.append(GiveUp(ending, reason))

@@ -7,7 +7,6 @@ from enum import Enum
 from policies.attempts.attempt_events import (
     Answered,
     Begin,
-    Begun,
     Broken,
     ClientGone,
     EndpointDown,
@@ -22,7 +21,6 @@ class AttemptState(Enum):
     IDLE = "idle"
     RACING = "racing"
     COMMITTED = "committed"
-    MOVING = "moving"  # the committed stream is held while a peer is asked to continue it
     GAVE_UP = "gave_up"
     GONE = "gone"
 
@@ -35,7 +33,6 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     },
     AttemptState.RACING: {
         FirstToken: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
-        Begun: frozenset({AttemptState.RACING}),
         Answered: frozenset({AttemptState.RACING, AttemptState.COMMITTED}),
         Failed: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
         EndpointDown: frozenset({AttemptState.RACING, AttemptState.GAVE_UP, AttemptState.COMMITTED}),
@@ -45,17 +42,7 @@ TRANSITIONS: dict[AttemptState, dict[type[Event], frozenset[AttemptState]]] = {
     AttemptState.COMMITTED: {
         Failed: frozenset({AttemptState.COMMITTED, AttemptState.RACING, AttemptState.GAVE_UP}),
         Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
-        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.MOVING, AttemptState.GAVE_UP}),
-        ClientGone: frozenset({AttemptState.GONE}),
-    },
-    AttemptState.MOVING: {
-        FirstToken: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Begun: frozenset({AttemptState.MOVING}),
-        Answered: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Failed: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        EndpointDown: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        TimerFired: frozenset({AttemptState.MOVING, AttemptState.COMMITTED}),
-        Broken: frozenset({AttemptState.RACING, AttemptState.GAVE_UP}),
+        TimerFired: frozenset({AttemptState.COMMITTED, AttemptState.GAVE_UP}),
         ClientGone: frozenset({AttemptState.GONE}),
     },
     AttemptState.GAVE_UP: {},

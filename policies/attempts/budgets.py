@@ -1,7 +1,7 @@
 """Budgets of further attempts, shared by all requests.
 
 - A retry after an overload reply (429, 5xx) adds load to a pool, so retries are bounded by a share of the requests. A
-  lost connection is not charged: no engine did work for it. A slow stream that moves is: its prompt is computed again.
+  lost connection is not charged: no engine did work for it.
 - A hedge is sent on suspicion alone, so hedges are bounded by a share of all requests, saved in a token bucket ("The
   Tail at Scale", Dean and Barroso 2013).
 """
@@ -97,12 +97,6 @@ class RequestBudgets:
         taken = self._retries.try_take()
         self._retrying += taken
         self.denied = not taken
-        return taken
-
-    def take_move(self) -> bool:
-        """Take a permission of the retry budget for a stream that goes on without one."""
-        taken = self._retries.try_take()
-        self._retrying += taken
         return taken
 
     def take_hedge(self) -> bool:

@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle, islice
 
-from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending, PeerForecast
+from policies.attempts.attempt_events import AttemptFacts, AttemptLimits, Ending
 from policies.attempts.first_token_limits import exceeds_limit
 from policies.routes.levels import FailureCause
 from policies.types import FOREVER, Attempt, AttemptKind, Candidate
 
 OWN_TIERS: Mapping[str, FailureCause] = {"context": "context", "content_filter": "content_filter"}  # by kind of failure
 MAX_DEATHS = 2  # of endpoints after acceptance of the request
-NOTHING_KNOWN: Mapping[str, PeerForecast] = {}
+NOTHING_KNOWN: Mapping[str, float] = {}
 
 
 class CandidateWalk:
@@ -182,10 +182,6 @@ class CandidateWalk:
         self.avoided.update(pools)
         self.closed = [each for each in self.closed if each.endpoint.pool not in self.avoided]
 
-    def lose_pool(self, pool: str) -> None:
-        """No endpoint of the pool would do better."""
-        self.lost.update(each.endpoint.id for each in self._ranked if each.endpoint.pool == pool)
-
     # -- other candidates ---------------------------------------------------------------------
 
     def has_other_pool(self, candidate: Candidate) -> bool:
@@ -209,18 +205,17 @@ class CandidateWalk:
         self,
         begun: Candidate,
         unable: Collection[str] = (),
-        known: Mapping[str, PeerForecast] = NOTHING_KNOWN,
+        known: Mapping[str, float] = NOTHING_KNOWN,
     ) -> Sequence[Candidate]:
         """Candidates to continue the answer of `begun`, by pool: the same one, then the others as ranked; of each the
-        soonest first by what is `known`. None where no further attempt is allowed. `unable`: endpoints, beside those
-        with a failure."""
+        soonest first by the TTFTs that are `known`. None where no further attempt is allowed. `unable`: endpoints,
+        beside those with a failure."""
         if not self.may_open:
             return ()
         own, left_out = begun.endpoint, self.lost.union(unable, [begun.endpoint.id])
         able = [each for each in self._ranked if each.endpoint.id not in left_out]
         pools = [*dict.fromkeys([own.pool, *(each.endpoint.pool for each in able)])]
-        soon = {name: peer.p50 for name, peer in known.items()}
-        return sorted(able, key=lambda each: (pools.index(each.endpoint.pool), soon.get(each.endpoint.id, FOREVER)))
+        return sorted(able, key=lambda each: (pools.index(each.endpoint.pool), known.get(each.endpoint.id, FOREVER)))
 
     def go_through(self, peers: Sequence[Candidate]) -> None:
         """From here on these are the candidates."""

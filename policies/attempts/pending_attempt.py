@@ -10,7 +10,6 @@ Rules:
   case at `limit_at`, the end of the time for the whole answer.
 - An attempt whose tokens are not seen (not `stream`) is left for the next candidate after half of what remains until
   `limit_at`, or once the endpoint has answered later requests and has had the time for the longest answer since.
-- A stream that has begun, and whose opening is held back, is left after `idle` without a byte.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class PendingAttempt:
     overtake_in: float = FOREVER  # s in which the longest answer would have been written many times over
     overtake_at: float = FOREVER  # next look for later requests that the endpoint has answered
     overtaken: bool = False  # at the last look
-    begun: bool = False  # tokens come
     seen: bool = True  # tokens would be seen
 
     @classmethod
@@ -78,11 +76,6 @@ class PendingAttempt:
         self.overtake_in = overtake_in(self.attempt.candidate, limits.longest_output)
         self.overtake_at = self.sent_at + self.overtake_in
         self.recheck_in(min(idle_of(limits, self.attempt.candidate), self.overtake_in), self.sent_at)
-
-    def begin(self, limits: AttemptLimits, now: float) -> None:
-        """The first token has come: no later token is awaited for longer than any other of a stream."""
-        self.begun, self.limit_at = True, limits.limit_at
-        self.recheck_in(min(idle_of(limits, self.attempt.candidate), limits.first_token_limit), now)
 
     def weigh(self, upcoming: Candidate, deadline: float, hedge: bool, now: float) -> None:
         """Fix the moments to abandon the attempt for `upcoming`, and to send a hedge before."""
@@ -125,8 +118,6 @@ class SilenceLook:
     def at(self, pending: PendingAttempt) -> SilenceFinding:
         if self.now >= pending.limit_at:
             return self._at_limit(pending)
-        if pending.begun:
-            return self._at_begun(pending)
         return self._at_stream(pending) if pending.seen else self._at_unseen(pending)
 
     def _limit_of(self, pending: PendingAttempt) -> float:
@@ -156,14 +147,6 @@ class SilenceLook:
         if self.now >= pending.abandon_at:
             return SilenceFinding.NO_TOKEN
         pending.recheck_at = pending.abandon_at
-        return SilenceFinding.WAITING
-
-    def _at_begun(self, pending: PendingAttempt) -> SilenceFinding:
-        idle = idle_of(self.limits, pending.attempt.candidate)
-        quiet = self.now - self.facts.progress(pending.attempt.number).heard_at
-        if quiet >= idle:
-            return SilenceFinding.NO_BYTE
-        pending.recheck_in(min(idle - quiet, self.limits.first_token_limit), self.now)
         return SilenceFinding.WAITING
 
     @property

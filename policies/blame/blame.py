@@ -132,7 +132,6 @@ _BY_OUTCOME = {
     AttemptOutcome.QUOTA: BLAME["quota"],
     AttemptOutcome.REFUSED: BLAME["client"],
     AttemptOutcome.CANCELLED: BLAME["gateway"],
-    AttemptOutcome.OUTPACED: BLAME["gateway"],
 }
 
 

@@ -38,7 +38,6 @@ LOST_BY = {
     AttemptOutcome.SILENT: "gave no token",
     AttemptOutcome.CANCELLED: "gave no token before another attempt did",
     AttemptOutcome.BROKEN: "broke in mid-stream",
-    AttemptOutcome.OUTPACED: "fell behind, and was left for a peer,",
     AttemptOutcome.MISCONFIGURED: "was refused for the gateway's own key, model or path",
 }
 WITHOUT_TOKEN = (AttemptOutcome.SILENT, AttemptOutcome.CANCELLED)  # in time; the latter overtaken by a hedge
@@ -274,8 +273,6 @@ BY_PART: Mapping[str, CauseOf] = {
     "rate_limit": lambda facts, usual: rate_limit_cause(facts),
     "failover": _lost,
     "upstream": _upstream,
-    # The opening came slowly: the rest would too.
-    "judge": _stage("judge", Cause.DECODE_BOUND, "the opening that is judged took {spent}; usual here: {usual}"),
     "relay": _stage("relay", Cause.CALLER_SLOW, "the first token waited {spent} for the caller to read"),
     "stream": _slow_stream,
     THINKING: _thinks,

@@ -28,31 +28,12 @@ from policies.types import NEVER, AttemptOutcome
 
 _CLOSED = BreakerState.CLOSED  # a member is slow to look up in an enumeration
 
-SLOW_FOR = 10.0  # s after a stream was left as too slow, in which no other moves there
 RECENT = 60.0  # s between the same evidence of two callers
 MAX_CALLERS = 64  # of an endpoint
 FORGOTTEN = MAX_EJECTION  # s after the end of an ejection
 
 _FAILURES = frozenset({Evidence.FAILED, Evidence.BROKE_OFF, Evidence.UNREACHABLE})  # one kind: the server fails
 _LIFTED = ("failure", Evidence.DENIED, Evidence.UNPAID)  # kinds of evidence that an answer disproves
-
-
-class SlowStreams:
-    """The latest two callers with a stream that was left in mid-answer as too slow."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, float] = {}  # time by caller
-
-    def add(self, caller: str, now: float) -> None:
-        self._left.pop(caller, None)
-        self._left[caller] = now
-        if len(self._left) > 2:
-            del self._left[next(iter(self._left))]
-
-    def count_for(self, caller: str, now: float) -> bool:
-        """The caller itself, or two others, have lately left a stream."""
-        recent = [each for each, at in self._left.items() if now - at <= SLOW_FOR]
-        return caller in recent or len(recent) > 1
 
 
 class Witnesses:

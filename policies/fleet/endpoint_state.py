@@ -14,7 +14,7 @@ from operator import attrgetter
 
 from policies.fleet.adapter_slots import AdapterSlots
 from policies.fleet.beliefs import Belief, beliefs, limits
-from policies.fleet.caller_evidence import CallerEvidence, SlowStreams
+from policies.fleet.caller_evidence import CallerEvidence
 from policies.fleet.circuit_breaker import MAX_EJECTION, BreakerState, CircuitBreaker
 from policies.fleet.engine_load import EngineLoad, has_restarted
 from policies.fleet.engine_rates import EngineCounters, EngineRates
@@ -100,7 +100,6 @@ class EndpointState:
         self.has_refused_more = False  # by a limit of its own
         self.limits = EndpointLimits(pool.requests_per_minute, pool.tokens_per_minute, learns=not pool.local)
         self.callers = CallerEvidence(self.breaker, self.limits.refusal)
-        self.slow_streams = SlowStreams()
         self.shown = self.breaker.state  # as reported to the operator
         self.interference = DecodeInterference()
         self.adapters = None if pool.adapters is None else AdapterSlots(pool.adapters)

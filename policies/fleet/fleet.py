@@ -71,7 +71,6 @@ class Fleet:
         self.on_breaker: Callable[[Endpoint, CircuitBreaker], None] = lambda *changed: None  # the state changed
         self.on_unconfirmed: Callable[[Endpoint], None] = lambda endpoint: None  # failures of one caller alone
         self.on_cache_lost: Callable[[str], None] = lambda endpoint: None  # its engine has restarted, or is gone
-        self.watches_pace = False  # a route may ask for the recent pace of answers (`FleetReader.continuation`)
         self.closes = False  # an endpoint may have a cap or a rate limit
         self.cache_lost: set[str] = set()  # endpoints with an empty cache which nothing has warmed up yet
         self._states: dict[str, EndpointState] = {}
@@ -283,8 +282,6 @@ class Fleet:
             return
         state, report = attempt.state, report or AttemptReport()
         former = attempt.models_before != state.models_before
-        if outcome is AttemptOutcome.OUTPACED:
-            state.slow_streams.add(attempt.caller, now)
         attempt.on_ended(key, outcome, now, report)
         if report.unknown_model and attempt.prompt.adapter and state.adapters is not None:
             attempt.on_unknown_adapter(key, state.adapters, now)
@@ -323,10 +320,7 @@ class Fleet:
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:
-                if self.watches_pace:
-                    attempt.answer.count(count, now)
-                else:
-                    attempt.answer.tokens = count
+                attempt.answer.tokens = count
                 touched[attempt.state] = None
         for state in touched:
             state.on_progress(now)

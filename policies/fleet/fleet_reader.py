@@ -19,7 +19,6 @@ from policies.fleet.engine_rates import EngineRates
 from policies.fleet.in_flight_attempt import InFlightAttempt
 from policies.fleet.pool_state import PoolState, without_larger_window
 from policies.fleet.saved_state import learned, saved_limits
-from policies.latency.answer_pace import AnswerPace, pace_of
 from policies.latency.learned_state import LearnedEndpoint
 from policies.latency.token_counts import TokenScale
 from policies.quota.external_use import ExternalUseByRoute
@@ -80,30 +79,11 @@ class FleetReader:
             )
         return candidates
 
-    def continuation(
-        self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, caller: str, now: float
-    ) -> tuple[Forecast, AnswerPace] | None:
-        """Forecast of a prompt and `written` tokens of its answer, sent there now, and the recent pace there, by what
-        this caller or two others have met with. None: streams have lately been left there as too slow."""
-        state = self._states[endpoint_id]
-        if state.slow_streams.count_for(caller, now):
-            return None
+    def continuation_ttft(self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, now: float) -> float:
+        """Expected seconds to the first token of a prompt and `written` tokens of its answer, sent there now."""
         longer = replace(prompt, tokens=prompt.counted_tokens() + written)
         (candidate,) = self.candidates({endpoint_id: load}, longer, 0, 0.0, now, 0.0)
-        rest = state.tpot_predictor.at_rest(load.running + 1, load.context + longer.tokens)  # knows of the last seconds
-        forecast = replace(candidate.forecast, tpot=max(state.tpot_of(load, longer.tokens), rest.now))
-        known = [self._attempts[key] for key in state.interference.answers if key in self._attempts]
-        callers = {each.caller for each in known}
-        seen = known if len(callers) > 1 or caller in callers else ()
-        windows = (each.answer.windows for each in seen)
-        return forecast, pace_of(
-            (each for each in windows if each is not None), self.tokens_per_event(endpoint_id), now
-        )
-
-    def tokens_per_event(self, endpoint_id: str) -> float:
-        """Of a stream; 1 where nothing is known."""
-        state = self._states.get(endpoint_id)
-        return 1.0 if state is None else state.interference.tokens_per_event
+        return candidate.forecast.p50
 
     def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
         """Probability of an answer sent there now to keep the TPOT budget."""

@@ -24,7 +24,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from math import exp, log
 
-from policies.latency.answer_pace import TokenWindows
 from policies.latency.learned_state import LearnedTpot
 from policies.latency.online_learning import ChangeDetector, Regression
 from policies.types import FOREVER, Load
@@ -227,14 +226,6 @@ class DecodingAnswer:
     first_at: float = 0.0
     tokens: int = 1  # so far, in events
     counted: int = 1  # of these, in the throughput
-    windows: TokenWindows | None = None  # from the first count on
-
-    def count(self, tokens: int, now: float) -> None:
-        """`tokens`: so far."""
-        if self.windows is None:
-            self.windows = TokenWindows(self.first_at)
-        self.windows.count(tokens, now)
-        self.tokens = tokens
 
 
 class DecodeInterference:

@@ -284,7 +284,6 @@ class Limits(Strict):
     """Limit of what is sent to external APIs, in each process: a share of the route's requests, or USD per hour."""
 
 
-MOST_HELD = 1000  # tokens
 LONGEST_CACHED = 7 * 86_400.0  # s
 
 
@@ -297,31 +296,17 @@ class AnswerCaching(Strict):
     """Of requests that ask for samples too; else only of those with temperature 0, and of embeddings and rankings."""
 
 
-Shortcoming = Literal["refusal", "refusal_text", "language", "length", "invalid_json"]
+Shortcoming = Literal["refusal", "empty", "length", "invalid_json"]
+_FOUND_IN_WORDS = ("refusal_text", "language")  # reasons of former versions
 
 
-class Escalation(Strict):
-    """Answers after which the next tier is asked once, before anything is sent."""
-
-    when: frozenset[Shortcoming] = frozenset()
-    """A refusal in the dialect's own form, or in words; another script than the prompt's; an answer cut at the limit;
-    JSON that breaks its schema."""
-    hold: int | None = Field(default=None, ge=1, le=MOST_HELD)
-    """Tokens of a stream that are held back and judged; absent: only whole answers are judged."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_list(cls, value: Any) -> Any:
-        return value if isinstance(value, (dict, cls)) else {"when": value}
-
-    @model_validator(mode="after")
-    def _held_for_a_reason(self) -> Self:
-        if self.hold is not None and not self.when:
-            raise ValueError("escalate.hold needs the reasons in escalate.when: {when: [refusal_text], hold: 40}")
-        return self
-
-
-NO_ESCALATION = Escalation()
+def _reasons(value: Any) -> Any:
+    """Tell what to write in place of what former versions took."""
+    if isinstance(value, dict):
+        raise ValueError("no stream is held back and judged any more; write the reasons alone, as in [invalid_json]")
+    if isinstance(value, list) and any(each in _FOUND_IN_WORDS for each in value):
+        raise ValueError(f"no answer is judged by its words any more; leave out {' and '.join(_FOUND_IN_WORDS)}")
+    return value
 
 
 class Route(Strict):
@@ -338,8 +323,7 @@ class Route(Strict):
     tpot: Annotated[Budget | None, BeforeValidator(_off)] = None
     """Mean time between two tokens of the answer."""
     gap: GapBudget | None = None
-    """Longest silence within a stream. With `rescue`, a stream that falls behind `gap` or `tpot` moves to another
-    endpoint of its model where that is expected to be sooner."""
+    """Longest silence within a stream. Measured, and decides nothing."""
     total: Annotated[Total | None, BeforeValidator(_off)] = None
     """From arrival to the last byte."""
     by: Annotated[Positive | None, BeforeValidator(_off)] = None
@@ -360,8 +344,9 @@ class Route(Strict):
     fallback: Fallback = Fallback()
     upstream_stream: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = "auto"
     """Ask for whole answers as streams, and put them together, where no member of the answer can differ; or never."""
-    escalate: Escalation = NO_ESCALATION
-    """Answers after which the next tier is asked once, before anything is sent: reasons, or {when, hold}."""
+    escalate: Annotated[frozenset[Shortcoming], BeforeValidator(_reasons)] = frozenset()
+    """Whole answers (not streamed) after which the next tier is asked once, before anything is sent: a refusal in the
+    dialect's own form, no output, an answer cut at the limit, JSON that breaks its schema."""
     drop: frozenset[str] = frozenset()
     """Members of a request to leave out where a pool's dialect cannot express them; else such a pool is not used."""
     prefer: Literal["quality", "cost", "latency", "completion", "throughput"] = "quality"

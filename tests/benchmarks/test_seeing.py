@@ -11,7 +11,7 @@ from gateway.observe.record import STREAM, RequestOutcome, Stage
 async def test_its_records_are_those_of_answered_requests() -> None:
     """With every stage of an ordinary request, which sum; some lost an attempt."""
     records = finished(200)
-    ordinary = {stage for stage in Stage if stage not in (Stage.FAILOVER, Stage.RATE_LIMIT, Stage.JUDGE)}
+    ordinary = {stage for stage in Stage if stage not in (Stage.FAILOVER, Stage.RATE_LIMIT)}
     for record in records:
         assert record.end is RequestOutcome.COMPLETED
         assert {*record.stages} - {Stage.FAILOVER} == ordinary

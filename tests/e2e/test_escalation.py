@@ -53,6 +53,7 @@ async def two_tiers(
     [
         ("refusal", answer(None, refusal="No.")),
         ("refusal", answer("", "content_filter")),
+        ("empty", answer(" ")),
         ("length", answer("and then", "length")),
         ("invalid_json", answer('{"n": ')),
         ("invalid_json", answer('{"n": "one"}')),
@@ -128,3 +129,18 @@ async def test_without_another_tier_the_answer_is_sent_at_once() -> None:
             status, _, _ = await caller.whole(post(CHAT))
             assert (status, last(gateway).escalated) == (200, "")
             assert [attempt.kind for attempt in last(gateway).attempts] == [AttemptKind.PRIMARY]
+
+
+async def test_no_answer_is_escalated_out_of_the_regions() -> None:
+    """Of the next tier, an endpoint is within: it alone is asked, and the first answer kept where it fails."""
+    poor = answer("and then", "length")
+    async with Upstream([poor]) as small, Upstream([FAILED]) as near, Upstream([GOOD]) as far:
+        large = pool(near.url) | {"endpoints": [{"url": near.url, "region": "eu"}, {"url": far.url, "region": "us"}]}
+        pools = {"small": pool(small.url) | {"endpoints": [{"url": small.url, "region": "eu"}]}, "large": large}
+        routes = {"chat": {"tiers": ["small", "large"], "escalate": ["length"], "region": {"only": ["eu"]}}}
+        async with running(pools, routes) as gateway, calling(gateway.url) as caller:
+            status, _, body = await caller.whole(post(CHAT))
+            assert (status, json.loads(body)["choices"][0]["message"]["content"]) == (200, "and then")
+            assert last(gateway).escalated == "length"
+            assert {each.region for each in last(gateway).attempts} == {"eu"}
+            assert [each for each in far.requests if each.method == "POST"] == []

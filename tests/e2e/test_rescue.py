@@ -465,10 +465,10 @@ async def test_a_break_asks_for_the_forecasts_of_a_few_peers(monkeypatch: pytest
 
     def counted(view: FleetReader, endpoint: str, *known: Any) -> Any:
         asked.append(endpoint)
-        return continuation(view, endpoint, *known)
+        return forecast(view, endpoint, *known)
 
-    continuation = FleetReader.continuation
-    monkeypatch.setattr(FleetReader, "continuation", counted)
+    forecast = FleetReader.continuation_ttft
+    monkeypatch.setattr(FleetReader, "continuation_ttft", counted)
     async with engines(MOST_PEERS + 3, speed=10.0) as servers, gateway_before(*servers) as (gateway, client):
         for server in servers:
             server.faults.cut_after_tokens = 5

@@ -15,7 +15,6 @@ from policies.attempts.attempt_events import (
     AttemptLimits,
     AttemptStep,
     Begin,
-    Begun,
     Broken,
     Cancel,
     ClientGone,
@@ -29,10 +28,7 @@ from policies.attempts.attempt_events import (
     Leave,
     NoFacts,
     Open,
-    PeerForecast,
     Progress,
-    Resume,
-    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
@@ -58,7 +54,7 @@ class GivenFacts(NoFacts):
         saturated: bool = False,
         overtaken: Collection[bool] = (),
         windows: Collection[str] = ("small",),
-        peers: Mapping[str, PeerForecast] | None = None,
+        peers: Mapping[str, float] | None = None,
         **progress: Any,
     ) -> None:
         self.closes = True
@@ -79,7 +75,7 @@ class GivenFacts(NoFacts):
     def progress(self, number: int) -> Progress:
         return self.seen
 
-    def peer_forecasts(self, number: int, now: float) -> Mapping[str, PeerForecast]:
+    def peer_ttfts(self, number: int, now: float) -> Mapping[str, float]:
         return self.peers
 
     def without_larger_window(self, pool: str) -> frozenset[str]:
@@ -133,10 +129,6 @@ def told(step: AttemptStep) -> list[str]:
                 words.append(f"open {attempt.number} {attempt.kind.value} {attempt.candidate.endpoint.id}")
             case Cancel(number, ending):
                 words.append(f"cancel {number} {ending.value}")
-            case Suspend(number):
-                words.append(f"suspend {number}")
-            case Resume(number):
-                words.append(f"resume {number}")
             case Keep(number, shortcoming):
                 words.append(f"keep {number} {shortcoming}")
             case Commit(number):
@@ -192,7 +184,6 @@ BLAMES = st.sampled_from(list(BLAME.values()))
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(Begin()),
     st.builds(FirstToken, NUMBERS),
-    st.builds(Begun, NUMBERS),
     st.builds(Answered, NUMBERS, st.sampled_from(["", "refusal"])),
     st.builds(
         Failed,
@@ -223,7 +214,6 @@ CANDIDATES = st.lists(
 )
 
 
-SECONDS = st.floats(0.0, 2.0)
 FACTS = st.builds(
     GivenFacts,
     closed=st.sets(st.sampled_from("abcd"), max_size=2),
@@ -235,10 +225,7 @@ FACTS = st.builds(
     complete=st.booleans(),
     paused=st.booleans(),
     obstacle=st.sampled_from(["", "a tool call"]),
-    peers=st.dictionaries(st.sampled_from("abcd"), st.builds(PeerForecast, SECONDS, SECONDS, SECONDS, SECONDS)),
-    token_at=st.floats(0, 20),
-    tokens=st.floats(1, 100),
-    reading_since=st.floats(0, 20),
+    peers=st.dictionaries(st.sampled_from("abcd"), st.floats(0.0, 2.0)),
 )
 
 
@@ -256,9 +243,6 @@ LIMITS = st.fixed_dictionaries(
         "longer_context": st.booleans(),
         "other_filter": st.booleans(),
         "longest_output": st.none() | st.integers(1, 100),
-        "gap": st.sampled_from([0.5, 1.0, FOREVER]),
-        "tpot": st.none() | st.just(0.05),
-        "output_cap": st.none() | st.integers(1, 100),
     }
 )
 

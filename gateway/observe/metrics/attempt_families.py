@@ -30,7 +30,7 @@ SENT = (
     counter(
         "firsttoken_escalations_total{route,reason} answers",
         help="Answers after which another pool was asked, on routes with `escalate`",
-        more="`refusal`, `refusal_text`, `language`, `length`, `invalid_json`. Of streams, by their openings.",
+        more="`refusal`, `empty`, `length`, `invalid_json`.",
         moves="Answers of the first tier that refuse, are cut at the limit, or break their JSON schema.",
         act="Rises: the first tier's model is too small for this route, or its callers' max_tokens too low.",
     ),
@@ -81,13 +81,12 @@ SENT = (
     ),
     counter(
         "firsttoken_rescues_total{route,outcome} streams",
-        help="Streams that broke or fell behind after the first token on routes with `rescue: on`, by outcome",
+        help="Streams that broke after the first token on routes with `rescue: on`, by outcome",
         more=(
             "`rescued` (a peer wrote the rest), `failed` (no peer did), `refused` (tool calls, reasoning, structured "
-            "output, no peer up: the debug log has the reason). On routes with `gap`: `moved` (fell behind, and a peer "
-            "wrote the rest), `stayed` (a peer was asked and did not)."
+            "output, no peer up: the debug log has the reason)."
         ),
-        moves="Engines that die, stall or slow down in the middle of answers.",
+        moves="Engines that die or stall in the middle of answers.",
         act="`refused` or `failed` rises: `firsttoken_attempts_total` with kind `rescue`; add endpoints to the pool.",
     ),
     counter(

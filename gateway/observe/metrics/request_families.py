@@ -126,7 +126,7 @@ PROMISED = (
         more="All but `stream` sum to TTFT; `engine_queue` and `engine_prefill` are the engine's parts of `upstream`.",
         moves=(
             "`queue`: engines without capacity. `rate_limit`: a provider's rate limit. `failover`: lost attempts. "
-            "`upstream`: the engine. `judge`: `escalate.hold`. `estimate`, `parse`: long new prompts. `relay`, "
+            "`upstream`: the engine. `estimate`, `parse`: long new prompts. `relay`, "
             "`decide`: a gateway short of CPU."
         ),
         act=(

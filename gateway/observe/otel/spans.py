@@ -27,7 +27,7 @@ from policies.types import AttemptOutcome
 
 # Outcomes that are no error of a server, and of an engine.
 NO_SERVER_ERROR = (RequestOutcome.COMPLETED, RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)
-NO_ENGINE_ERROR = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.OUTPACED)
+NO_ENGINE_ERROR = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
 UNSET, ERROR = Status(), Status(StatusCode.ERROR)
 OPERATIONS = {"completion": "text_completion"}  # by operation, where the conventions' name differs
 PROVIDERS = {"gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}  # by kind of backend, likewise

@@ -34,13 +34,13 @@ MISTAKES = {
         "routes.r.escalate[0]",
         "'refusl'; did you mean 'refusal'",
     ),
-    "a hold without reasons": (in_route("escalate: {hold: 40}"), 4, "routes.r.escalate", "needs the reasons"),
-    "a hold of too much": (
-        in_route("escalate: {when: [refusal], hold: 5000}"),
+    "a hold of streams": (
+        in_route("escalate: {when: [refusal], hold: 40}"),
         4,
-        "routes.r.escalate.hold",
-        "at most 1000",
+        "routes.r.escalate",
+        "no stream is held back and judged any more; write the reasons alone, as in [invalid_json]",
     ),
+    "a reason found in words": (in_route("escalate: [refusal, language]"), 4, "routes.r.escalate", "leave out refusal"),
     "one bare reason": (in_route("escalate: refusal"), 4, "routes.r.escalate", "write it in [ ]"),
     "price of a route": (in_route("price: {input: 1}"), 4, "routes.r.price", "it belongs to pools.NAME"),
     "ttft of defaults": (with_section("defaults: {ttft: {budget: 1s}}"), 5, "defaults.ttft", "belongs to routes.NAME"),

@@ -190,15 +190,6 @@ def test_a_rescue_that_no_server_can_do_is_noted(pools: dict[str, Any], reason: 
     assert noted(pools=pools) == []
 
 
-@pytest.mark.parametrize(("attempts", "is_noted"), [(1, True), (2, True), (3, False)])
-def test_a_gap_for_which_no_attempt_is_left_is_noted(attempts: int, is_noted: bool) -> None:
-    """The last one is for a break. Without rescue, a gap is measured alone."""
-    found = noted(pools={"a": ENGINE}, gap={"budget": "1s"}, rescue="on", max_attempts=attempts)
-    note = f"note: gap of route chat moves no stream: max_attempts {attempts} leaves none for it"
-    assert found == ([note] if is_noted else [])
-    assert noted(pools={"a": ENGINE}, gap={"budget": "1s"}, max_attempts=attempts) == []
-
-
 def test_a_monthly_cost_without_a_price_is_noted() -> None:
     """In any pool that a route of the key reaches."""
     paid = {**API, "model": "n", "price": {"output": 1}}

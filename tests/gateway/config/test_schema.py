@@ -51,8 +51,7 @@ def test_shipped_files_are_valid(file: Path) -> None:
     [
         "routes: {r: {tiers: [p], hedge: off, ttft: off, rescue: on}}",
         "routes: {r: {tiers: [p], hedge: {max_extra: 0.03}}}",
-        "routes: {r: {tiers: [p], escalate: [refusal, language]}}",
-        "routes: {r: {tiers: [p], escalate: {when: [refusal_text], hold: '${N}'}}}",
+        "routes: {r: {tiers: [p], escalate: [refusal, empty]}}",
         "defaults: {max_body: 1048576, connect: '${C:-2s}', max_attempts: '${N}'}",
         "server: {listen: '${LISTEN}', open: '${OPEN:-false}', workers: '${W:-1}'}",
         "telemetry: {access_log: off}",
@@ -77,7 +76,7 @@ def test_every_form_of_a_value_is_valid(text: str) -> None:
         ("pools: {p: {backend: vllm, endpoints: [10.0.0.1]}}", "pools.p.endpoints.0"),
         ("routes: {r: {tiers: [p], ttft: {budget: 800}}}", "routes.r.ttft"),
         ("routes: {r: {tiers: [p], prefer: cheap}}", "routes.r.prefer"),
-        ("routes: {r: {tiers: [p], escalate: [refusl]}}", "routes.r.escalate"),
+        ("routes: {r: {tiers: [p], escalate: [refusl]}}", "routes.r.escalate.0"),
         ("routes: {r: {name: r, tiers: [p]}}", "routes.r"),
         ("routes: {r: {tiers: [{pool: p, when: {turn: 1}}]}}", "routes.r.tiers.0"),
         ("telemetry: {access_log: stdot}", "telemetry.access_log"),

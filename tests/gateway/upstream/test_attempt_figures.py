@@ -146,12 +146,3 @@ async def test_gaps_are_between_tokens_and_not_of_a_caller_that_does_not_read() 
     stage.reads(TOKEN)
     assert stage.wire.times.gaps(5).longest == pytest.approx(0.7, abs=0.01)
     assert stage.wire.times.long_gaps == 0
-
-
-def test_the_time_for_which_a_stream_was_kept_is_none_of_its_pace() -> None:
-    """Nothing was read while another pool was asked; before the next token the pace is that of the opening."""
-    times = AttemptTimes(0.0, 0.0, first_in=1.0, last_token=1.5)
-    times.go_on(9.5)
-    assert times.tpot(6) == pytest.approx(0.1)
-    times.last_token = 10.0
-    assert times.tpot(11) == pytest.approx(0.1)

@@ -10,31 +10,24 @@ from hypothesis import strategies as st
 from policies.attempts.attempt_events import (
     AttemptStep,
     Begin,
-    Broken,
     Cancel,
     Commit,
     Event,
     Failed,
-    FirstToken,
     GiveUp,
     Keep,
     Leave,
     Leaving,
     Open,
-    PeerForecast,
-    Resume,
-    Suspend,
     TimerFired,
 )
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.attempt_states import TRANSITIONS, AttemptState
 from policies.attempts.budgets import HedgeBudget, RetryBudget
-from policies.attempts.pace_watch import MAX_MOVES
 from policies.types import AttemptKind, Candidate
 from tests.support.attempt_script import CANDIDATES, FACTS, HISTORY, LIMITS, GivenFacts, machine
 
 FINAL = (AttemptState.GAVE_UP, AttemptState.GONE)
-RACING = (AttemptState.RACING, AttemptState.MOVING)
 
 
 class Observer:
@@ -47,8 +40,6 @@ class Observer:
         self.pending: set[int] = set()
         self.kept: set[int] = set()
         self.committed: int | None = None
-        self.held: int | None = None  # the committed stream, while a peer is asked
-        self.holds = 0
         self.commits = 0
 
     def follow(self, event: Event, step: AttemptStep, before: AttemptState) -> None:
@@ -56,8 +47,6 @@ class Observer:
             self.pending.discard(event.number)
             gone = self.committed == event.number and before is AttemptState.COMMITTED
             self.committed = None if gone else self.committed
-        if isinstance(event, Broken):
-            self.held = None
         for position, action in enumerate(step.actions, 1):
             self.perform(action)
             if isinstance(action, Commit | GiveUp):
@@ -72,7 +61,7 @@ class Observer:
                 self.hedges += attempt.kind is AttemptKind.HEDGE
                 assert charged or attempt.kind is not AttemptKind.HEDGE
             case Cancel(number, _):
-                assert number in self.pending | self.kept | {self.committed, self.held}
+                assert number in self.pending | self.kept | {self.committed}
                 self.pending.discard(number)
                 self.kept.discard(number)
             case Keep(number, shortcoming):
@@ -84,14 +73,7 @@ class Observer:
                 assert number in self.pending | self.kept
                 self.pending.discard(number)
                 self.kept.discard(number)
-                self.committed, self.held, self.commits = number, None, self.commits + 1
-            case Suspend(number):
-                assert (self.held, self.committed) == (None, number)
-                self.held, self.holds = number, self.holds + 1
-                assert self.holds <= MAX_MOVES
-            case Resume(number):
-                assert number == self.held
-                self.committed, self.held = number, None
+                self.committed, self.commits = number, self.commits + 1
             case Leave(number, _):
                 assert number == self.committed
 
@@ -102,7 +84,7 @@ class Observer:
         assert len(self.pending) <= 2
         assert set(self.race.pending) == self.pending
         assert not (ended and (self.pending or self.kept))
-        assert state not in RACING or step.wake_at is not None
+        assert state is not AttemptState.RACING or step.wake_at is not None
         assert state not in FINAL or step.wake_at is None
         assert before not in FINAL or step == AttemptStep()
         gave_up = [each for each in step.actions if isinstance(each, GiveUp)]
@@ -122,21 +104,6 @@ def test_every_request_ends_once_without_pending_attempts(
     """For any order of events, facts and limits: no attempt opened twice or after the end, none pending or kept at the
     end, a timer for as long as something is awaited, and no share of a budget kept."""
     followed(ranked, [(Begin(), 0.0, False), *history], limits, facts, hedges, poor)
-
-
-@given(CANDIDATES.filter(lambda found: len(found) > 1), HISTORY, st.sampled_from([0.0, 0.2, 0.9]), st.booleans())
-def test_the_same_of_a_stream_that_falls_behind(
-    ranked: list[Candidate], history: list[tuple[Event, float, bool]], silent: float, poor: bool
-) -> None:
-    """Held twice at most, and then continued, resumed or ended; not once without a permission, or where every peer is
-    as silent."""
-    peers = {each.endpoint.id: PeerForecast(0.1, 0.2, 0.02, silent) for each in ranked[1:]}
-    facts = GivenFacts(peers=peers, heard_at=0.2, token_at=0.2, tokens=9.0)
-    limits = {"max_attempts": 4, "limit": 5.0, "rescue": True, "by_pace": True, "gap": 1.0, "idle": 30.0}
-    begun: list[tuple[Event, float, bool]] = [(Begin(), 0.0, False), (FirstToken(1), 0.2, False)]
-    timers: list[tuple[Event, float, bool]] = [(TimerFired(), 0.0, True)] * 3
-    assert bool(followed(ranked, [*begun, *timers], limits, facts, 0, poor).holds) == (not poor and silent < 0.9)
-    followed(ranked, [*begun, *timers, *history], limits, facts, 0, poor)
 
 
 def followed(
@@ -161,7 +128,7 @@ def followed(
         assert race.state is before or race.state in TRANSITIONS[before][type(event)]
         seen.follow(event, step, before)
         assert retries.active == (race.state is AttemptState.RACING and seen.commits == 0)
-        assert 0 <= retries.retrying <= (race.state in RACING) * limits["max_attempts"] * (not poor)
+        assert 0 <= retries.retrying <= (race.state is AttemptState.RACING) * limits["max_attempts"] * (not poor)
         assert seen.hedges <= hedges
         wake_at = step.wake_at
     return seen

@@ -24,7 +24,7 @@ USUAL = Usual(
     tpot=Spread(0.02, 0.025),
 )
 LOST = LostAttempt("small/a", AttemptOutcome.FAILED, 0, 0.9, "")
-OUTPACED = LostAttempt("small/a", AttemptOutcome.OUTPACED, 200, 0.9, "")
+BROKEN = LostAttempt("small/a", AttemptOutcome.BROKEN, 200, 0.9, "")
 BESIDE = [Neighbour(name, 3_000, False, True) for name in "abcd"]
 OTHERS = [Neighbour("b", 9_000, True, False), Neighbour("c", 300, True, False)]
 EQUALS = [Neighbour(name, 3_000, True, False) for name in "abcd"]
@@ -63,7 +63,7 @@ CASES: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.DECODE_BOUND, {"objective": Objective.TPOT, "tpot": 0.09, "output": 50}),
     (Cause.DECODE_BOUND, {"objective": Objective.GAP, "gap": 1.5, "neighbours": BESIDE}),
     (Cause.ENDPOINT_FAILED, {"objective": Objective.GAP, "gap": 1.5}),
-    (Cause.ENDPOINT_FAILED, {"objective": Objective.GAP, "gap": 1.5, "attempts": [OUTPACED]}),
+    (Cause.ENDPOINT_FAILED, {"objective": Objective.GAP, "gap": 1.5, "attempts": [BROKEN]}),
     (Cause.UNKNOWN, {"stages": SLOW}),
     (Cause.UNKNOWN, {"stages": {"failover": 1.0}}),
     (Cause.UNKNOWN, {}),

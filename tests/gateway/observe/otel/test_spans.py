@@ -249,7 +249,7 @@ def test_request_spans_are_errors_for_faults_of_the_server_side(end: RequestOutc
 def test_a_cancelled_attempt_span_is_no_error(ending: AttemptOutcome) -> None:
     """All other outcomes but success are."""
     found = tree(answered(attempts=[attempt(ending=ending)], ttft=None)).attempts[0]
-    fine = ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED, AttemptOutcome.OUTPACED)
+    fine = ending in (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
     assert found.status.code == (Status.STATUS_CODE_UNSET if fine else Status.STATUS_CODE_ERROR)
     assert read(found.attributes).get("error.type") == (None if fine else ending.value)
 
