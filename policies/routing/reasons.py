@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from policies.latency.tpot import expected_tpot_misses
-from policies.routing.value import ENGINE
 from policies.types import Candidate, Decision, RankKind
 
 _KINDS = {
@@ -28,7 +27,7 @@ def terms_of(decision: Decision, candidate: Candidate) -> dict[str, float]:
         return {}
     good = (1.0 if candidate.trial_s else candidate.probability) * candidate.kept
     misses = expected_tpot_misses(candidate.load, candidate.forecast.prefill)
-    taken = {"misses": -misses, "engine": -ENGINE * candidate.forecast.prefill}
+    taken = {"misses": -misses, "engine": -candidate.engine}
     taken["place"] = -(1 - decision.target) * candidate.place
     return {"good": good, "soon": candidate.value - good - sum(taken.values()), **taken}
 

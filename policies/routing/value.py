@@ -9,7 +9,8 @@
   chance of that.
 - p50 / budget: share of the TTFT budget that the median first token takes. Soon is better than just in time.
 - misses: answers in progress there that the prefill is expected to make miss their TPOT (`policies.latency.tpot`).
-- prefill: seconds of engine time that others cannot have.
+- prefill: seconds of engine time that others cannot have, at the pace of the fastest engine of the tier: the time of a
+  slow engine is worth less.
 - place: of the tier in the order that `prefer` gives, from 0 on. A place up is worth as much of a chance as the route
   may miss: a tier is left where another adds more than 1 - target.
 
@@ -39,6 +40,7 @@ def weigh(found: CandidateSet) -> None:
     soon = SOON / (UNBOUNDED if budget == FOREVER else max(budget, found.left))
     weighs_total, total_target = found.queued.weighs_total, found.queued.route.total_target
     for place, tier in enumerate(places):
+        per_token = ENGINE * min(each.forecast.prefill / max(each.uncached, 1) for each in tier)
         for each in tier:
             forecast, load = each.forecast, each.load
             if pace is not None:
@@ -48,7 +50,8 @@ def weigh(found: CandidateSet) -> None:
             good, p50 = each.probability * each.kept, forecast.p50
             if each.trial_s:  # the forecast is a guess
                 good, p50 = each.kept, 0.0
-            value = good + SOON - soon * p50 - ENGINE * forecast.prefill - step * place
+            each.engine = per_token * each.uncached
+            value = good + SOON - soon * p50 - each.engine - step * place
             if load.expected_tpot_misses:
                 value -= expected_tpot_misses(load, forecast.prefill)
             each.value, each.place = value, place
