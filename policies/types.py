@@ -423,10 +423,10 @@ class Candidate:
     forecast: Forecast
     probability: float  # of the TTFT deadline if sent now, or of `total` where that is all the route promises; or 1
     price: float  # expected USD
-    score: float = 0.0  # of the scorer, smaller is better, in the scorer's own unit
-    reason: str = ""  # of the rank
     load: Load = field(default_factory=Load)  # before this request
     blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
+    score: float = 0.0  # of the scorer, smaller is better, in the scorer's own unit
+    reason: str = ""  # of the rank
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
     rtt: float = 0.0  # s of a round trip to the endpoint, part of the forecast; 0: not measured
     trial_s: float = 0.0  # s left for the trial of an API whose forecast is a guess: it qualifies; 0: no trial
