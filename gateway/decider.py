@@ -124,7 +124,9 @@ class Decider:
     async def _read(self, text: PromptText, expected_output: int) -> PromptEstimate:
         if text.prompt.effort <= LARGE:
             return self.estimator.estimate(text, expected_output)
-        return await self.off_loop(self.estimator.unread(text), self.estimator.estimate, text, expected_output)
+        places = self.estimator.recognise(text)
+        left = self.estimator.unread(places, text)
+        return await self.off_loop(left, self.estimator.read, places, text, expected_output)
 
     async def _count(self, text: PromptText, expected_output: int) -> PromptEstimate:
         await self.off_loop(text.prompt.effort * COUNTING, deque, self.estimator.count(text), 0)

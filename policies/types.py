@@ -432,13 +432,13 @@ class Candidate:
     forecast: Forecast
     probability: float  # of the TTFT deadline if sent now, or of `total` where that is all the route promises; or 1
     price: float  # expected USD
+    load: Load = field(default_factory=Load)  # before this request
+    blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
     value: float = 0.0  # good requests (`policies.routing.value`); of a baseline's scorer, less its score
     kept: float = 1.0  # chance, once the first token is in time, to keep the TPOT and the total of the route
     place: int = 0  # of the tier in the order of preference
     engine: float = 0.0  # good requests, for the engine time
     ranked_as: RankKind = RankKind.VALUE
-    load: Load = field(default_factory=Load)  # before this request
-    blocks: PrefixBlocks = field(default_factory=PrefixBlocks, compare=False, repr=False)  # of the prompt
     to_load: tuple[int, ...] = ()  # tokens of the hit, by tier of SLOWER_TIERS; empty: all are in the GPU
     rtt: float = 0.0  # s of a round trip to the endpoint, part of the forecast; 0: not measured
     trial_s: float = 0.0  # s left for the trial of an API whose forecast is a guess: it qualifies; 0: no trial

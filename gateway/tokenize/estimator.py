@@ -6,7 +6,7 @@ margin, and counted once the request has been sent: `count`. Pools with equal to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from math import ceil
@@ -18,6 +18,8 @@ from policies.types import PoolEstimate, PromptEstimate
 
 CACHE = 64_000_000  # bytes
 WORKERS = 2  # threads
+
+Places = Sequence[tuple[Position, Sequence[str]]]  # in a prompt, of pools with equal settings
 
 
 class Estimator:
@@ -59,11 +61,22 @@ class Estimator:
 
     def estimate(self, text: PromptText, output_tokens: int = 1) -> PromptEstimate:
         """The prompt as each pool sees it. `output_tokens`: expected of the answer."""
+        return self.read(self.recognise(text), text, output_tokens)
+
+    def recognise(self, text: PromptText) -> Places:
+        """The ends of what is known of the prompt."""
+        return [(self._reader.recognise(config, text), pools) for config, pools in self._settings(text).items()]
+
+    def unread(self, places: Places, text: PromptText) -> int:
+        """Work of `read`, in bytes of long text."""
+        return max(self._reader.unread(position, text) for position, _ in places)
+
+    def read(self, places: Places, text: PromptText, output_tokens: int) -> PromptEstimate:
+        """The estimate, from these places on."""
         estimates: dict[str, PoolEstimate] = {}
-        for config, alike in self._settings(text).items():
-            position = self._reader.recognise(config, text)
+        for position, pools in places:
             self._reader.read(position, text)
-            for pool in alike:
+            for pool in pools:
                 estimates[pool] = self._for_pool(pool, position, text)
         text.prompt.decoded = {}  # a request outlives the estimate, and holds the text in the body
         return PromptEstimate(estimates, output_tokens)
@@ -72,11 +85,6 @@ class Estimator:
         """Count the prompt exactly: an estimate after it has no margin. Yields after each segment and part."""
         for config in self._settings(text):
             yield from self._reader.count(self._reader.recognise(config, text, counted=True), text)
-
-    def unread(self, text: PromptText) -> int:
-        """Work of an estimate, in bytes of long text."""
-        known = min(len(self._reader.recognise(config, text).parts) for config in self._settings(text))
-        return text.prompt.effort_from(known)
 
     def _settings(self, text: PromptText) -> Mapping[TokenizerConfig, list[str]]:
         """Pools, grouped by equal tokenizer settings for this prompt."""

@@ -42,10 +42,15 @@ def start(cache_group: str, adapter: str = "") -> BlockChain:
     return BlockChain(b"", _hash(seed.encode()).digest())
 
 
-def extend(chain: BlockChain, text: bytes) -> BlockChain:
-    """Append the text of a part."""
-    pending, parent = chain.tail + text, chain.parent
+def extend(chain: BlockChain, text: bytes, known: bytes = b"") -> BlockChain:
+    """Append the text of a part. `known`: hashes of its first blocks, which are not computed again."""
+    pending, parent = chain.tail + text, known[-HASH_BYTES:] or chain.parent
     full = len(pending) - len(pending) % BLOCK_BYTES
-    cut = iter_unpack(f"{BLOCK_BYTES}s", pending[:full])
+    cut = iter_unpack(f"{BLOCK_BYTES}s", pending[len(known) // HASH_BYTES * BLOCK_BYTES : full])
     blocks = [parent := _hash(parent + block).digest() for (block,) in cut]
-    return BlockChain(b"".join(blocks), parent, pending[full:], chain.size + len(text))
+    return BlockChain(known + b"".join(blocks), parent, pending[full:], chain.size + len(text))
+
+
+def opening(chain: BlockChain, blocks: bytes, size: int) -> bytes:
+    """Of the `blocks` of a part appended to `chain`, those that end in the first `size` bytes of the part."""
+    return blocks[: (len(chain.tail) + size) // BLOCK_BYTES * HASH_BYTES]

@@ -70,6 +70,13 @@ class Prompt:
             message or (_decode(source) if isinstance(source, Raw) else source), partial(self._medium, family)
         )
 
+    def is_text(self, part: int) -> bool:
+        """The part is one text, and decoded: its pieces are cut in time linear in its bytes."""
+        if not self.messages:
+            return isinstance(self.sources[part], str)
+        message = self.decoded.get(part - len(self.sources) + self.messages)
+        return message is not None and len(message) == 2 and type(message.get("content")) is str
+
     def rewind(self) -> None:
         """The parts are read again."""
         self.media_left = MEDIA_TOKENS

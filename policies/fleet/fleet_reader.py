@@ -26,6 +26,8 @@ from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
 
+NOTHING: tuple[int, ...] = ()
+
 
 class FleetReader:
     """Implements `policies.routing.fleet_view.FleetView`. `states`: by endpoint id; `pools`: by name."""
@@ -47,36 +49,34 @@ class FleetReader:
         self, loads: Mapping[str, Load], prompt: PoolEstimate, tier: int, price: float, now: float, left: float
     ) -> list[Candidate]:
         """Predictions for the prompt, sent at `now`, at each endpoint of `loads`, all of one pool."""
-        candidates, adapter, load_s = [], prompt.adapter, 0.0
+        candidates, states, adapter, load_s = list[Candidate](), self._states, prompt.adapter, 0.0
+        tokens, blocks = prompt.tokens, prompt.blocks
+        first = blocks.hashes[0] if blocks.hashes else None
         for name, load in loads.items():
-            state, wait, rtt = self._states[name], 0.0, 0.0
+            state, wait, rtt = states[name], 0.0, 0.0
             predictor = state.predictor if state.pool.local else state.predictor.of(prompt.effort)
             if state.network is not None:
                 rtt, wait = state.network.network_s()
                 wait += rtt
-            hit = state.cache.hit(prompt, state.block_size)
+            cache, hit, to_load = state.cache, 0, NOTHING
+            if first in cache.index.runs:  # of most endpoints it is not
+                hit = cache.hit(prompt, state.block_size)
             if adapter and state.adapters is not None:
                 adapter_wait = state.adapters.wait(adapter, now)
                 wait, load_s = wait + adapter_wait.seconds, adapter_wait.load_s
-            hit, to_load = (hit, ()) if state.cache.residency is None else state.loadable(prompt, hit, load)
+            if cache.residency is not None:
+                hit, to_load = state.loadable(prompt, hit, load)
             if to_load:
                 wait += state.kv_loads.seconds(to_load)
-            forecast = predictor.predict(load, prompt.tokens, hit, now, wait, load_s)
-            candidates.append(
-                Candidate(
-                    endpoint=state.endpoint,
-                    tier=tier,
-                    prompt_tokens=prompt.tokens,
-                    hit=hit,
-                    forecast=forecast,
-                    probability=forecast.probability(left),
-                    price=price,
-                    load=load,
-                    blocks=prompt.blocks,
-                    to_load=to_load,
-                    rtt=rtt,
-                )
-            )
+            forecast = predictor.predict(load, tokens, hit, now, wait, load_s)
+            chance = forecast.probability(left)
+            # By position: names take twice as long, and this is the loop over all endpoints of a decision.
+            found = Candidate(state.endpoint, tier, tokens, hit, forecast, chance, price, load, blocks)
+            if to_load:
+                found.to_load = to_load
+            if rtt:
+                found.rtt = rtt
+            candidates.append(found)
         return candidates
 
     def continuation_ttft(self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, now: float) -> float:

@@ -61,7 +61,7 @@ class PrefixIndex:
 
     def clear(self) -> None:
         """Cache lost."""
-        self._runs: dict[int, IndexRun] = {}  # by first hash
+        self.runs: dict[int, IndexRun] = {}  # by first hash
         self._order: OrderedDict[IndexRun, None] = OrderedDict()  # least recently used first; children before parents
         self._size = 0
         self._fit(self._nominal, 1.0)
@@ -72,7 +72,7 @@ class PrefixIndex:
 
     def find(self, hashes: Sequence[int]) -> tuple[int, IndexRun | None]:
         """Number of leading blocks held, and the run of the last of them."""
-        if not hashes or hashes[0] not in self._runs:  # of most endpoints, at a decision
+        if not hashes or hashes[0] not in self.runs:
             return 0, None
         path, depth, _ = self._path(hashes)
         return depth, path[-1]
@@ -125,7 +125,7 @@ class PrefixIndex:
 
     def _path(self, hashes: Sequence[int]) -> tuple[list[IndexRun], int, int]:
         """Runs on the path of the prompt, number of shared blocks, and surplus blocks of the last run."""
-        path, at, size, runs = [], 0, len(hashes), self._runs
+        path, at, size, runs = [], 0, len(hashes), self.runs
         while at < size and (run := runs.get(hashes[at])) is not None:
             path.append(run)
             end = at + len(run.blocks)
@@ -138,9 +138,9 @@ class PrefixIndex:
     def _split(self, run: IndexRun, at: int) -> IndexRun:
         """Cuts a run in two; the lower part keeps its place in the LRU order."""
         upper = IndexRun(run.blocks[:at], run.parent, run.stamp, children=1, binding=run.binding)
-        self._runs[run.blocks[0]] = upper
+        self.runs[run.blocks[0]] = upper
         run.blocks, run.parent = run.blocks[at:], upper
-        self._runs[run.blocks[0]] = run
+        self.runs[run.blocks[0]] = run
         self._order[upper] = None
         return upper
 
@@ -154,7 +154,7 @@ class PrefixIndex:
         if parent is not None:
             parent.children += 1
         run = IndexRun(fresh, parent, self._stamp)
-        self._runs[fresh[0]] = run
+        self.runs[fresh[0]] = run
         self._order[run] = None
         path.append(run)
 
@@ -175,7 +175,7 @@ class PrefixIndex:
         if keep:
             del run.blocks[keep:]
             return
-        del self._runs[run.blocks[0]], self._order[run]
+        del self.runs[run.blocks[0]], self._order[run]
         if run.parent is not None:
             run.parent.children -= 1
 

@@ -339,8 +339,42 @@ def test_a_known_prompt_has_nothing_left_to_read() -> None:
     """What is left decides whether a prompt is read in a thread."""
     known, texts = estimator(), ["word " * 1000] * 4
     guessed(known, chat(*texts[:3]))
-    left = [known.unread(PromptText(raw_chat(*each), ["small"], "g")) for each in (texts[:3], texts, ["new"])]
+    prompts = [PromptText(raw_chat(*each), ["small"], "g") for each in (texts[:3], texts, ["new"])]
+    left = [known.unread(known.recognise(prompt), prompt) for prompt in prompts]
     assert (left[0], left[1] > 5000 + TEXT_EFFORT, left[1] < 6000 + TEXT_EFFORT) == (0, True, True)
+
+
+def test_of_a_long_message_that_has_grown_little_is_left_to_read() -> None:
+    """Some clients write the whole conversation into one message: its known text needs no thread."""
+    known, before = estimator(), raw_chat("be brief", LONG[:120_000])
+    guessed(known, before)
+    grown, other = (raw_chat("be brief", text + LONG[120_000:]) for text in (LONG[:120_000], LONG[1:120_000]))
+    left = [
+        known.unread(known.recognise(text), text) for text in (PromptText(x, ["small"], "g") for x in (grown, other))
+    ]
+    assert left[0] < 0.5 * left[1]
+    assert left[1] > len(LONG) - len("be brief")
+
+
+def test_parts_of_a_content_are_not_cut_before_a_thread_may_read_them() -> None:
+    """Nobody knows yet how many there are."""
+    known, texts = estimator(), [{"type": "text", "text": LONG[:20_000]}] * 3
+    prompt = prompt_of(Operation.CHAT, {"messages": [{"role": "user", "content": texts}]})
+    guessed(known, prompt)
+    texts = [*texts, {"type": "text", "text": "more"}]
+    grown = PromptText(prompt_of(Operation.CHAT, {"messages": [{"role": "user", "content": texts}]}), ["small"], "g")
+    assert known.unread(known.recognise(grown), grown) == grown.prompt.effort
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=2, max_size=5), st.booleans())
+@settings(deadline=None, max_examples=20)
+def test_a_text_that_grows_shrinks_and_branches_has_the_blocks_of_its_bytes(cuts: list[int], branches: bool) -> None:
+    """Known beginnings change no hash, whichever of them is known."""
+    warm = estimator(cache_bytes=300_000)
+    for number, cut in enumerate(cuts):
+        text = LONG[:cut] + f" {number} " * (500 if branches else 0)
+        for prompt in (chat("hello", text), completion(text)):
+            assert hashes(guessed(warm, prompt)) == hashes(guessed(estimator(), prompt))
 
 
 def raw_chat(*texts: str) -> Prompt:
