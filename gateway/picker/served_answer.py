@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 from backends.interface import EngineTimes, Tap
-from gateway.observe.record import AttemptRecord
+from gateway.observe.record import NO_FACTS, AttemptRecord
 from gateway.picker.inferred_answers import InferredAnswers
 from gateway.upstream.attempt_figures import AttemptTimes
 from gateway.upstream.routed_request import RoutedRequest
@@ -170,6 +170,8 @@ class ServedAnswer:
             tpot=self._tpot(report.output_tokens),
             gaps=self._times.gaps(report.output_tokens),
             blocks=self._prompt.blocks,
+            usage=None if self._tap is None else self._tap.usage,
+            facts=NO_FACTS if self._tap is None else self._tap.facts,
         )
         return not failed
 
