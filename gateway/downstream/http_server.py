@@ -52,7 +52,7 @@ log = logging.getLogger("firsttoken")
 READ_BUFFER = 64 * 1024  # bytes of body parsed ahead; of one-byte chunks, 4096 at a time take 4 ms
 SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
 HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
-MAX_BEHIND = 64 * 1024  # bytes that a caller may send behind a request in hand
+MAX_BEHIND = 64 * 1024  # bytes read ahead behind a request in hand
 SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
 ABORTS, ABORT_PAUSE = 16, 0.01  # connections aborted at a time (30 us each), and s until the sweep goes on
 
@@ -199,13 +199,12 @@ class DownstreamConnection(RequestHandler):
             self._check_behind(self.request, len(data))
 
     def _check_behind(self, request: HttpRequest, size: int) -> None:
-        """Bound what a caller sends behind the request in hand. Beyond, input is dropped, and the connection ends with
-        the answer: a caller sends again what is not answered (RFC 9112, section 9.3.2)."""
+        """Bound what a caller sends behind the request in hand: the rest waits in its socket. A caller that leaves then
+        is noticed once the answer is written."""
         if request.websocket is not None:
             request.websocket.on_bytes(size)
         elif self._received > MAX_BEHIND:
-            request.keep_alive = False
-            self._drop_input()
+            self.writer.transport.pause_reading()
 
     def _check_body(self, body: StreamReader) -> None:
         """End a body with too much framing. While reading is paused the parser holds bytes."""
@@ -257,6 +256,8 @@ class DownstreamConnection(RequestHandler):
         finally:
             self._bodies.hold(0)
             self.task = None
+        if self._received > MAX_BEHIND:
+            self.resume_reading(resume_parser=False)
         self.request = self._arrival = None
         self._received = 0
         if request.keep_alive:
