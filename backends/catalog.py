@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from backends.anthropic import Anthropic
-from backends.azure import AzureOpenAI
 from backends.interface import Backend, BackendConfig
-from backends.llamacpp import LlamaCpp
-from backends.openai import Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
-from backends.tgi import TextGenerationInference
-from backends.trtllm import TensorRT
+from backends.metered_engine import LlamaCpp, TensorRT, TextGenerationInference
+from backends.openai import AzureOpenAI, Compatible, Mistral, Ollama, OpenAI, OpenAIPlatform, Reasoning
 from backends.vllm import SGLang, SimulatedVllm, Vllm
 
 

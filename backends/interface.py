@@ -165,6 +165,7 @@ class Usage:
     cached: int | None = None  # of the prompt, read from a cache
     cache_write: int | None = None  # of the prompt, written into a cache
     cache_write_1h: int | None = None  # of these, to be kept for an hour or longer
+    reasoning: int | None = None  # of the completion
     compacted: bool = False
 
 
@@ -178,6 +179,15 @@ class EngineTimes:
     ttft: float | None = None  # from the engine's queue to the first token
 
 
+@dataclass(slots=True, eq=False)
+class ReplyFacts:
+    """Members of a reply that traces name, as the server wrote them: of any type."""
+
+    id: Any = None
+    service_tier: Any = None
+    finish_reasons: dict[int, Any] = field(default_factory=dict)  # by choice
+
+
 class Tap(Protocol):
     """Reads a response body in passing, and never changes or delays a byte."""
 
@@ -187,6 +197,7 @@ class Tap(Protocol):
     answer_begun: bool  # output of the answer itself was seen
     usage: Usage
     times: EngineTimes
+    facts: ReplyFacts
     ended: bool  # finish_reason or [DONE] was seen (streams); the whole body parsed (not streamed)
     missing: bytes  # the last event of a stream, until seen
     terminated: bool  # the last event of a stream was seen: [DONE], message_stop, response.completed

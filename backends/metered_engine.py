@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backends.interface import HttpCall
-from backends.openai import OpenAI
+from backends.interface import HttpCall, Operation
+from backends.openai import Compatible, OpenAI
 
 MAX_MODEL = 128  # characters of a model's name
 MAX_ADAPTERS = 16  # adapters of running requests to be read
@@ -216,3 +216,56 @@ class MeteredEngine(OpenAI):
             return frozenset(model.id for model in msgspec.json.decode(body, type=_ModelList).data)
         except (ValueError, RecursionError):
             return frozenset()
+
+
+# -- Text Generation Inference ---------------------------------------------------------------------
+#
+# Hugging Face's Text Generation Inference (TGI): OpenAI's dialect for chats, with a report of the load.
+#
+# Source: text-generation-inference documentation, "Messages API" and "Metrics" (archived in 2026-03). A batch in
+# progress counts as its number of requests.
+
+
+class TextGenerationInference(MeteredEngine, Compatible):
+    """Takes requests for any model name."""
+
+    native = frozenset({Operation.CHAT, Operation.COMPLETION})
+    refuses_models = False
+    metrics = LoadMetrics(running=(b"tgi_batch_current_size",), waiting=(b"tgi_queue_size",))
+
+
+# -- TensorRT-LLM ----------------------------------------------------------------------------------
+#
+# TensorRT-LLM's `trtllm-serve`: OpenAI's dialect, with a report of the load.
+#
+# Source: TensorRT-LLM documentation, "trtllm-serve" and "Prometheus Metrics" (2026-11). The page exists where the
+# server was started with `return_perf_metrics: true`.
+
+
+class TensorRT(MeteredEngine, Compatible):
+    """Takes requests for any model name, and refuses unknown fields."""
+
+    refuses_models = False
+    metrics_path = "/prometheus/metrics"
+    metrics = LoadMetrics(
+        running=(b"trtllm_num_requests_running",),
+        waiting=(b"trtllm_num_requests_waiting",),
+        kv_usage=(b"trtllm_kv_cache_utilization",),
+    )
+
+
+# -- llama.cpp -------------------------------------------------------------------------------------
+#
+# llama.cpp's server: OpenAI's dialect, with a report of the load if started with --metrics.
+
+
+class LlamaCpp(MeteredEngine, Compatible):
+    """`/health` and `/metrics` are 503 while the model loads; without --metrics, `/metrics` is a 501."""
+
+    reads_reasoning = True
+    refuses_models = False
+    metrics = LoadMetrics(
+        running=(b"llamacpp:requests_processing",),
+        waiting=(b"llamacpp:requests_deferred",),
+        kv_usage=(b"llamacpp:kv_cache_usage_ratio",),  # until 2025
+    )

@@ -25,7 +25,6 @@ PICTURE = re.compile(r"<!-- rooms -->\s*```mermaid\n(.*?)```", re.DOTALL)
 ARROW = re.compile(r"^\s*(\w+) --> (\w+(?: & \w+)*)\s*$", re.MULTILINE)
 STANDARD_NAMES = {"_exit", "_replace"}  # documented by Python
 PRIVATE_NAMES = {  # of libraries, with the reason to use each
-    "gateway/downstream/http_server.py: _messages": "a parser error behind a body that never ends: decision 0025",
     "gateway/tokenize/tokenizers.py: _resize_cache": "no cache whose time would tell a tenant another's words",
 }
 TOUR_ROW = re.compile(r"^\| \[(?:gateway|policies|backends|lab)/[^|]*\|", re.MULTILINE)

@@ -35,6 +35,8 @@ class ChoiceShape(msgspec.Struct, gc=False):
 
 
 class _ReplyShape(msgspec.Struct, gc=False):
+    id: Any = None
+    service_tier: Any = None
     usage: Any = None
     error: Any = None
     metrics: Any = None
@@ -42,6 +44,7 @@ class _ReplyShape(msgspec.Struct, gc=False):
 
 class WholeShape(_ReplyShape, gc=False):
     choices: Any = None
+    stop_reason: Any = None  # of a message
 
 
 class ChunkShape(_ReplyShape, gc=False):
@@ -54,7 +57,10 @@ class UsageShape(msgspec.Struct, gc=False):
 
 
 class ResponseShape(msgspec.Struct, gc=False):
+    id: Any = None
+    service_tier: Any = None
     status: Any = None
+    incomplete_details: Any = None
     usage: Any = None
     error: Any = None
     output: Any = None

@@ -45,10 +45,13 @@ class MessagesTap(StreamTap):
         elif event.type == "content_block_start" and isinstance(event.content_block, dict):
             self._read_block(event.content_block)
         elif event.type == "message_start" and isinstance(event.message, dict):
+            self.facts.id = event.message.get("id")
             self._read_counts(event.message.get("usage"))
         elif event.type == "message_delta":
             self._read_counts(event.usage)
-            self.ended = self.ended or (bool(delta.get("stop_reason")) and self.failure is None)
+            if reason := delta.get("stop_reason"):
+                self.facts.finish_reasons[0] = reason
+                self.ended = self.ended or self.failure is None
         elif event.type == "message_stop":
             self.terminated = True
             self.ended = self.failure is None
@@ -93,6 +96,8 @@ def read_message_usage(usage: Usage, reported: Any) -> None:
     usage.cache_write = _known(written, usage.cache_write)
     usage.cache_write_1h = _known(billed[_HOUR], usage.cache_write_1h)
     usage.compacted = usage.compacted or bool(compactions)
+    if isinstance(details := reported.get("output_tokens_details"), dict):
+        usage.reasoning = count_or(details.get("thinking_tokens"), usage.reasoning)
 
 
 _HOUR = "ephemeral_1h_input_tokens"  # of `cache_creation`

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from backends import failures
-from backends.interface import Usage
+from backends.interface import ReplyFacts, Usage
 from backends.stream.event_shapes import ResponseEventShape, ResponseShape
 from backends.stream.sse import ServerSentEvent
 from backends.stream.taps import BodyTap, StreamTap, count_or, decode_as
@@ -78,6 +78,7 @@ class ResponsesTap(StreamTap):
     def _read_end(self, response: ResponseShape | None) -> None:
         if response is not None:
             read_response_usage(self.usage, response.usage)
+            self.facts = facts_of(response)
         self.terminated = True
         self.ended = self.failure is None
 
@@ -99,10 +100,18 @@ class ResponsesBodyTap(BodyTap):
     def _read_body(self, data: bytes) -> None:
         response = decode_as(data, _response_decoder)
         read_response_usage(self.usage, response.usage)
+        self.facts = facts_of(response)
         if response.status == "failed" or (response.error and not response.output):
             self.failure = failures.of_event(response.error, self._secret) if response.error else failures.FAILED_INSIDE
         else:
             self.ended = True
+
+
+def facts_of(response: ResponseShape) -> ReplyFacts:
+    """The reason of a response's end is its status, or the reason for which it is incomplete."""
+    details = response.incomplete_details
+    reason = (details.get("reason") if isinstance(details, dict) else None) or response.status
+    return ReplyFacts(response.id, response.service_tier, {0: reason} if reason else {})
 
 
 def read_response_usage(usage: Usage, reported: Any) -> None:
@@ -119,3 +128,5 @@ def read_response_usage(usage: Usage, reported: Any) -> None:
         usage.cache_write_1h = count_or(
             kept.get("ttl_12h_tokens") if isinstance(kept, dict) else None, usage.cache_write_1h
         )
+    if isinstance(details := reported.get("output_tokens_details"), dict):
+        usage.reasoning = count_or(details.get("reasoning_tokens"), usage.reasoning)

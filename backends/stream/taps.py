@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from backends import failures
-from backends.interface import EngineTimes, Failure, Tap, Usage
+from backends.interface import EngineTimes, Failure, ReplyFacts, Tap, Usage
 from backends.stream.event_shapes import ChoiceShape, ChunkShape, WholeShape
 from backends.stream.sse import ExcerptDecoder, ServerSentEvent, StreamError, excerpt
 from backends.stream.token_form import TokenForm
@@ -70,6 +70,7 @@ class _ReplyTap:
         self.answer_begun = False
         self.usage = Usage()
         self.times = EngineTimes()
+        self.facts = ReplyFacts()
         self.ended = False
         self.missing = b""
         self.terminated = False
@@ -207,6 +208,7 @@ class StreamTap(_ReplyTap):
                 elif delta is not None:
                     self.text_bytes += text_size([text, delta.reasoning or delta.reasoning_content, delta.tool_calls])
             if choice.finish_reason:
+                self.facts.id, self.facts.service_tier = chunk.id, chunk.service_tier
                 self._end_choice(choice)
         if chunk.usage is not None:
             read_usage(self.usage, chunk.usage)
@@ -233,7 +235,9 @@ class StreamTap(_ReplyTap):
         if choice.finish_reason == "error":  # OpenRouter's sign that the model's provider failed
             self._fail(failures.FAILED_INSIDE)
             return
-        self._ended_choices.add(choice.index if type(choice.index) is int else 0)
+        index = choice.index if type(choice.index) is int else 0
+        self._ended_choices.add(index)
+        self.facts.finish_reasons[index] = choice.finish_reason
         if len(self._ended_choices) >= self._choices:
             self._end()
 
@@ -321,6 +325,7 @@ class BodyTap(_ReplyTap):
             self.failure = failures.of_event(body.error, self._secret)
             return
         self._read_usage(body.usage)
+        self._read_facts(body)
         read_times(self.times, body.metrics)
         if self.usage.completion is None:
             self.text_bytes = text_size(body.choices)
@@ -328,6 +333,11 @@ class BodyTap(_ReplyTap):
 
     def _read_usage(self, reported: Any) -> None:
         read_usage(self.usage, reported)
+
+    def _read_facts(self, body: WholeShape) -> None:
+        choices = body.choices if isinstance(body.choices, list) else [{"finish_reason": body.stop_reason}]
+        reasons = [choice.get("finish_reason") for choice in choices if isinstance(choice, dict)]
+        self.facts = ReplyFacts(body.id, body.service_tier, {n: each for n, each in enumerate(reasons) if each})
 
 
 class SilentBodyTap(BodyTap):
@@ -389,6 +399,8 @@ def read_usage(usage: Usage, reported: Any) -> None:
     usage.completion = count_or(reported.get("completion_tokens"), usage.completion)
     usage.cached = count_or(cached, usage.cached)
     usage.cache_write = count_or(written, usage.cache_write)
+    if isinstance(details := reported.get("completion_tokens_details"), dict):
+        usage.reasoning = count_or(details.get("reasoning_tokens"), usage.reasoning)
 
 
 def read_times(times: EngineTimes, reported: Any) -> None:

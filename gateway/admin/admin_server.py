@@ -11,12 +11,15 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import csv
 import gzip
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -28,7 +31,6 @@ from backends.interface import Operation
 from gateway.admin.admin_replies import Handler, accepts_gzip, json_errors, json_response, lowercase_headers, read_body
 from gateway.admin.key_paths import KeyPaths
 from gateway.admin.request_query import RequestQuery, parse_format, parse_minutes, parse_query, parse_span, parse_window
-from gateway.admin.requests_csv import requests_csv
 from gateway.api.api_error import ApiError
 from gateway.api.same_origin import SameOrigin
 from gateway.config.models import Config, Key
@@ -242,3 +244,35 @@ def dashboard_page() -> tuple[str, str]:
         f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+
+# -- GET /requests as CSV --------------------------------------------------------------------------
+#
+# GET /requests as CSV: a line for each Record, for a spreadsheet.
+#
+# Text that a spreadsheet would take for a formula is quoted by an apostrophe: request ids are named by callers.
+
+
+COLUMNS = (
+    *("request_id", "route", "tenant", "endpoint", "end", "status", "cause"),
+    *("ttft_ms", "ttft_budget_ms", "ttft_predicted_p50_ms", "tpot_ms", "total_ms", "longest_gap_ms"),
+    *("prompt_tokens_reported", "cached_tokens_reported", "output_tokens", "cost_usd"),
+)
+OF_CAUSE = ("over_ms", "evidence", "mend")  # members of `why`
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def requests_csv(records: Iterable[Mapping[str, Any]]) -> bytes:
+    text = StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("arrived", *COLUMNS, *OF_CAUSE))
+    for record in records:
+        arrived = datetime.fromtimestamp(record["wall"], UTC).isoformat(timespec="milliseconds")
+        why = record.get("why") or {}
+        cells = (*(record[name] for name in COLUMNS), *(why.get(name) for name in OF_CAUSE))
+        writer.writerow((arrived, *map(_cell, cells)))
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) and value != "-" else value

@@ -2,8 +2,8 @@
 
 Rules:
 - A body is not read where head and size alone are a reason to refuse the request.
-- Bytes are counted while they are held: of the request in hand, and of the requests behind it.
-- A body ends when it is complete, too large, too slow, or more framing than content, or when no parser can read on.
+- Bytes are counted while they are held.
+- A body ends when it is complete, too large, too slow, or more framing than content.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class Bounds:
 class BodyReader:
     """Reads a body at a time. `content`: of the body that is being read."""
 
-    __slots__ = ("_bounds", "_error", "_held", "content", "pipelined")  # idle connections have one each
+    __slots__ = ("_bounds", "_error", "_held", "content")  # idle connections have one each
 
     def __init__(self, bounds: Bounds) -> None:
         self.content: StreamReader | None = None
-        self.pipelined = 0  # bytes of the bodies behind the request in hand, counted in `Intake.body_bytes`
-        self._held = 0  # bytes of the body in hand, counted there too
+        self._held = 0  # bytes of the body in hand, counted in `Intake.body_bytes`
         self._bounds = bounds
         self._error: BaseException | None = None
 
@@ -55,11 +54,6 @@ class BodyReader:
         self._held = size
         if intake.body_bytes > intake.max_body_bytes and (fault := intake.too_many_bytes(size)) is not None:
             raise fault
-
-    def hold_pipelined(self, size: int) -> None:
-        """Count `size` bytes for the requests behind."""
-        self._bounds.intake.body_bytes += size - self.pipelined
-        self.pipelined = size
 
     def break_off(self, error: BaseException) -> None:
         """The body being read cannot be completed."""

@@ -52,7 +52,7 @@ def protocol_error(error: HttpProcessingError) -> ApiError:
 
 
 def body_too_slow(limit: float) -> ApiError:
-    message = f"The body stopped for {limit:g} s, or came slower than {BODY_RATE // 1024} KiB/s."
+    message = f"The body stopped for {limit:g} s, came slower than {BODY_RATE // 1024} KiB/s, or has an invalid chunk."
     return ApiError(408, message, close=True)
 
 

@@ -6,7 +6,8 @@ Path of a request: aiohttp -> `DownstreamConnection.serve` -> `HttpRequest` -> h
 - Bounds for each caller: `gateway.downstream.http_limits`, and the unread part of an answer. Bounds for all callers
   together: `gateway.downstream.intake`.
 - A request that is refused by its head has no body read: input is dropped unparsed from then on.
-- A disconnect cancels the handler at once, and with the handler all attempts upstream.
+- A disconnect cancels the handler at once, and with the handler all attempts upstream. The end of a caller's input is
+  the end of the caller.
 - Protocol errors are answered in OpenAI's error envelope; no content of a request is logged.
 """
 
@@ -16,20 +17,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from socket import SO_ERROR, SO_SNDBUF, SOL_SOCKET
+from socket import SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import cast
 
 from aiohttp import HttpVersion10, HttpVersion11
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
-from aiohttp.web import BaseRequest, Server, StreamResponse
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web import BaseRequest, RequestHandler, Server, StreamResponse
 
 from backends.http.connection import WriteCoalescer
 from backends.http.loop_aware_timer import LoopAwareTimer
 from gateway.api.api_error import ApiError
-from gateway.downstream.body_reader import CONTINUE, BodyReader, Bounds, Precheck
+from gateway.downstream.body_reader import BodyReader, Bounds, Precheck
 from gateway.downstream.http_limits import (
     DEFAULT_TIMEOUTS,
     MAX_BODY,
@@ -52,7 +52,7 @@ log = logging.getLogger("firsttoken")
 READ_BUFFER = 64 * 1024  # bytes of body parsed ahead; of one-byte chunks, 4096 at a time take 4 ms
 SEND_BUFFER = 64 * 1024  # bytes in the kernel for one reader (Linux doubles the value); the default grows to 4 MB
 HIGH_WATER = 16 * 1024  # bytes buffered for one reader before the upstream is paused
-FIN_CHECKS = 0.02, 0.16  # s to the first look at a caller that sends no more, and between later looks at most
+MAX_BEHIND = 64 * 1024  # bytes read ahead behind a request in hand
 SWEEP = 1.0  # s between checks of all connections; a timer per connection would cost more
 ABORTS, ABORT_PAUSE = 16, 0.01  # connections aborted at a time (30 us each), and s until the sweep goes on
 
@@ -161,14 +161,10 @@ class DownstreamConnection(RequestHandler):
         self.request: HttpRequest | None = None  # being served
         self.task: asyncio.Task[None] | None = None  # which serves it
         self._arrival: float | None = None  # first byte of the current or the next request
-        self._received = 0  # bytes since then
-        self._latest: StreamReader | None = None  # body of the last request received
+        self._received = 0  # bytes since then; once a request is complete, bytes behind it
+        self._long_head: float | None = None  # arrival of a head that was too long at the last check
         self._refused = False  # all further input is dropped
-        self._reads = True  # reading is not paused
-        self._expects_request = True  # none is in hand, or about to be
         self._closing_since: float | None = None
-        self._fin_check: asyncio.TimerHandle | None = None  # set once the caller sends no more
-        self._told_to_continue = False
 
     # -- the socket ---------------------------------------------------------------------
 
@@ -188,12 +184,6 @@ class DownstreamConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.bounds.intake.connections -= 1
-        self._messages.clear()
-        if self._bodies.pipelined:
-            self._bodies.hold_pipelined(0)
-        if self._fin_check is not None:
-            self._fin_check.cancel()
-        self._fin_check = self._latest = None  # both refer to the connection
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -202,79 +192,31 @@ class DownstreamConnection(RequestHandler):
         if self._arrival is None:
             self._arrival = monotonic()
         self._received += len(data)
-        if self.request is not None and self.request.websocket is not None:
-            self.request.websocket.on_bytes(len(data))
         super().data_received(data)
-        if self._messages:
-            self._expects_request = False
-            self._latest = self._messages[-1][1]
-            if self.request is not None or len(self._messages) > 1:
-                self._count_pipelined()
         if self._bodies.content is not None:
             self._check_body(self._bodies.content)
-        elif self._received > MAX_HEAD and self._expects_request:
-            self._turn_away(head_too_long())
+        elif self.request is not None:
+            self._check_behind(self.request, len(data))
 
-    def _count_pipelined(self) -> None:
-        """Count the bodies behind the request in hand. Where all bodies together are too large, those requests are
-        dropped: a caller sends again what is not answered (RFC 9112, section 9.3.2)."""
-        pipelined = sum(body.total_bytes for _, body in self._messages)
-        self._bodies.hold_pipelined(pipelined)
-        if self.request is not None and self.bounds.intake.too_many_bytes(pipelined) is not None:
-            self.request.keep_alive = False
-            self._drop_input()
-            self._messages.clear()
-            self._bodies.hold_pipelined(0)
+    def _check_behind(self, request: HttpRequest, size: int) -> None:
+        """Bound what a caller sends behind the request in hand: the rest waits in its socket. A caller that leaves then
+        is noticed once the answer is written."""
+        if request.websocket is not None:
+            request.websocket.on_bytes(size)
+        elif self._received > MAX_BEHIND:
+            self.writer.transport.pause_reading()
 
     def _check_body(self, body: StreamReader) -> None:
-        """End a body with a parser error, or with too much framing. While reading is paused the parser holds bytes."""
-        if body.is_eof():  # complete: whatever follows belongs to the next request
+        """End a body with too much framing. While reading is paused the parser holds bytes."""
+        if body.is_eof() or not self.writer.transport.is_reading():  # complete: what follows is the next request
             return
-        if self._messages:  # no request can follow an incomplete body, only a parser error
-            self._bodies.break_off(self._messages[-1][0].exc)  # type: ignore[union-attr]
-        elif self._reads and is_mostly_framing(self._received, body.total_bytes):
+        if is_mostly_framing(self._received, body.total_bytes):
             self._refused = True
             self._bodies.break_off(too_much_framing())
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a connection whose caller has sent all and waits for the answer, as `printf ... | nc` does.
-
-        A caller that is gone looks the same until something is written: its system answers with a reset. So an
-        interim response is written, which clients ignore (RFC 9110, section 15.2), and the socket's error watched.
-        """
-        begun = self.request is not None and self.request.begun
-        if not self.writer.transport.can_write_eof():  # TLS has no half-closed connection
-            return False
-        if begun or self._expects_request or self._refused or self._latest is None or not self._latest.is_eof():
-            return False
-        self._fin_check = self.loop.call_later(FIN_CHECKS[0], self._check_peer, FIN_CHECKS[0] / 2)
-        return True
-
-    def _check_peer(self, again: float) -> None:
-        transport = self.writer.transport
-        if self._expects_request:  # the end of input came between two requests
-            transport.close()
-            return
-        if transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_ERROR):
-            transport.abort()
-            return
-        request = self.request
-        if request is not None and not request.begun and not self._told_to_continue:
-            if not request.http11:  # has no interim responses
-                transport.abort()
-                return
-            self._told_to_continue = True
-            self.writer.write_through(CONTINUE)
-        self._fin_check = self.loop.call_later(again, self._check_peer, min(2 * again, FIN_CHECKS[1]))
-
-    def pause_reading(self) -> None:
-        self._reads = False
-        super().pause_reading()
-
     def resume_reading(self, resume_parser: bool = True) -> None:
         """aiohttp calls this for each piece of a body, 15 us each, though reading is paused for few."""
-        if not self._reads:
-            self._reads = True
+        if not self.writer.transport.is_reading():
             super().resume_reading(resume_parser)
 
     def pause_writing(self) -> None:
@@ -306,19 +248,19 @@ class DownstreamConnection(RequestHandler):
         )
         if headers.get("upgrade", "").lower() == "websocket":
             request.websocket = WebSocket(raw, self.writer, self.bounds.max_body, self._bodies.hold)
-        if self._bodies.pipelined:
-            self._count_pipelined()
         self.task = raw.task
         try:
             await self._receive(request, raw)
+            self._received = 0
             await self.server.handler(request)
         finally:
             self._bodies.hold(0)
             self.task = None
+        if self._received > MAX_BEHIND:
+            self.resume_reading(resume_parser=False)
         self.request = self._arrival = None
         self._received = 0
-        self._expects_request = not self._messages
-        if request.keep_alive and (self._fin_check is None or self._messages):
+        if request.keep_alive:
             return KEEP_ALIVE
         if self._refused:
             self.writer.end()
@@ -380,7 +322,7 @@ class DownstreamConnection(RequestHandler):
     # -- the end ----------------------------------------------------------------------------
 
     def check_timeouts(self, now: float) -> bool:
-        """Abort the connection for a head too slow, or an unread end of the last answer. True: aborted."""
+        """Abort the connection for a head too slow or without end, or an unread answer's end. True: aborted."""
         transport, timeouts = self.writer.transport, self.bounds.timeouts
         if transport.is_closing():
             self._closing_since = self._closing_since or now
@@ -388,10 +330,16 @@ class DownstreamConnection(RequestHandler):
         elif self.request is not None and self.request.websocket is not None:
             overdue = self.request.websocket.is_overdue(now, timeouts.body)
         else:
-            overdue = self.request is None and self._arrival is not None and now - self._arrival > timeouts.head
+            overdue = self.request is None and self._arrival is not None and self._is_overdue(self._arrival, now)
         if overdue:
             transport.abort()
         return overdue
+
+    def _is_overdue(self, arrival: float, now: float) -> bool:
+        """A head is too slow, or was too long at two checks in a row: a complete one would be a request by then."""
+        was_long = self._long_head == arrival
+        self._long_head = arrival if self._received > MAX_HEAD else None
+        return was_long or now - arrival > self.bounds.timeouts.head
 
     def stop(self) -> None:
         """End a stream now; any other request is the last of the connection."""

@@ -18,6 +18,7 @@ from enum import IntEnum, StrEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from backends.interface import ReplyFacts
 from gateway.observe.trace_context import Trace
 from policies.diagnosis.diagnosis_report import Diagnosis
 from policies.prefix_doctor.lineage import Lineage
@@ -92,6 +93,7 @@ class TokenGaps(NamedTuple):
 
 
 NO_GAPS = TokenGaps()
+NO_FACTS = ReplyFacts()
 HIT, MISS = "hit", "miss"
 Verdicts = tuple[bool | None, bool | None, bool | None, bool | None]  # on TTFT, TPOT, gap and total
 
@@ -150,6 +152,9 @@ class Record:
     total: float = 0.0
     tpot: float | None = None
     gaps: TokenGaps = NO_GAPS
+    conversation: str = ""  # as the caller names it, for traces alone; empty: it names none
+    service_tier: Any = None  # as the caller asked, for traces alone
+    facts: ReplyFacts = NO_FACTS  # of the reply that answered, for traces alone
     reasoning_effort: str = ""  # as the caller asked (`gateway.api.reasoning_effort`); empty: it named none
     max_tokens: int | None = None  # as the caller asked
     max_tokens_lowered: int | None = None  # as sent, where the caller's exceed the context window or the route's limit
@@ -159,6 +164,8 @@ class Record:
     cached_tokens_predicted: int | None = None
     cached_tokens_to_load: dict[str, int] | None = None  # of these, from slower tiers of the engine's cache, by tier
     cached_tokens_reported: int | None = None
+    cache_write_tokens_reported: int | None = None
+    reasoning_tokens_reported: int | None = None
     output_tokens: int | None = None
     engine_queue: float | None = None  # by the engine's own word: these two are parts of `upstream`
     engine_prefill: float | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from time import monotonic
 
-from backends.interface import EngineTimes
+from backends.interface import EngineTimes, ReplyFacts, Usage
 from gateway.api.inference_request import InferenceRequest
 from gateway.api.request_start import sent_before
 from gateway.observe.metrics.loop_lag import LoopLag
@@ -21,6 +21,7 @@ from gateway.observe.record import (
     FAILOVER,
     HIT,
     MISS,
+    NO_FACTS,
     NO_GAPS,
     QUEUE,
     RATE_LIMIT,
@@ -282,9 +283,12 @@ class RequestTimeline:
         gaps: TokenGaps = NO_GAPS,
         reasoning_in: float | None = None,
         answer_in: float | None = None,
+        usage: Usage | None = None,
+        facts: ReplyFacts = NO_FACTS,
     ) -> None:
         """Note tokens and engine times of the attempt that won, at its end. `reasoning_in`, `answer_in`: first tokens.
-        `blocks`: of the prompt, as the pool that answered counts."""
+        `blocks`: of the prompt, as the pool that answered counts. `usage`: of the whole answer, where one server gave
+        it."""
         record = self.record
         self.attempt_ended(attempt)
         record.prompt_tokens_reported = reported.prompt_tokens
@@ -295,6 +299,10 @@ class RequestTimeline:
         record.output_tokens = output_tokens
         record.tpot = tpot
         record.gaps = gaps
+        record.facts = facts
+        if usage is not None:
+            record.cache_write_tokens_reported = usage.cache_write
+            record.reasoning_tokens_reported = usage.reasoning
         if record.ttft is not None:  # no earlier than the first token was written
             if reasoning_in is not None:
                 record.first_reasoning = max(reasoning_in - record.arrival, record.ttft)
@@ -336,8 +344,10 @@ class RequestTimeline:
         """The last byte is out, or nothing more will be."""
         record = self.record
         record.prefix = landmarks(self._blocks)
-        if self.request is not None:
-            record.reasoning_effort = self.request.reasoning_effort
+        if (request := self.request) is not None:
+            record.reasoning_effort = request.reasoning_effort
+            record.conversation = request.session if request.is_conversation else ""
+            record.service_tier = request.body.get("service_tier")
         if record.ttft is not None:
             self.close((STREAM, at))
         else:

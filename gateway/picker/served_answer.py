@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from backends.interface import EngineTimes, Tap
-from gateway.observe.record import AttemptRecord
+from gateway.observe.record import NO_FACTS, AttemptRecord
 from gateway.upstream.attempt_figures import AttemptTimes
 from gateway.upstream.routed_request import RoutedRequest
 from policies.fleet.engine_load import EngineLoad
@@ -137,6 +137,8 @@ class ServedAnswer:
             tpot=self._tpot(report.output_tokens),
             gaps=self._times.gaps(report.output_tokens),
             blocks=self._prompt.blocks,
+            usage=None if self._tap is None else self._tap.usage,
+            facts=NO_FACTS if self._tap is None else self._tap.facts,
         )
         return not failed
 

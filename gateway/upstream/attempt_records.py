@@ -62,6 +62,8 @@ def record_winner(routed: RoutedRequest, wire: WireAttempt, first_in: float, res
         blocks=routed.estimate.pools[wire.attempt.candidate.endpoint.pool].blocks,
         reasoning_in=wire.times.reasoning_in,
         answer_in=wire.times.first_in if continues else wire.times.answer_in,
+        usage=None if continues else wire.tap.usage,
+        facts=wire.tap.facts,
     )
 
 

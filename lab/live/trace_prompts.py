@@ -14,7 +14,7 @@ from random import Random
 from secrets import randbits
 from typing import Any
 
-from gateway.cli.live.random_text import random_text
+from gateway.cli.live.probe import random_text
 from lab.traffic.traces import BLOCK, Arrival
 
 BLOCKS = 8_192  # texts of blocks that are kept, of 2.5 kB

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.observe.record import RequestOutcome
+from tests.support.builders import CHAT, calling, post
 from tests.support.gateways import running
 from tests.support.simulated import engine_pool, engines, eventually
 
@@ -51,6 +52,19 @@ async def test_a_disconnected_caller_aborts_its_request_in_the_engine(moment: st
         assert engine.aborts == 1
         load = next(iter(gateway.monitor.loads().values()))
         assert (load.in_flight, load.prefilling, load.queued_tokens) == (0, 0, 0.0)
+
+
+async def test_a_caller_that_half_closes_aborts_its_request_in_the_engine() -> None:
+    """The end of its input looks as that of a caller that left, as most that half-close have."""
+    async with engines(1) as (engine,), running({"only": engine_pool(engine)}) as gateway:
+        async with calling(gateway.url) as caller:
+            caller.writer.write(post({**CHAT, "max_tokens": 5000}))
+            await eventually(lambda: engine.engine.running)
+            caller.writer.write_eof()
+            assert await caller.rest() == b""
+        await eventually(lambda: engine.aborts == 1)
+        await eventually(lambda: gateway.recorder.recent)
+        assert gateway.recorder.recent[0].end is RequestOutcome.CLIENT_GONE
 
 
 async def test_a_disconnected_caller_is_dropped_from_the_engines_queue() -> None:

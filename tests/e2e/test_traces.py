@@ -289,55 +289,93 @@ async def test_spans_contain_no_prompt_answer_or_key() -> None:
 # --------------------------------------------------------------------------- metrics
 
 
-async def test_genai_metrics_are_exported_with_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older names by default; the last report is at shutdown. Cumulative sums."""
-    async with (
-        Collector() as collector,
-        Upstream(
-            [STREAM_HEAD + chunk(ANSWER.replace(b"data: [DONE]\n\n", b"") + USAGE + b"data: [DONE]\n\n") + LAST_CHUNK]
-        ) as upstream,
-    ):
+async def test_genai_metrics_are_exported_with_spans() -> None:
+    """By the SDK; the last report is at shutdown. Cumulative sums."""
+    answer = STREAM_HEAD + chunk(ANSWER.replace(b"data: [DONE]\n\n", b"") + USAGE + b"data: [DONE]\n\n") + LAST_CHUNK
+    async with Collector() as collector, Upstream([answer]) as upstream:
         async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
             for _ in range(3):
                 await ask(gateway)
         (report,) = collector.metrics
-        metrics = {metric.name: metric for metric in report}
-        assert set(metrics) == {
-            "gen_ai.server.request.duration",
-            "gen_ai.server.time_to_first_token",
-            "gen_ai.server.time_per_output_token",
-            "gen_ai.client.operation.duration",
-            "gen_ai.client.operation.time_to_first_chunk",
-            "gen_ai.client.operation.time_per_output_chunk",
-            "gen_ai.client.token.usage",
-        }
-        (point,) = metrics["gen_ai.server.time_to_first_token"].histogram.data_points
-        assert point.count == sum(point.bucket_counts) == 3
-        assert point.sum == pytest.approx(sum(record.ttft or 0.0 for record in gateway.recorder.recent))
-        assert read(point.attributes) == {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "compatible",
-            "gen_ai.request.model": "chat",
-            "gen_ai.response.model": "served",
-        }
-        usage = metrics["gen_ai.client.token.usage"].histogram.data_points
-        assert {read(p.attributes)["gen_ai.token.type"]: p.sum for p in usage} == {"input": 21.0, "output": 6.0}
-        monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http,gen_ai_latest_experimental")
-        async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
-            await ask(gateway)
-        metrics = {metric.name: metric for metric in collector.metrics[-1]}
-    assert {name for name in metrics if "client" in name} == {
+    metrics = {metric.name: metric for metric in report}
+    assert set(metrics) == {
+        "gen_ai.server.request.duration",
+        "gen_ai.server.time_to_first_token",
+        "gen_ai.server.time_per_output_token",
         "gen_ai.client.inference.duration",
         "gen_ai.client.inference.time_to_first_chunk",
-        "gen_ai.client.inference.time_per_output_chunk",
         "gen_ai.client.inference.usage.input_tokens",
         "gen_ai.client.inference.usage.output_tokens",
         "gen_ai.client.inference.usage.cache_read.input_tokens",
         "gen_ai.client.inference.operation.input_tokens",
         "gen_ai.client.inference.operation.output_tokens",
     }
-    counted = metrics["gen_ai.client.inference.usage.cache_read.input_tokens"].sum
-    assert (counted.is_monotonic, [point.as_int for point in counted.data_points]) == (True, [4])
+    (point,) = metrics["gen_ai.server.time_to_first_token"].histogram.data_points
+    assert point.count == sum(point.bucket_counts) == 3
+    assert point.sum == pytest.approx(sum(record.ttft or 0.0 for record in gateway.recorder.recent))
+    assert read(point.attributes) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "compatible",
+        "gen_ai.request.model": "chat",
+        "gen_ai.response.model": "served",
+    }
+    usage = {name.partition(".usage.")[2]: metrics[name].sum for name in metrics if ".usage." in name}
+    assert {name: [point.as_int for point in found.data_points] for name, found in usage.items()} == {
+        "input_tokens": [21],
+        "output_tokens": [6],
+        "cache_read.input_tokens": [12],
+    }
+    assert all(found.is_monotonic for found in usage.values())
+
+
+async def test_metric_exports_that_fail_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The next export has the same sums and more."""
+    async with Collector() as collector, Upstream([STREAMED]) as upstream:
+        collector.status = 400
+        async with running({"only": pool(upstream.url)}, telemetry=telemetry_to(collector)) as gateway:
+            await ask(gateway)
+        assert gateway.telemetry is not None
+        families = {family.name: family for family in gateway.telemetry.collect()}
+    assert families["firsttoken_otlp_metric_exports_failed"].samples[0].value == 1
+    assert "metric export fails: the collector gets no GenAI metrics (" in caplog.text
+
+
+REASONED = b"".join(
+    b"data: %b\n\n" % json.dumps(event).encode()
+    for event in (
+        {"id": "chatcmpl-7", "service_tier": "flex", "choices": [{"index": 0, "delta": {"content": "hi"}}]},
+        {"id": "chatcmpl-7", "service_tier": "flex", "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+        {
+            "choices": [],
+            "usage": {
+                "prompt_tokens": 40,
+                "completion_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 30},
+                "completion_tokens_details": {"reasoning_tokens": 8},
+            },
+        },
+    )
+)
+
+
+async def test_spans_tell_what_was_asked_and_how_the_answer_ended() -> None:
+    """Conversation, effort and tier of the request; id, tier, end and tokens of the reply."""
+    asked = {"prompt_cache_key": "conv-1", "reasoning_effort": "high", "service_tier": "auto"}
+    answer = STREAM_HEAD + chunk(REASONED + b"data: [DONE]\n\n") + LAST_CHUNK
+    async with Collector() as collector, Upstream([answer]) as upstream:
+        pools = {"only": pool(upstream.url, backend="openai", api_key="sk-x")}
+        async with running(pools, telemetry=telemetry_to(collector)) as gateway:
+            await ask(gateway, **asked)
+            (request,) = await collector.requests(1)
+            await eventually(lambda: collector.spans)
+    (attempt,) = (read(span.attributes) for span in collector.spans if span.kind == Span.SPAN_KIND_CLIENT)
+    assert read(request.attributes)["gen_ai.conversation.id"] == attempt["gen_ai.conversation.id"] == "conv-1"
+    assert attempt["gen_ai.request.reasoning.level"] == "high"
+    assert attempt["gen_ai.response.id"] == "chatcmpl-7"
+    assert [value.string_value for value in attempt["gen_ai.response.finish_reasons"].values] == ["length"]
+    assert (attempt["openai.request.service_tier"], attempt["openai.response.service_tier"]) == ("auto", "flex")
+    assert attempt["gen_ai.usage.cache_write.input_tokens"] == 30
+    assert attempt["gen_ai.usage.reasoning.output_tokens"] == 8
 
 
 async def test_opentelemetry_environment_variables_apply(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,18 +211,6 @@ async def test_an_absolute_target_is_the_same_resource() -> None:
         assert (await first_reply(port(gateway.url), raw))[0] == 200
 
 
-async def test_a_caller_that_half_closes_gets_its_answer() -> None:
-    """`printf ... | nc` closes its sending side at once."""
-    async with Upstream(ANSWER) as upstream, gateway_before(upstream) as gateway:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port(gateway.url))
-        writer.write(head(PATH, f"content-length: {len(BODY)}") + BODY)
-        writer.write_eof()
-        async with asyncio.timeout(2):
-            assert (await reader.read(-1)).startswith(b"HTTP/1.1 200 ")
-        writer.close()
-        await eventually(lambda: len(gateway.recorder.recent) == 1)
-
-
 async def test_the_framing_of_a_chunked_body_counts_towards_the_bound() -> None:
     """A body of one-byte chunks costs five bytes each on the wire and much time: 413 at the bound of the bytes read."""
     defaults = {"max_body": "1MB"}

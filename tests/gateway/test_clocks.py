@@ -40,7 +40,6 @@ READERS = {
     "gateway/admission/key_store.py": "the same",
     "gateway/admission/keyring.py": "the same",
     "gateway/fleet/learned_keeper.py": "the age of what was learned before a restart",
-    "gateway/observe/otel/genai_metrics.py": "timestamps of metrics",
     "gateway/observe/prefix_doctor.py": "the date of a report",
     "gateway/observe/recorder.py": "the date of a Record",
     "gateway/observe/windows/history_keeper.py": "slots of counts by the clock on the page",

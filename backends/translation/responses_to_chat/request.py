@@ -2,7 +2,7 @@
 
 - The gateway keeps no responses: what refers to one (`previous_response_id`, `conversation`, item references,
   background responses) and tools that run at the provider are refused by name; Codex's are left out
-  (`backends/translation/offered_tools.py`).
+  (`refuse_tool`).
 - An item of an earlier reply carries its id, status, annotations and logprobs: no part of a prompt, left out. So is the
   telemetry that Codex 0.169 adds for OpenAI (`client_metadata`). The parts of an assistant's turn (reasoning, text,
   calls) become one message, as chat completions write a turn.
@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.translation.offered_tools import has_own_tools, refuse_tool
 from backends.translation.omissions import Omissions
 from backends.translation.request_members import SAME_MEMBERS, Members, PartReader, read_audio, read_refusal
 from backends.translation.translation import Json, UntranslatableError
@@ -306,3 +305,28 @@ def _logprobs(members: Members) -> Json:
     if (top := members.take("top_logprobs")) is not None and top != 0:
         found |= {"logprobs": True, "top_logprobs": top}
     return found
+
+
+# -- tools that only a provider can run ------------------------------------------------------------
+#
+# Tools that agents offer beside their own functions, and that only a provider can run.
+#
+# Codex 0.169 offers search (`web_search`) and groups of tools (`namespace`) in every request, and works on without:
+# beside functions of the caller they are left out, and noted. A caller that offers nothing else wants just these, as
+# does one whose `tool_choice` names one: refused by name.
+
+
+_OPTIONAL = ("namespace", "web_search")
+_OWN = ("function", "custom")  # run by the caller
+
+
+def has_own_tools(tools: Any) -> bool:
+    return isinstance(tools, list) and any(isinstance(tool, dict) and tool.get("type") in _OWN for tool in tools)
+
+
+def refuse_tool(tool: Members, kind: str, beside_own: bool) -> None:
+    """Leave out a tool that the caller can do without. Raises UntranslatableError for another, unless it is dropped."""
+    if not (beside_own and kind in _OPTIONAL):
+        tool.refuse_kind(kind)
+    elif not tool.dropped.drop(tool.at(kind)):
+        tool.dropped.leave_out(tool.at(kind))

@@ -5,7 +5,8 @@ Rules:
 - One SERVER span for the request; an INTERNAL child for each stage, end to end as in the Record; a CLIENT child for
   each attempt, lost attempts included. Only the attempt that answered carries the usage, so sums count tokens once.
 - Attribute values come from the configuration, the engine's figures and the caller's ids: never text of a prompt, an
-  answer or an error. `gen_ai.*` are OpenTelemetry's GenAI semantic conventions, in development; times are seconds.
+  answer or an error. `gen_ai.*` and `openai.*` are of OpenTelemetry's semantic-conventions-genai v0.1.0, in
+  development; times are seconds.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ from policies.types import AttemptOutcome
 # Outcomes that are no error of a server, and of an engine.
 NO_SERVER_ERROR = (RequestOutcome.COMPLETED, RequestOutcome.REFUSED, RequestOutcome.CLIENT_GONE)
 NO_ENGINE_ERROR = (AttemptOutcome.COMPLETED, AttemptOutcome.CANCELLED)
+NO_FINISH = (RequestOutcome.UPSTREAM_BROKE, RequestOutcome.CLIENT_GONE)  # of an answer that has begun
 UNSET, ERROR = Status(), Status(StatusCode.ERROR)
-OPERATIONS = {"completion": "text_completion"}  # by operation, where the conventions' name differs
-PROVIDERS = {"gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}  # by kind of backend, likewise
+MAX_TEXT = 128  # characters of an id or a reason that a server has written
+# By operation, where the conventions' name differs: all three dialects of a chat are one operation.
+OPERATIONS = {"completion": "text_completion", "messages": "chat", "responses": "chat"}
+PROVIDERS = {  # by kind of backend, likewise
+    "azure": "azure.ai.openai",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+}
 
 Attributes = dict[str, AttributeValue]
 
@@ -60,7 +69,8 @@ class SpanFactory:
         """Yields the request's span first. All spans are marked as sampled: the exporter drops others."""
         start = int(record.wall * 1e9)
         own = _context(trace, trace.span)
-        attributes = request_attributes(record, self.endpoints.get(record.endpoint)) | _outcome_attributes(record)
+        attributes = request_attributes(record, self.endpoints.get(record.endpoint))
+        attributes |= _asked_attributes(record) | _outcome_attributes(record)
         span = partial(ReadableSpan, resource=self.resource, instrumentation_scope=self.scope)
         yield span(
             _name(record, attributes),
@@ -82,10 +92,14 @@ class SpanFactory:
             if place == UPSTREAM:
                 first_token_in = passed
         for attempt in record.attempts:
-            attributes = attempt_attributes(record, attempt, self.endpoints.get(attempt.endpoint, UNKNOWN))
-            attributes |= _placement_attributes(record, attempt)
+            endpoint = self.endpoints.get(attempt.endpoint, UNKNOWN)
+            attributes = attempt_attributes(record, attempt, endpoint)
+            attributes |= _asked_attributes(record) | _placement_attributes(attempt, endpoint)
             if record.ttft is not None and attempt is record.attempts[-1]:
                 attributes |= _answer_attributes(record, first_token_in - attempt.opened)
+                attributes |= tier_attributes(record, endpoint)
+                if endpoint.provider == "openai":
+                    attributes |= known({"openai.request.service_tier": _text(record.service_tier)})
             yield span(
                 _name(record, attributes),
                 _context(trace, trace.span + ATTEMPT - 1 + attempt.number),
@@ -133,18 +147,46 @@ def attempt_attributes(record: Record, attempt: AttemptRecord, endpoint: ServedE
             "gen_ai.operation.name": OPERATIONS.get(record.operation, record.operation),
             "gen_ai.provider.name": endpoint.provider,
             "gen_ai.request.model": endpoint.model,
-            "server.address": endpoint.address,
-            "server.port": endpoint.port or None,
             "error.type": None if attempt.ending in NO_ENGINE_ERROR else attempt.ending.value,
         }
     )
 
 
+def tier_attributes(record: Record, endpoint: ServedEndpoint) -> Attributes:
+    """OpenAI's own extension, shared by spans and metrics: the tier that has served the answer."""
+    if endpoint.provider != "openai":
+        return {}
+    return known({"openai.response.service_tier": _text(record.facts.service_tier)})
+
+
+def _text(value: object) -> str | None:
+    return value[:MAX_TEXT] if isinstance(value, str) else None
+
+
+def _asked_attributes(record: Record) -> Attributes:
+    """What the caller asked for."""
+    return known(
+        {
+            "gen_ai.conversation.id": record.conversation,
+            "gen_ai.request.stream": record.stream,
+            "gen_ai.request.max_tokens": record.max_tokens,
+            "gen_ai.request.choice.count": record.choices if record.choices != 1 else None,
+            "gen_ai.request.reasoning.level": record.reasoning_effort,
+        }
+    )
+
+
+def _finish_reasons(record: Record) -> tuple[str, ...] | None:
+    """One for each choice: `error` where the answer ended without one. None: the answer told of none."""
+    reasons = record.facts.finish_reasons
+    if not reasons:
+        return ("error",) * record.choices if record.end in NO_FINISH else None
+    return tuple(_text(reasons.get(number)) or "error" for number in range(record.choices))
+
+
 def _outcome_attributes(record: Record) -> Attributes:
     return known(
         {
-            "gen_ai.request.stream": record.stream,
-            "gen_ai.request.max_tokens": record.max_tokens,
             "gen_ai.response.model": record.model,
             "http.request.method": "POST",
             "http.response.status_code": record.status or None,
@@ -183,10 +225,11 @@ def _outcome_attributes(record: Record) -> Attributes:
     )
 
 
-def _placement_attributes(record: Record, attempt: AttemptRecord) -> Attributes:
+def _placement_attributes(attempt: AttemptRecord, endpoint: ServedEndpoint) -> Attributes:
     return known(
         {
-            "gen_ai.request.stream": record.stream,
+            "server.address": endpoint.address,
+            "server.port": endpoint.port or None,
             "http.response.status_code": attempt.status or None,
             "firsttoken.pool": attempt.pool,
             "firsttoken.endpoint": attempt.endpoint,
@@ -205,10 +248,14 @@ def _answer_attributes(record: Record, first_chunk: float) -> Attributes:
         {
             "gen_ai.request.model": record.model,
             "gen_ai.response.model": record.model,
+            "gen_ai.response.id": _text(record.facts.id),
+            "gen_ai.response.finish_reasons": _finish_reasons(record),
             "gen_ai.response.time_to_first_chunk": first_chunk if record.stream else None,
             "gen_ai.usage.input_tokens": record.prompt_tokens_reported,
             "gen_ai.usage.cache_read.input_tokens": record.cached_tokens_reported,
+            "gen_ai.usage.cache_write.input_tokens": record.cache_write_tokens_reported,
             "gen_ai.usage.output_tokens": record.output_tokens,
+            "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens_reported,
             "firsttoken.engine.queue": record.engine_queue,
             "firsttoken.engine.ttft": record.engine_ttft,
         }

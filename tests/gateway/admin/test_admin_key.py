@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admin.admin_key import ADDRESSES, ATTEMPTS, AdminKey
+from gateway.admin.key_paths import ADDRESSES, ATTEMPTS, AdminKey
 from gateway.api.api_error import ApiError
 
 KEY = "the admin key of a test"

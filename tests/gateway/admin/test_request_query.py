@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
+from gateway.admin.admin_server import requests_csv
 from gateway.admin.admin_views import request_view
 from gateway.admin.request_query import parse_query
-from gateway.admin.requests_csv import requests_csv
 from gateway.api.api_error import ApiError
 from gateway.observe.record import Record, RequestOutcome
 from policies.diagnosis.causes import Cause, CauseVerdict

@@ -11,8 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 
-from gateway.config.field_descriptions import descriptions
-from gateway.config.schema import keys_at, schema, words_at
+from gateway.config.schema import descriptions, keys_at, schema, words_at
 from gateway.config.yaml_source import parse
 from tests.support.contract import CONTRACT
 

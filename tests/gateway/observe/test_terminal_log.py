@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.logs import AccessLog
+from gateway.observe.logs import AccessLog, terminal_line
 from gateway.observe.record import STAGES, AttemptRecord, RequestOutcome
-from gateway.observe.terminal_log import terminal_line
 from policies.types import AttemptKind, AttemptOutcome
 from tests.support.builders import record
 

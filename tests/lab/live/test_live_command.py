@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.live.random_text import random_text
+from gateway.cli.live.probe import random_text
 from gateway.cli.main import main
 from gateway.observe.record import Record
 from lab.commands import add_commands

@@ -16,7 +16,7 @@ import yaml
 
 from backends.server_profiles import PROFILES
 from gateway.cli.live import probe
-from gateway.cli.live.random_text import WORDS, random_text
+from gateway.cli.live.probe import WORDS, random_text
 from gateway.cli.main import main
 from gateway.config.config_errors import ConfigError
 from gateway.config.models import Config
