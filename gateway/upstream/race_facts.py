@@ -12,9 +12,18 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
-from policies.attempts.attempt_events import Failed, PeerForecast, Progress
+from policies.attempts.attempt_events import NO_FACTS, Failed, PeerForecast, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
-from policies.types import AttemptKind, Candidate, Endpoint, Health, RejectionKind
+from policies.types import (
+    Attempt,
+    AttemptKind,
+    Candidate,
+    Endpoint,
+    FirstTokenOutlook,
+    Forecast,
+    Health,
+    RejectionKind,
+)
 
 MOST_PEERS = 8  # forecast at a break or move: those of the pool first, with the least prefill queued
 
@@ -45,6 +54,18 @@ class RaceFacts:
 
     def is_saturated(self) -> bool:
         return self._dispatcher.saturated()
+
+    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
+        known = self._dispatcher.fleet.view.outlook(self._attempts[attempt.number], now)
+        return NO_FACTS.outlook(attempt, sent_at, now) if known is None else known
+
+    def forecast(self, candidate: Candidate, now: float) -> Forecast:
+        """As decided, where the endpoint has left the fleet or sleeps."""
+        fleet, routed, endpoint = self._dispatcher.fleet, self._routed, candidate.endpoint
+        load = fleet.snapshot_for(routed.request.caller, now).loads.get(endpoint.id)
+        if load is None or load.health is Health.ASLEEP:
+            return candidate.forecast
+        return fleet.view.fresh_forecast(endpoint.id, load, routed.estimate.pools[endpoint.pool], now)
 
     def is_overtaken(self, number: int) -> bool:
         return self._dispatcher.fleet.view.overtaken(self._attempts[number])

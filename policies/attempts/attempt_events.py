@@ -9,7 +9,7 @@ from typing import Protocol
 
 from policies.blame.blame import Blame
 from policies.routes.levels import AttemptRules
-from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate
+from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, FirstTokenOutlook, Forecast
 
 # --------------------------------------------------------------------------- events
 
@@ -137,6 +137,14 @@ class AttemptFacts(Protocol):
         """A hedge would take another request's place."""
         ...
 
+    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
+        """The first token of a pending attempt, by what its endpoint has done and been sent since."""
+        ...
+
+    def forecast(self, candidate: Candidate, now: float) -> Forecast:
+        """Of the request, sent to the candidate now."""
+        ...
+
     def is_overtaken(self, number: int) -> bool:
         """The endpoint of the attempt has answered requests that were sent to it later."""
         ...
@@ -162,6 +170,13 @@ class NoFacts:
 
     def is_saturated(self) -> bool:
         return False
+
+    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
+        forecast = attempt.candidate.forecast
+        return FirstTokenOutlook(sent_at, forecast)
+
+    def forecast(self, candidate: Candidate, now: float) -> Forecast:
+        return candidate.forecast
 
     def is_overtaken(self, number: int) -> bool:
         return False

@@ -26,11 +26,12 @@ Rules:
 
 from __future__ import annotations
 
-from policies.types import FOREVER, MEDIAN, QUANTILES, Forecast
+from policies.types import FOREVER, MEDIAN, NEVER, QUANTILES, Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
 OVERDUE, OVERDUE_LEAST, OVERDUE_SHARE = 3.0, 1.0, 0.125  # of the own p99; s; of the time allowed
 HUNG = 0.01  # of attempts
+WORTH = 0.1  # of the chance gained: for less, no prefill is thrown away and paid for again
 GRID = 16  # moments between now and the deadline
 STEP, STEP_LEAST, GROWTH = 0.1, 0.02, 1.3  # first step of the search for `hedge_at`: of the own p90; s; growth per step
 
@@ -55,36 +56,45 @@ def leave_by(own: Forecast, upcoming: Forecast, sent: float, deadline: float) ->
     return FOREVER
 
 
-def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """The first time from `now` on at which a fresh attempt is likelier to make the deadline than the silent attempt.
+def hedge_at(
+    own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float, heard_at: float = NEVER
+) -> float:
+    """The first time from `now` on at which a fresh attempt is likelier to make the deadline than the silent attempt;
+    FOREVER: none is.
 
     A hedge keeps the chance of the first attempt, so is sent before `abandon_at`. The search steps grow: an attempt
     overdue by little is mostly slow, an attempt overdue by much is mostly hung.
     """
-    allowed, at = (1 - HUNG) * own.probability(deadline - sent), now
+    hung = HUNG if heard_at <= sent else 0.0
+    allowed, at = (1 - hung) * own.probability(deadline - sent), now
     step = max(STEP * own.p90, STEP_LEAST)
     while at < deadline:
-        spoken = (1 - HUNG) * own.probability(at - sent)
+        spoken = (1 - hung) * own.probability(at - sent)
         if (allowed - spoken) / (1 - spoken) < (1 - HUNG) * upcoming.probability(deadline - at):
             return at
         at += step
         step *= GROWTH
-    return deadline
+    return FOREVER
 
 
-def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """Time from `now` on at which to abandon for `upcoming`, before the deadline if worthwhile."""
+def abandon_at(
+    own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float, heard_at: float = NEVER
+) -> float:
+    """Time from `now` on at which to abandon for `upcoming`, before the deadline if worthwhile. `heard_at`: of the
+    latest token of anybody there."""
+    hung = HUNG if heard_at <= sent else 0.0
     allowed, step = deadline - sent, (deadline - now) / GRID
     least = sent + max(OVERDUE_LEAST, OVERDUE_SHARE * allowed)
     overdue = max(sent + OVERDUE * own.quantile(0.99), least)
-    most, best = (1 - HUNG) * own.probability(allowed), deadline  # to stay to the end
+    stays, most, best = (1 - hung) * own.probability(allowed), 0.0, deadline
     for i in range(GRID if step > 0 else 0):
         at = now + i * step
-        spoken = (1 - HUNG) * own.probability(at - sent)
-        made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
-        if made > most:
-            most, best = made, at
+        spoken = (1 - hung) * own.probability(at - sent)
+        gained = (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
+        if gained - (stays - spoken) > WORTH * (1 - spoken) and spoken + gained > most:
+            most, best = spoken + gained, at
     best = min(best, leave_by(own, upcoming, sent, deadline))
     if best < deadline:
         return max(min(best, overdue), now)
-    return max(deadline, overdue if own.trained else min(overdue, max(least, sent + own.p50 + upcoming.p50)))
+    dead = overdue if own.trained else min(overdue, max(least, sent + own.p50 + upcoming.p50))
+    return max(deadline, dead + max(heard_at - sent, 0.0))

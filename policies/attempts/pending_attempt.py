@@ -28,18 +28,17 @@ from policies.types import FOREVER, Attempt, Candidate
 
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
 MAX_RACING = 2  # attempts pending at a time
+LOOK_LEAST = 0.02  # s between two looks
 
 
 @dataclass(slots=True)
 class PendingAttempt:
-    """At `recheck_at` the silence is looked at. Once it is weighed, `abandon_at` is fixed."""
+    """At `recheck_at` the silence is looked at."""
 
     attempt: Attempt
     sent_at: float
     limit_at: float
     recheck_at: float
-    weighed: bool = False
-    abandon_at: float = FOREVER
     overtake_in: float = FOREVER  # s in which the longest answer would have been written many times over
     overtake_at: float = FOREVER  # next look for later requests that the endpoint has answered
     overtaken: bool = False  # at the last look
@@ -66,10 +65,10 @@ class PendingAttempt:
     def _await_token(self, walk: CandidateWalk, deadline: float) -> None:
         """Set the moment from which silence is evidence, by the next candidate."""
         own = self.attempt.candidate.forecast
-        doubt_at = patience_until(own, walk.upcoming_p50, self.sent_at, deadline)
+        look_at = patience_until(own, walk.upcoming_p50, self.sent_at, deadline)
         if not own.trained:
-            doubt_at = min(doubt_at, leave_by(own, walk.upcoming.forecast, self.sent_at, deadline))
-        self.recheck_at = min(doubt_at, self.limit_at)
+            look_at = min(look_at, leave_by(own, walk.upcoming.forecast, self.sent_at, deadline))
+        self.recheck_at = min(look_at, self.limit_at)
 
     def _await_whole(self, limits: AttemptLimits, has_next: bool) -> None:
         """Set the moments of an attempt whose tokens are not seen."""
@@ -84,16 +83,8 @@ class PendingAttempt:
         self.begun, self.limit_at = True, limits.limit_at
         self.recheck_in(min(idle_of(limits, self.attempt.candidate), limits.first_token_limit), now)
 
-    def weigh(self, upcoming: Candidate, deadline: float, hedge: bool, now: float) -> None:
-        """Fix the moments to abandon the attempt for `upcoming`, and to send a hedge before."""
-        self.weighed = True
-        about = self.attempt.candidate.forecast, upcoming.forecast, self.sent_at, now, deadline
-        self.abandon_at = min(abandon_at(*about), self.limit_at)
-        self.recheck_at = min(hedge_at(*about), self.abandon_at) if hedge else self.abandon_at
-
     def reset(self, now: float) -> None:
         """The other racer failed: the silence is weighed anew."""
-        self.weighed = False
         self.recheck_at = min(now, self.limit_at)
 
     def recheck_in(self, seconds: float, now: float) -> None:
@@ -146,16 +137,21 @@ class SilenceLook:
         if (upcoming := self.walk.next_at(self.now)) is None or not self.walk.may_race:
             pending.recheck_at = pending.limit_at
             return SilenceFinding.WAITING
-        if not pending.weighed:
-            pending.weigh(upcoming, self.deadline, self.limits.hedge, self.now)
-            if pending.recheck_at > self.now:
-                return SilenceFinding.WAITING
-        if self._may_race and self.share.take_hedge():
-            pending.recheck_at = pending.limit_at
-            return SilenceFinding.RACE
-        if self.now >= pending.abandon_at:
-            return SilenceFinding.NO_TOKEN
-        pending.recheck_at = pending.abandon_at
+        own = self.facts.outlook(pending.attempt, pending.sent_at, self.now)
+        fresh = self.facts.forecast(upcoming, self.now)
+        doubt_at = patience_until(own.forecast, fresh.p50, own.since, self.deadline)
+        look_at = min(doubt_at, leave_by(own.forecast, fresh, own.since, self.deadline))
+        if look_at <= self.now:
+            about = own.forecast, fresh, own.since, self.now, self.deadline, own.heard_at
+            look_at = leave_at = abandon_at(*about)
+            race_at = min(hedge_at(*about), leave_at) if self._may_race else FOREVER
+            if race_at <= self.now and self.share.take_hedge():
+                pending.recheck_at = pending.limit_at
+                return SilenceFinding.RACE
+            if leave_at <= self.now:
+                return SilenceFinding.NO_TOKEN
+            look_at = race_at if self.now < race_at < leave_at else leave_at
+        pending.recheck_in(max(look_at - self.now, LOOK_LEAST), self.now)
         return SilenceFinding.WAITING
 
     def _at_begun(self, pending: PendingAttempt) -> SilenceFinding:

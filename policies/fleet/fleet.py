@@ -324,6 +324,8 @@ class Fleet:
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:
+                if count > attempt.answer.tokens:
+                    attempt.state.heard_at = attempt.state.interference.updated_at
                 if self.watches_pace:
                     attempt.answer.count(count, now)
                 else:

@@ -25,7 +25,17 @@ from policies.latency.token_counts import TokenScale
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
-from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
+from policies.types import (
+    MEDIAN,
+    Candidate,
+    Completion,
+    Endpoint,
+    FirstTokenOutlook,
+    Forecast,
+    Load,
+    PoolEstimate,
+    Quantiles,
+)
 
 
 class FleetReader:
@@ -80,6 +90,16 @@ class FleetReader:
             )
         return candidates
 
+    def outlook(self, key: Hashable, now: float) -> FirstTokenOutlook | None:
+        """The first token of a silent attempt at an engine, as expected now; None: as at its sending."""
+        attempt = self._attempts.get(key)
+        return None if attempt is None else attempt.outlook(key, now)
+
+    def fresh_forecast(self, endpoint_id: str, load: Load, prompt: PoolEstimate, now: float) -> Forecast:
+        """Forecast of the prompt, sent there now."""
+        (candidate,) = self.candidates({endpoint_id: load}, prompt, 0, 0.0, now, 0.0)
+        return candidate.forecast
+
     def continuation(
         self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, caller: str, now: float
     ) -> tuple[Forecast, AnswerPace] | None:
@@ -89,9 +109,9 @@ class FleetReader:
         if state.slow_streams.count_for(caller, now):
             return None
         longer = replace(prompt, tokens=prompt.counted_tokens() + written)
-        (candidate,) = self.candidates({endpoint_id: load}, longer, 0, 0.0, now, 0.0)
         rest = state.tpot_predictor.at_rest(load.running + 1, load.context + longer.tokens)  # knows of the last seconds
-        forecast = replace(candidate.forecast, tpot=max(state.tpot_of(load, longer.tokens), rest.now))
+        fresh = self.fresh_forecast(endpoint_id, load, longer, now)
+        forecast = replace(fresh, tpot=max(state.tpot_of(load, longer.tokens), rest.now))
         known = [self._attempts[key] for key in state.interference.answers if key in self._attempts]
         callers = {each.caller for each in known}
         seen = known if len(callers) > 1 or caller in callers else ()

@@ -16,16 +16,17 @@ from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.kv_loads import LEAST
-from policies.latency.token_counts import NO_QUEUE, PrefillQueue, TokenScale
+from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens, TokenScale
 from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
-from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstimate
+from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, FirstTokenOutlook, Forecast, PoolEstimate
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
 TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
+LOST = 0.05  # of prompts: the engine has evicted a prefix that was believed cached
 PACED = 8  # tokens from which an answer shows a pace
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
@@ -78,6 +79,7 @@ class InFlightAttempt:
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
     paused: bool = False  # this process was paused meanwhile (`policies.fleet.pauses`): nothing of it tells a time
+    overdue: bool = False  # left as silent, for longer than a forecast can explain
     unread: bool = False  # the caller stopped reading for a while, so did the gateway: no pace can be learned
 
     @classmethod
@@ -169,6 +171,7 @@ class InFlightAttempt:
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
         """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
         state = self.state
+        self.overdue = outcome is AttemptOutcome.SILENT and self._is_overdue(key, now)
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
         elif self.first_at is None:
@@ -225,6 +228,38 @@ class InFlightAttempt:
         learner = state.predictor.learner_of(self.prompt.effort, now)
         learner.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
         return True
+
+    def outlook(self, key: Hashable, now: float) -> FirstTokenOutlook | None:
+        """The first token of a silent attempt, by what the engine has before and beside it now. None: nothing is known
+        beyond the forecast of its sending."""
+        state, inflight = self.state, self.state.inflight
+        if not state.pool.local or key not in inflight.prefilling:
+            return None
+        since, (cached, lost) = inflight.queue.started_at, inflight.prefills_of(key)
+        reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
+        forecast, whole = (self._forecast_of(prefills, reported, now) for prefills in (cached, lost))
+        heard_at = max(state.heard_at, state.last_token_at)
+        return FirstTokenOutlook(since, forecast.or_else(whole, LOST), heard_at)
+
+    def _is_overdue(self, key: Hashable, now: float) -> bool:
+        """No token has come for longer than a forecast can explain."""
+        forecast, since = self.candidate.forecast, self.sent_at
+        if (outlook := self.outlook(key, now)) is not None:
+            forecast, since = outlook.forecast, max(outlook.since, outlook.heard_at)
+        return self.stream and now - since > max(forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
+
+    def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:
+        """TTFT from the begin of these prefills, the last of which is the attempt's own."""
+        predictor, tokens = self._predictor, prefills.tokens + reported
+        pairs = prefills.pairs + reported * self.queue.context_per_token
+        ahead = tokens - self.work.uncached
+        work = replace(self.work, queued_tokens=ahead, pairs=pairs)
+        return replace(
+            self.candidate.forecast,
+            point_estimate=self._waited + predictor.point_estimate(work, now),
+            ratios=predictor.quantiles(max(ahead, 0.0), now),
+            samples=predictor.samples,
+        )
 
     def learn_silence(self, now: float) -> None:
         """Teaches that no token has come by now."""
@@ -288,9 +323,7 @@ class InFlightAttempt:
         if former or (outcome is AttemptOutcome.SILENT and self.paused):
             callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
         elif outcome is AttemptOutcome.SILENT:
-            patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
-            overdue = self.stream and now - self.sent_at > patience
-            callers.on_silent(key, self.caller, self.sent_at, now, overdue)
+            callers.on_silent(key, self.caller, self.sent_at, now, self.overdue)
         elif blame is None or not blame.evidence.is_failure:
             if blame is not None and blame.evidence is Evidence.BUSY:
                 self._on_busy(blame, report, now)

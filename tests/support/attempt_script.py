@@ -38,7 +38,7 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.blame.blame import BLAME
-from policies.types import FOREVER, Candidate
+from policies.types import FOREVER, Attempt, Candidate, FirstTokenOutlook, Forecast
 from tests.support.decision_fleet import P90, candidate, decided
 
 A, B, C = candidate("a"), candidate("b"), candidate("c")
@@ -49,7 +49,8 @@ PATIENCE = 1.2 * P90 * 0.2  # s of silence until an attempt with a median TTFT o
 
 
 class GivenFacts(NoFacts):
-    """Facts that a test sets. `overtaken`: answers of the next looks, then no."""
+    """Facts that a test sets. `overtaken`: answers of the next looks, then no; `outlooks`: of the attempts, by number;
+    `now`: forecasts of endpoints by id, that have changed since the decision."""
 
     def __init__(
         self,
@@ -65,6 +66,8 @@ class GivenFacts(NoFacts):
         self.closed, self.saturated, self.windows = set(closed), saturated, frozenset(windows)
         self.overtaken = list(overtaken)
         self.peers = dict(peers or {})
+        self.outlooks: dict[int, FirstTokenOutlook] = {}
+        self.now: dict[str, Forecast] = {}
         self.seen = Progress(**progress)
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
@@ -72,6 +75,12 @@ class GivenFacts(NoFacts):
 
     def is_saturated(self) -> bool:
         return self.saturated
+
+    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
+        return self.outlooks.get(attempt.number) or super().outlook(attempt, sent_at, now)
+
+    def forecast(self, candidate: Candidate, now: float) -> Forecast:
+        return self.now.get(candidate.endpoint.id) or super().forecast(candidate, now)
 
     def is_overtaken(self, number: int) -> bool:
         return bool(self.overtaken) and self.overtaken.pop(0)
