@@ -375,7 +375,8 @@ class FirstTokenOutlook:
 
     since: float  # time from which the forecast counts
     forecast: Forecast
-    heard_at: float = NEVER  # latest token of any answer there
+    heard_at: float  # latest token of any answer there
+    upcoming: Forecast  # of an attempt at the next candidate, sent now
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ from policies.types import (
     Candidate,
     Endpoint,
     FirstTokenOutlook,
-    Forecast,
     Health,
     RejectionKind,
 )
@@ -55,17 +54,11 @@ class RaceFacts:
     def is_saturated(self) -> bool:
         return self._dispatcher.saturated()
 
-    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
-        known = self._dispatcher.fleet.view.outlook(self._attempts[attempt.number], now)
-        return NO_FACTS.outlook(attempt, sent_at, now) if known is None else known
-
-    def forecast(self, candidate: Candidate, now: float) -> Forecast:
-        """As decided, where the endpoint has left the fleet or sleeps."""
-        fleet, routed, endpoint = self._dispatcher.fleet, self._routed, candidate.endpoint
-        load = fleet.snapshot_for(routed.request.caller, now).loads.get(endpoint.id)
-        if load is None or load.health is Health.ASLEEP:
-            return candidate.forecast
-        return fleet.view.fresh_forecast(endpoint.id, load, routed.estimate.pools[endpoint.pool], now)
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        fleet, routed, endpoint = self._dispatcher.fleet, self._routed, upcoming.endpoint
+        load, prompt = fleet.snapshot_for(routed.request.caller, now).loads.get(endpoint.id), routed.estimate.pools
+        known = fleet.view.outlook(self._attempts[attempt.number], upcoming, load, prompt[endpoint.pool], now)
+        return NO_FACTS.outlook(attempt, sent_at, upcoming, now) if known is None else known
 
     def is_overtaken(self, number: int) -> bool:
         return self._dispatcher.fleet.view.overtaken(self._attempts[number])

@@ -39,7 +39,6 @@ from policies.types import (
     Candidate,
     Decision,
     FirstTokenOutlook,
-    Forecast,
     Health,
     Placement,
     PoolEstimate,
@@ -106,15 +105,11 @@ class SimFacts:
     def is_saturated(self) -> bool:
         return bool(self._queue.held)
 
-    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
-        known = self._fleet.view.outlook(self._request.key(attempt.number), now)
-        return steps.NO_FACTS.outlook(attempt, sent_at, now) if known is None else known
-
-    def forecast(self, candidate: Candidate, now: float) -> Forecast:
-        endpoint = candidate.endpoint
-        if (load := self._fleet.snapshot(now).loads.get(endpoint.id)) is None:
-            return candidate.forecast
-        return self._fleet.view.fresh_forecast(endpoint.id, load, self._request.estimate.pools[endpoint.pool], now)
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        fleet, request, endpoint = self._fleet, self._request, upcoming.endpoint
+        load, prompt = fleet.snapshot(now).loads.get(endpoint.id), request.estimate.pools[endpoint.pool]
+        known = fleet.view.outlook(request.key(attempt.number), upcoming, load, prompt, now)
+        return steps.NO_FACTS.outlook(attempt, sent_at, upcoming, now) if known is None else known
 
     def peer_forecasts(self, number: int, now: float) -> dict[str, steps.PeerForecast]:
         """Of endpoints that can bear another prefill."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from policies.blame.blame import Blame
 from policies.routes.levels import AttemptRules
-from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, FirstTokenOutlook, Forecast
+from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, FirstTokenOutlook
 
 # --------------------------------------------------------------------------- events
 
@@ -137,12 +137,8 @@ class AttemptFacts(Protocol):
         """A hedge would take another request's place."""
         ...
 
-    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
-        """The first token of a pending attempt, by what its endpoint has done and been sent since."""
-        ...
-
-    def forecast(self, candidate: Candidate, now: float) -> Forecast:
-        """Of the request, sent to the candidate now."""
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        """The first token of a pending attempt, and of one sent to `upcoming` now, by what endpoints do now."""
         ...
 
     def is_overtaken(self, number: int) -> bool:
@@ -171,12 +167,8 @@ class NoFacts:
     def is_saturated(self) -> bool:
         return False
 
-    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
-        forecast = attempt.candidate.forecast
-        return FirstTokenOutlook(sent_at, forecast)
-
-    def forecast(self, candidate: Candidate, now: float) -> Forecast:
-        return candidate.forecast
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        return FirstTokenOutlook(sent_at, attempt.candidate.forecast, NEVER, upcoming.forecast)
 
     def is_overtaken(self, number: int) -> bool:
         return False

@@ -22,8 +22,7 @@ Rules:
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
   would say the same again (`Blame.again`).
-- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
-  the time for the whole answer.
+- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`.
 - A whole answer with a shortcoming, or a stream whose opening has one, is kept while another pool is asked, once. The
   caller gets it if no other comes; else its pool continues no better answer. The first token of a stream whose opening
   is held ends the race like any other.
@@ -332,7 +331,7 @@ class AttemptMachine:
 
     def _weigh_anew(self, now: float) -> None:
         for pending in self.pending.values():
-            pending.reset(now)
+            pending.recheck_in(0.0, now)
 
     # -- after the commit -----------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """An attempt before its commit: when its silence is looked at, and what a look finds.
 
 Rules:
-- A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
-  (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
-  wins and the other is cancelled. No more than two race at a time.
+- A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline,
+  by what is known at each look (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, both race
+  instead: the first content wins and the other is cancelled. No more than two race at a time.
 - An endpoint that was asked before, and a tier that comes after a failure, are asked for no lateness.
 - Without a deadline, silence is no evidence. Every attempt is abandoned at its limit
   (`policies.attempts.first_token_limits`), or later where there is no other candidate and the server shows life; in any
@@ -83,10 +83,6 @@ class PendingAttempt:
         self.begun, self.limit_at = True, limits.limit_at
         self.recheck_in(min(idle_of(limits, self.attempt.candidate), limits.first_token_limit), now)
 
-    def reset(self, now: float) -> None:
-        """The other racer failed: the silence is weighed anew."""
-        self.recheck_at = min(now, self.limit_at)
-
     def recheck_in(self, seconds: float, now: float) -> None:
         self.recheck_at = min(now + seconds, self.limit_at)
 
@@ -120,13 +116,11 @@ class SilenceLook:
             return self._at_begun(pending)
         return self._at_stream(pending) if pending.seen else self._at_unseen(pending)
 
-    def _limit_of(self, pending: PendingAttempt) -> float:
-        return first_token_limit(self.limits, pending.attempt.candidate, pending.attempt.kind)
-
     def _at_limit(self, pending: PendingAttempt) -> SilenceFinding:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
-        now, end, limit = self.now, self.limits.limit_at, self._limit_of(pending)
-        heard_at = self.facts.progress(pending.attempt.number).heard_at
+        now, end, attempt = self.now, self.limits.limit_at, pending.attempt
+        limit = first_token_limit(self.limits, attempt.candidate, attempt.kind)
+        heard_at = self.facts.progress(attempt.number).heard_at
         alone = self.racers == 1 and self.walk.next_at(now) is None
         if not (alone and heard_at > pending.sent_at and now - heard_at < limit and now < end):
             return SilenceFinding.NO_TOKEN
@@ -137,20 +131,19 @@ class SilenceLook:
         if (upcoming := self.walk.next_at(self.now)) is None or not self.walk.may_race:
             pending.recheck_at = pending.limit_at
             return SilenceFinding.WAITING
-        own = self.facts.outlook(pending.attempt, pending.sent_at, self.now)
-        fresh = self.facts.forecast(upcoming, self.now)
-        doubt_at = patience_until(own.forecast, fresh.p50, own.since, self.deadline)
-        look_at = min(doubt_at, leave_by(own.forecast, fresh, own.since, self.deadline))
-        if look_at <= self.now:
-            about = own.forecast, fresh, own.since, self.now, self.deadline, own.heard_at
+        seen = self.facts.outlook(pending.attempt, pending.sent_at, upcoming, self.now)
+        own, fresh, since = seen.forecast, seen.upcoming, seen.since
+        doubt_at = patience_until(own, fresh.p50, since, self.deadline)
+        if (look_at := min(doubt_at, leave_by(own, fresh, since, self.deadline))) <= self.now:
+            about = own, fresh, since, self.now, self.deadline, seen.heard_at
             look_at = leave_at = abandon_at(*about)
-            race_at = min(hedge_at(*about), leave_at) if self._may_race else FOREVER
-            if race_at <= self.now and self.share.take_hedge():
-                pending.recheck_at = pending.limit_at
-                return SilenceFinding.RACE
+            if self._may_race and (look_at := min(hedge_at(*about), leave_at)) <= self.now:
+                if self.share.take_hedge():
+                    pending.recheck_at = pending.limit_at
+                    return SilenceFinding.RACE
+                look_at = leave_at
             if leave_at <= self.now:
                 return SilenceFinding.NO_TOKEN
-            look_at = race_at if self.now < race_at < leave_at else leave_at
         pending.recheck_in(max(look_at - self.now, LOOK_LEAST), self.now)
         return SilenceFinding.WAITING
 

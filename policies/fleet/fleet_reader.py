@@ -27,11 +27,13 @@ from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
 from policies.types import (
     MEDIAN,
+    NEVER,
     Candidate,
     Completion,
     Endpoint,
     FirstTokenOutlook,
     Forecast,
+    Health,
     Load,
     PoolEstimate,
     Quantiles,
@@ -90,10 +92,18 @@ class FleetReader:
             )
         return candidates
 
-    def outlook(self, key: Hashable, now: float) -> FirstTokenOutlook | None:
-        """The first token of a silent attempt at an engine, as expected now; None: as at its sending."""
-        attempt = self._attempts.get(key)
-        return None if attempt is None else attempt.outlook(key, now)
+    def outlook(
+        self, key: Hashable, upcoming: Candidate, load: Load | None, prompt: PoolEstimate, now: float
+    ) -> FirstTokenOutlook | None:
+        """The first token of a pending attempt, and of one sent to `upcoming` now; `load`: there, with `prompt` for it;
+        None: it has left the fleet. Of an API nothing is known beyond the forecast made before."""
+        attempt, fresh = self._attempts.get(key), upcoming.forecast
+        if attempt is None:
+            return None
+        if load is not None and load.health is not Health.ASLEEP:
+            fresh = self.fresh_forecast(upcoming.endpoint.id, load, prompt, now)
+        known = attempt.outlook(key, now) or (attempt.sent_at, attempt.candidate.forecast, NEVER)
+        return FirstTokenOutlook(*known, fresh)
 
     def fresh_forecast(self, endpoint_id: str, load: Load, prompt: PoolEstimate, now: float) -> Forecast:
         """Forecast of the prompt, sent there now."""

@@ -21,7 +21,7 @@ from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
-from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, FirstTokenOutlook, Forecast, PoolEstimate
+from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, Forecast, PoolEstimate
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
@@ -229,9 +229,10 @@ class InFlightAttempt:
         learner.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
         return True
 
-    def outlook(self, key: Hashable, now: float) -> FirstTokenOutlook | None:
-        """The first token of a silent attempt, by what the engine has before and beside it now. None: nothing is known
-        beyond the forecast of its sending."""
+    def outlook(self, key: Hashable, now: float) -> tuple[float, Forecast, float] | None:
+        """The first token of a silent attempt, by what the engine has before and beside it now: a time, the forecast
+        from then on, and the latest token of any answer there. None: nothing is known beyond the forecast made before.
+        """
         state, inflight = self.state, self.state.inflight
         if not state.pool.local or key not in inflight.prefilling:
             return None
@@ -239,13 +240,13 @@ class InFlightAttempt:
         reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
         forecast, whole = (self._forecast_of(prefills, reported, now) for prefills in (cached, lost))
         heard_at = max(state.heard_at, state.last_token_at)
-        return FirstTokenOutlook(since, forecast.or_else(whole, LOST), heard_at)
+        return since, forecast.or_else(whole, LOST), heard_at
 
     def _is_overdue(self, key: Hashable, now: float) -> bool:
         """No token has come for longer than a forecast can explain."""
         forecast, since = self.candidate.forecast, self.sent_at
         if (outlook := self.outlook(key, now)) is not None:
-            forecast, since = outlook.forecast, max(outlook.since, outlook.heard_at)
+            since, forecast = max(outlook[0], outlook[2]), outlook[1]
         return self.stream and now - since > max(forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
 
     def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:

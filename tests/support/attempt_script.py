@@ -76,11 +76,9 @@ class GivenFacts(NoFacts):
     def is_saturated(self) -> bool:
         return self.saturated
 
-    def outlook(self, attempt: Attempt, sent_at: float, now: float) -> FirstTokenOutlook:
-        return self.outlooks.get(attempt.number) or super().outlook(attempt, sent_at, now)
-
-    def forecast(self, candidate: Candidate, now: float) -> Forecast:
-        return self.now.get(candidate.endpoint.id) or super().forecast(candidate, now)
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        own = self.outlooks.get(attempt.number) or super().outlook(attempt, sent_at, upcoming, now)
+        return replace(own, upcoming=self.now.get(upcoming.endpoint.id, upcoming.forecast))
 
     def is_overtaken(self, number: int) -> bool:
         return bool(self.overtaken) and self.overtaken.pop(0)

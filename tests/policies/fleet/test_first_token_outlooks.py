@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.fleet.fleet import Fleet
-from policies.types import AttemptOutcome, FirstTokenOutlook, Health
-from tests.support.learned_fleet import API, ONE, answer, fleet, load, prompt, send
+from policies.types import NEVER, AttemptOutcome, FirstTokenOutlook, Health
+from tests.support.learned_fleet import API, ONE, TWO, answer, candidate_of, fleet, load, prompt, send
 
 
 def trained() -> Fleet:
@@ -19,7 +19,7 @@ def trained() -> Fleet:
 
 
 def outlook(to: Fleet, key: int, now: float) -> FirstTokenOutlook:
-    found = to.view.outlook(key, now)
+    found = to.view.outlook(key, candidate_of(to, TWO, now), load(to, now, TWO), prompt(), now)
     assert found is not None
     return found
 
@@ -82,11 +82,30 @@ def test_tokens_of_other_answers_show_life_once_they_are_counted() -> None:
     assert outlook(to, key, 500.9).heard_at == 500.4
 
 
-def test_of_an_api_and_of_an_attempt_that_has_ended_nothing_is_known_beyond_the_forecast() -> None:
+def test_of_an_api_nothing_is_known_beyond_its_forecast() -> None:
+    """Other answers of a provider come from other machines."""
     to = trained()
-    api, ended = send(to, endpoint=API, now=500.0), send(to, now=500.0)
-    to.on_first_token(ended, 500.1)
-    assert to.view.outlook(api, 500.2) is to.view.outlook(ended, 500.2) is to.view.outlook(10**9, 500.2) is None
+    forecast, key = candidate_of(to, API, 500.0).forecast, send(to, endpoint=API, now=500.0)
+    answer(to, endpoint=API, now=500.1)
+    found = outlook(to, key, 500.5)
+    assert (found.since, found.forecast, found.heard_at) == (500.0, forecast, NEVER)
+
+
+def test_of_an_attempt_that_has_ended_nothing_is_known() -> None:
+    to = trained()
+    assert to.view.outlook(10**9, candidate_of(to, TWO, 0.0), None, prompt(), 0.0) is None
+
+
+def test_the_next_candidate_is_forecast_anew() -> None:
+    """With what it has been sent since; as decided, where it has left the fleet."""
+    to = trained()
+    key, upcoming = send(to, now=500.0), candidate_of(to, TWO, 500.0)
+    send(to, prompt(10_000), endpoint=TWO, now=500.1)
+    busy = to.view.outlook(key, upcoming, load(to, 500.1, TWO), prompt(), 500.1)
+    gone = to.view.outlook(key, upcoming, None, prompt(), 500.1)
+    assert busy is not None
+    assert gone is not None
+    assert busy.upcoming.p50 > 5 * gone.upcoming.p50 == pytest.approx(5 * upcoming.forecast.p50)
 
 
 def test_an_engine_that_writes_others_answers_is_not_taken_down_for_a_silence() -> None:
