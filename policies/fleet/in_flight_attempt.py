@@ -27,6 +27,9 @@ OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as sil
 MIN_OVERDUE = 0.5  # s
 TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
 LOST = 0.05  # of prompts: the engine has evicted a prefix that was believed cached
+STEP_S = (
+    1.0  # s in which an engine that reads a longer prompt writes a token of its answers: the slowest step, as counted
+)
 PACED = 8  # tokens from which an answer shows a pace
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
@@ -238,9 +241,10 @@ class InFlightAttempt:
             return None
         since, (cached, lost) = inflight.queue.started_at, inflight.prefills_of(key)
         reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
-        forecast, whole = (self._forecast_of(prefills, reported, now) for prefills in (cached, lost))
-        heard_at = max(state.heard_at, state.last_token_at)
-        return since, forecast.or_else(whole, LOST), heard_at
+        forecast, heard_at = self._forecast_of(cached, reported, now), max(state.heard_at, state.last_token_at)
+        if not state.interference.answers or now - max(since, heard_at) < STEP_S:
+            forecast = forecast.or_else(self._forecast_of(lost, reported, now), LOST)
+        return since, forecast, heard_at
 
     def _is_overdue(self, key: Hashable, now: float) -> bool:
         """No token has come for longer than a forecast can explain."""

@@ -68,6 +68,21 @@ def test_one_prompt_in_twenty_may_have_lost_its_cached_prefix() -> None:
     assert forecast.quantile(0.98) > 0.8
 
 
+def test_an_engine_that_has_stopped_writing_reads_no_longer_prompt() -> None:
+    """It writes its answers while it reads: none of them for a second is no lost prefix, but a hang."""
+    to = trained()
+    cached = prompt(10_000, blocks=600)
+    answer(to, cached, now=500.0, ttft=1.0)
+    writes = send(to, now=509.0)
+    to.on_first_token(writes, 509.5)
+    key = send(to, cached, now=510.0)
+    assert outlook(to, key, 510.9).forecast.quantile(0.98) > 0.8
+    assert outlook(to, key, 511.1).forecast.quantile(0.98) < 0.5
+    for count in range(8):
+        to.on_progress([(writes, 2 + count)], 510.0 + 0.2 * count)
+    assert outlook(to, key, 511.6).forecast.quantile(0.98) > 0.8
+
+
 def test_tokens_of_other_answers_show_life_once_they_are_counted() -> None:
     """At a count it is not known how long ago a token came: only that it came after the count before."""
     to = trained()
