@@ -21,7 +21,7 @@ from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
-from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, Forecast, PoolEstimate
+from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, Forecast, Health, PoolEstimate
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
@@ -233,11 +233,10 @@ class InFlightAttempt:
         return True
 
     def outlook(self, key: Hashable, now: float) -> tuple[float, Forecast, float] | None:
-        """The first token of a silent attempt, by what the engine has before and beside it now: a time, the forecast
-        from then on, and the latest token of any answer there. None: nothing is known beyond the forecast made before.
-        """
+        """A time, the forecast of the first token from then on by what the engine has before and beside it now, and the
+        latest token of any answer there. None: of an API, and of an engine that was asleep, no more is known."""
         state, inflight = self.state, self.state.inflight
-        if not state.pool.local or key not in inflight.prefilling:
+        if not state.pool.local or key not in inflight.prefilling or self.candidate.load.health is Health.ASLEEP:
             return None
         since, (cached, lost) = inflight.queue.started_at, inflight.prefills_of(key)
         reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
@@ -255,9 +254,8 @@ class InFlightAttempt:
 
     def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:
         """TTFT from the begin of these prefills, the last of which is the attempt's own."""
-        predictor, tokens = self._predictor, prefills.tokens + reported
+        predictor, ahead = self._predictor, prefills.tokens + reported - self.work.uncached
         pairs = prefills.pairs + reported * self.queue.context_per_token
-        ahead = tokens - self.work.uncached
         work = replace(self.work, queued_tokens=ahead, pairs=pairs)
         return replace(
             self.candidate.forecast,

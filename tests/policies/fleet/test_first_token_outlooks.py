@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from policies.fleet.fleet import Fleet
@@ -104,6 +106,17 @@ def test_of_an_api_nothing_is_known_beyond_its_forecast() -> None:
     answer(to, endpoint=API, now=500.1)
     found = outlook(to, key, 500.5)
     assert (found.since, found.forecast, found.heard_at) == (500.0, forecast, NEVER)
+
+
+def test_the_wait_for_an_engine_to_wake_stays_in_the_forecast() -> None:
+    to = trained()
+    candidate = candidate_of(to, ONE, 500.0)
+    asleep = replace(candidate.load, health=Health.ASLEEP, wait=30.0)
+    woken = replace(candidate, load=asleep, forecast=to.view.forecast(ONE, asleep, 1000, 0, 500.0))
+    to.on_sent("woken", woken, prompt(), 500.0, stream=True)
+    found = to.view.outlook("woken", candidate, None, prompt(), 510.0)
+    assert found is not None
+    assert found.forecast.p50 > 30
 
 
 def test_of_an_attempt_that_has_ended_nothing_is_known() -> None:
