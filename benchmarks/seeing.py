@@ -71,7 +71,7 @@ def _lived(number: int, random: Random) -> Lived:
     endpoint, ttft = random.choice(ENDPOINTS), random.lognormvariate(-1.5, 0.6)
     prompt, lost = int(random.lognormvariate(7, 1)), random.random() < 0.1
     forecast = Forecast(ttft * random.lognormvariate(0, 0.2), tpot=0.02, samples=100, prefill=ttft)
-    candidate = Candidate(endpoint, 0, prompt, prompt // 2, forecast, 0.97, 0.001, score=0.2, reason="tier 1: p50 210 ms")
+    candidate = Candidate(endpoint, 0, prompt, prompt // 2, forecast, 0.97, 0.001, value=0.9)
     failed = AttemptRecord(1, AttemptKind.PRIMARY, "small/10.0.0.9:8000", "small", 0.001, 0.003, AttemptOutcome.FAILED)
     decision = Decision(Placement.PLACE, 0.0, 1.0, (candidate,), scorer="predicted")  # its time is set when it is used
     return Lived(

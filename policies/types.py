@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import exp, hypot, log
 
@@ -350,6 +350,12 @@ class Forecast:
             ratios.append((middle + (deviation if i > MEDIAN else -deviation)) / unit)
         return Forecast(unit, tuple(ratios), self.tpot, self.samples, self.prefill)
 
+    def or_else(self, longer: Forecast, share: float) -> Forecast:
+        """A forecast of which `share` of the requests take as long as `longer` instead: its upper quantiles."""
+        times = (longer.quantile(1 - (1 - q) / share) if q > 1 - share else 0.0 for q in QUANTILES)
+        unit = self.point_estimate or TINY
+        return replace(self, ratios=tuple(max(own, s / unit) for own, s in zip(self.ratios, times, strict=True)))
+
     @property
     def trained(self) -> bool:
         return self.samples >= TRAINED_SAMPLES
@@ -361,6 +367,16 @@ class Forecast:
     @property
     def p90(self) -> float:
         return self.point_estimate * self.ratios[NINETIETH]
+
+
+@dataclass(slots=True)
+class FirstTokenOutlook:
+    """The first token of an attempt in flight, as expected now. Times in seconds."""
+
+    since: float  # time from which the forecast counts
+    forecast: Forecast
+    heard_at: float  # latest token of any answer there
+    upcoming: Forecast  # of an attempt at the next candidate, sent now
 
 
 @dataclass(slots=True)

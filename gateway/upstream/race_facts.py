@@ -12,9 +12,17 @@ from gateway.upstream.dispatcher import Dispatcher
 from gateway.upstream.relay import Relay
 from gateway.upstream.rescue import Rescue
 from gateway.upstream.routed_request import RoutedRequest
-from policies.attempts.attempt_events import Failed, Progress
+from policies.attempts.attempt_events import NO_FACTS, Failed, Progress
 from policies.blame.blame import BLAME, Blame, Elsewhere
-from policies.types import AttemptKind, Candidate, Endpoint, Health, RejectionKind
+from policies.types import (
+    Attempt,
+    AttemptKind,
+    Candidate,
+    Endpoint,
+    FirstTokenOutlook,
+    Health,
+    RejectionKind,
+)
 
 MOST_PEERS = 8  # forecast at a break: those of the pool first, with the least prefill queued
 
@@ -45,6 +53,12 @@ class RaceFacts:
 
     def is_saturated(self) -> bool:
         return self._dispatcher.saturated()
+
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        fleet, routed, endpoint = self._dispatcher.fleet, self._routed, upcoming.endpoint
+        load, prompt = fleet.snapshot_for(routed.request.caller, now).loads.get(endpoint.id), routed.estimate.pools
+        known = fleet.view.outlook(self._attempts[attempt.number], upcoming, load, prompt[endpoint.pool], now)
+        return NO_FACTS.outlook(attempt, sent_at, upcoming, now) if known is None else known
 
     def is_overtaken(self, number: int) -> bool:
         return self._dispatcher.fleet.view.overtaken(self._attempts[number])

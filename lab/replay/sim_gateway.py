@@ -38,6 +38,7 @@ from policies.types import (
     AttemptOutcome,
     Candidate,
     Decision,
+    FirstTokenOutlook,
     Health,
     Placement,
     PoolEstimate,
@@ -102,6 +103,12 @@ class SimFacts:
 
     def is_saturated(self) -> bool:
         return bool(self._queue.held)
+
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        fleet, request, endpoint = self._fleet, self._request, upcoming.endpoint
+        load, prompt = fleet.snapshot(now).loads.get(endpoint.id), request.estimate.pools[endpoint.pool]
+        known = fleet.view.outlook(request.key(attempt.number), upcoming, load, prompt, now)
+        return steps.NO_FACTS.outlook(attempt, sent_at, upcoming, now) if known is None else known
 
     def peer_ttfts(self, number: int, now: float) -> dict[str, float]:
         """Of endpoints that can bear another prefill."""

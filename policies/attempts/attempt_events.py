@@ -9,7 +9,7 @@ from typing import Protocol
 
 from policies.blame.blame import Blame
 from policies.routes.levels import AttemptRules
-from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate
+from policies.types import FOREVER, NEVER, Attempt, AttemptOutcome, Candidate, FirstTokenOutlook
 
 # --------------------------------------------------------------------------- events
 
@@ -117,6 +117,10 @@ class AttemptFacts(Protocol):
         """A hedge would take another request's place."""
         ...
 
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        """The first token of a pending attempt, and of one sent to `upcoming` now, by what endpoints do now."""
+        ...
+
     def is_overtaken(self, number: int) -> bool:
         """The endpoint of the attempt has answered requests that were sent to it later."""
         ...
@@ -142,6 +146,9 @@ class NoFacts:
 
     def is_saturated(self) -> bool:
         return False
+
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        return FirstTokenOutlook(sent_at, attempt.candidate.forecast, NEVER, upcoming.forecast)
 
     def is_overtaken(self, number: int) -> bool:
         return False

@@ -21,8 +21,7 @@ Rules:
 - With no candidate left, the one that failed is tried once more if its connection was lost, or if it was overloaded and
   its pool has no other: after the wait that it asked for, and only if that is over before the deadline. Not where it
   would say the same again (`Blame.again`).
-- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`, the end of
-  the time for the whole answer.
+- A silent attempt is raced or abandoned (`policies.attempts.pending_attempt`), in any case at `limit_at`.
 - A whole answer with a shortcoming is kept while another pool is asked, once. The caller gets it if no other comes.
 - An endpoint whose stream could not be put together is asked again, for a whole answer, at once and beside the others:
   the fault is the gateway's, so the attempt comes off no budget, and no other endpoint would do better. One whose
@@ -299,7 +298,7 @@ class AttemptMachine:
 
     def _weigh_anew(self, now: float) -> None:
         for pending in self.pending.values():
-            pending.reset(now)
+            pending.recheck_in(0.0, now)
 
     # -- after the commit -----------------------------------------------------------------------
 

@@ -7,30 +7,29 @@ the fresh attempt would be slightly likelier as soon as the first is a little la
 Of two equals under a generous deadline the sum gives each half of the time ("The Tail at Scale", with a deadline).
 
 Rules:
-- One attempt in a hundred is taken to hang for ever (HUNG): forecasts are learned from attempts that answered, and
-  would take a hung engine for one that is about to answer.
-- Silence is no evidence before 1.2 times the attempt's own p90, 0.1 s at least, unless the next could no longer make
-  the deadline by then. The floor is for engines that answer in a millisecond: there the delays of a busy gateway would
-  pass for silence, and copies would be the answer to load.
-- Three times the own p99 is silence enough at any time, if the next may make the deadline, and past the deadline in any
-  case; but not less than 1 s or an eighth of the time allowed: a budget of 30 s is in no hurry. The p99 of a forecast
-  that is not trained is a guess; past the deadline, the silence of such an attempt has lasted long enough where it is
-  longer than the forecast by what a fresh attempt would take: the two together take twice the better one at most.
+- The forecasts are those of the look: silence counts from the time at which the engine began with what is ahead.
+- To leave throws a prefill away and pays for it twice, so the gain is WORTH of the chance at least.
+- One attempt in a hundred is taken to hang for ever (HUNG), as forecasts are learned from attempts that answered. Not
+  where the engine has written a token for anybody since.
+- Silence is no evidence before 1.2 times the own p90, unless the next could no longer make the deadline by then; nor
+  before 0.1 s: delays of a busy gateway would pass for silence, and copies would be the answer to load.
+- Three times the own p99 is silence enough at any time, if the next may make the deadline; but not less than 1 s or an
+  eighth of the time allowed: a budget of 30 s is in no hurry.
+- Past the deadline staying costs nothing, so no token of anybody for as long must show that the engine is dead. The p99
+  of a forecast that is not trained is a guess: there it is the forecast and what a fresh attempt would take.
 - An API that has shown nothing yet may hang, and no look into it tells. It is left at the last moment that leaves the
-  next candidate the same chance of its forecast as its own silence has used up, of one half at least (`leave_by`). Its
-  guess claims half of the time at most; so it gets half before a next that has shown nothing yet either. An engine
-  is not left so: its siblings would take as long.
-- Where a second copy may be sent, the first need not be given up: see `hedge_at`.
-- Moments are searched on a fixed grid, so a replay finds the same ones.
+  next candidate the same chance of its forecast as its own silence has used up, of one half at least (`leave_by`); its
+  guess claims half of the time at most. An engine is not left so: its siblings would take as long.
 """
 
 from __future__ import annotations
 
-from policies.types import FOREVER, MEDIAN, QUANTILES, Forecast
+from policies.types import FOREVER, MEDIAN, NEVER, QUANTILES, Forecast
 
 PATIENCE, PATIENCE_LEAST = 1.2, 0.1  # of the own p90; s
 OVERDUE, OVERDUE_LEAST, OVERDUE_SHARE = 3.0, 1.0, 0.125  # of the own p99; s; of the time allowed
 HUNG = 0.01  # of attempts
+WORTH = 0.1  # least chance gained: within the error of two forecasts, and less than a prefill takes from others
 GRID = 16  # moments between now and the deadline
 STEP, STEP_LEAST, GROWTH = 0.1, 0.02, 1.3  # first step of the search for `hedge_at`: of the own p90; s; growth per step
 
@@ -55,36 +54,44 @@ def leave_by(own: Forecast, upcoming: Forecast, sent: float, deadline: float) ->
     return FOREVER
 
 
-def hedge_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """The first time from `now` on at which a fresh attempt is likelier to make the deadline than the silent attempt.
+def hedge_at(
+    own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float, heard: float = NEVER
+) -> float:
+    """The first time from `now` on at which a fresh attempt is likelier to make the deadline than the silent attempt;
+    FOREVER: none is.
 
     A hedge keeps the chance of the first attempt, so is sent before `abandon_at`. The search steps grow: an attempt
     overdue by little is mostly slow, an attempt overdue by much is mostly hung.
     """
-    allowed, at = (1 - HUNG) * own.probability(deadline - sent), now
+    hung = HUNG if heard <= sent else 0.0
+    allowed, at = (1 - hung) * own.probability(deadline - sent), now
     step = max(STEP * own.p90, STEP_LEAST)
     while at < deadline:
-        spoken = (1 - HUNG) * own.probability(at - sent)
+        spoken = (1 - hung) * own.probability(at - sent)
         if (allowed - spoken) / (1 - spoken) < (1 - HUNG) * upcoming.probability(deadline - at):
             return at
         at += step
         step *= GROWTH
-    return deadline
+    return FOREVER
 
 
-def abandon_at(own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float) -> float:
-    """Time from `now` on at which to abandon for `upcoming`, before the deadline if worthwhile."""
+def abandon_at(
+    own: Forecast, upcoming: Forecast, sent: float, now: float, deadline: float, heard: float = NEVER
+) -> float:
+    """Time from `now` on at which to abandon for `upcoming`. `heard`: time of the latest token of anybody there."""
+    hung = HUNG if heard <= sent else 0.0
     allowed, step = deadline - sent, (deadline - now) / GRID
     least = sent + max(OVERDUE_LEAST, OVERDUE_SHARE * allowed)
     overdue = max(sent + OVERDUE * own.quantile(0.99), least)
-    most, best = (1 - HUNG) * own.probability(allowed), deadline  # to stay to the end
+    stays, most, best = (1 - hung) * own.probability(allowed), 0.0, deadline
     for i in range(GRID if step > 0 else 0):
         at = now + i * step
-        spoken = (1 - HUNG) * own.probability(at - sent)
-        made = spoken + (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
-        if made > most:
-            most, best = made, at
+        spoken = (1 - hung) * own.probability(at - sent)
+        gained = (1 - spoken) * (1 - HUNG) * upcoming.probability(deadline - at)
+        if gained - (stays - spoken) > WORTH * (1 - spoken) and spoken + gained > most:
+            most, best = spoken + gained, at
     best = min(best, leave_by(own, upcoming, sent, deadline))
     if best < deadline:
         return max(min(best, overdue), now)
-    return max(deadline, overdue if own.trained else min(overdue, max(least, sent + own.p50 + upcoming.p50)))
+    dead = overdue if own.trained else min(overdue, max(least, sent + own.p50 + upcoming.p50))
+    return max(deadline, dead + max(heard - sent, 0.0))

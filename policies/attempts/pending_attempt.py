@@ -1,9 +1,9 @@
 """An attempt before its commit: when its silence is looked at, and what a look finds.
 
 Rules:
-- A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline
-  (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, the two race instead: the first content
-  wins and the other is cancelled. No more than two race at a time.
+- A silent stream is abandoned for the next candidate at the moment that gives the two the best chance of the deadline,
+  by what is known at each look (`policies.attempts.hedging`). With `hedge`, and a permission of the budget, both race
+  instead: the first content wins and the other is cancelled. No more than two race at a time.
 - An endpoint that was asked before, and a tier that comes after a failure, are asked for no lateness.
 - Without a deadline, silence is no evidence. Every attempt is abandoned at its limit
   (`policies.attempts.first_token_limits`), or later where there is no other candidate and the server shows life; in any
@@ -27,18 +27,17 @@ from policies.types import FOREVER, Attempt, Candidate
 
 OVERTAKEN, LEAST_OVERTAKEN = 10.0, 15.0  # times the predicted time of a whole answer, and s
 MAX_RACING = 2  # attempts pending at a time
+LOOK_LEAST = 0.02  # s between two looks
 
 
 @dataclass(slots=True)
 class PendingAttempt:
-    """At `recheck_at` the silence is looked at. Once it is weighed, `abandon_at` is fixed."""
+    """At `recheck_at` the silence is looked at."""
 
     attempt: Attempt
     sent_at: float
     limit_at: float
     recheck_at: float
-    weighed: bool = False
-    abandon_at: float = FOREVER
     overtake_in: float = FOREVER  # s in which the longest answer would have been written many times over
     overtake_at: float = FOREVER  # next look for later requests that the endpoint has answered
     overtaken: bool = False  # at the last look
@@ -64,10 +63,10 @@ class PendingAttempt:
     def _await_token(self, walk: CandidateWalk, deadline: float) -> None:
         """Set the moment from which silence is evidence, by the next candidate."""
         own = self.attempt.candidate.forecast
-        doubt_at = patience_until(own, walk.upcoming_p50, self.sent_at, deadline)
+        look_at = patience_until(own, walk.upcoming_p50, self.sent_at, deadline)
         if not own.trained:
-            doubt_at = min(doubt_at, leave_by(own, walk.upcoming.forecast, self.sent_at, deadline))
-        self.recheck_at = min(doubt_at, self.limit_at)
+            look_at = min(look_at, leave_by(own, walk.upcoming.forecast, self.sent_at, deadline))
+        self.recheck_at = min(look_at, self.limit_at)
 
     def _await_whole(self, limits: AttemptLimits, has_next: bool) -> None:
         """Set the moments of an attempt whose tokens are not seen."""
@@ -77,17 +76,6 @@ class PendingAttempt:
         self.overtake_at = self.sent_at + self.overtake_in
         self.recheck_in(min(idle_of(limits, self.attempt.candidate), self.overtake_in), self.sent_at)
 
-    def weigh(self, upcoming: Candidate, deadline: float, hedge: bool, now: float) -> None:
-        """Fix the moments to abandon the attempt for `upcoming`, and to send a hedge before."""
-        self.weighed = True
-        about = self.attempt.candidate.forecast, upcoming.forecast, self.sent_at, now, deadline
-        self.abandon_at = min(abandon_at(*about), self.limit_at)
-        self.recheck_at = min(hedge_at(*about), self.abandon_at) if hedge else self.abandon_at
-
-    def reset(self, now: float) -> None:
-        """The other racer failed: the silence is weighed anew."""
-        self.weighed = False
-        self.recheck_at = min(now, self.limit_at)
 
     def recheck_in(self, seconds: float, now: float) -> None:
         self.recheck_at = min(now + seconds, self.limit_at)
@@ -120,13 +108,11 @@ class SilenceLook:
             return self._at_limit(pending)
         return self._at_stream(pending) if pending.seen else self._at_unseen(pending)
 
-    def _limit_of(self, pending: PendingAttempt) -> float:
-        return first_token_limit(self.limits, pending.attempt.candidate, pending.attempt.kind)
-
     def _at_limit(self, pending: PendingAttempt) -> SilenceFinding:
         """Abandon the attempt, unless the server shows life and nobody else could do better."""
-        now, end, limit = self.now, self.limits.limit_at, self._limit_of(pending)
-        heard_at = self.facts.progress(pending.attempt.number).heard_at
+        now, end, attempt = self.now, self.limits.limit_at, pending.attempt
+        limit = first_token_limit(self.limits, attempt.candidate, attempt.kind)
+        heard_at = self.facts.progress(attempt.number).heard_at
         alone = self.racers == 1 and self.walk.next_at(now) is None
         if not (alone and heard_at > pending.sent_at and now - heard_at < limit and now < end):
             return SilenceFinding.NO_TOKEN
@@ -137,16 +123,20 @@ class SilenceLook:
         if (upcoming := self.walk.next_at(self.now)) is None or not self.walk.may_race:
             pending.recheck_at = pending.limit_at
             return SilenceFinding.WAITING
-        if not pending.weighed:
-            pending.weigh(upcoming, self.deadline, self.limits.hedge, self.now)
-            if pending.recheck_at > self.now:
-                return SilenceFinding.WAITING
-        if self._may_race and self.share.take_hedge():
-            pending.recheck_at = pending.limit_at
-            return SilenceFinding.RACE
-        if self.now >= pending.abandon_at:
-            return SilenceFinding.NO_TOKEN
-        pending.recheck_at = pending.abandon_at
+        seen = self.facts.outlook(pending.attempt, pending.sent_at, upcoming, self.now)
+        own, fresh, since = seen.forecast, seen.upcoming, seen.since
+        doubt_at = patience_until(own, fresh.p50, since, self.deadline)
+        if (look_at := min(doubt_at, leave_by(own, fresh, since, self.deadline))) <= self.now:
+            about = own, fresh, since, self.now, self.deadline, seen.heard_at
+            look_at = leave_at = abandon_at(*about)
+            if self._may_race and (look_at := min(hedge_at(*about), leave_at)) <= self.now:
+                if self.share.take_hedge():
+                    pending.recheck_at = pending.limit_at
+                    return SilenceFinding.RACE
+                look_at = leave_at
+            if leave_at <= self.now:
+                return SilenceFinding.NO_TOKEN
+        pending.recheck_in(max(look_at - self.now, LOOK_LEAST), self.now)
         return SilenceFinding.WAITING
 
     @property

@@ -320,6 +320,8 @@ class Fleet:
         touched: dict[EndpointState, None] = {}
         for key, count in tokens:
             if (attempt := self._attempts.get(key)) is not None:
+                if count > attempt.answer.tokens:
+                    attempt.state.heard_at = attempt.state.interference.updated_at
                 attempt.answer.tokens = count
                 touched[attempt.state] = None
         for state in touched:

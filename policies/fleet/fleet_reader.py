@@ -24,7 +24,19 @@ from policies.latency.token_counts import TokenScale
 from policies.quota.external_use import ExternalUseByRoute
 from policies.rate_limit.saved_limits import SavedLimits
 from policies.routes.route import Route
-from policies.types import MEDIAN, Candidate, Completion, Endpoint, Forecast, Load, PoolEstimate, Quantiles
+from policies.types import (
+    MEDIAN,
+    NEVER,
+    Candidate,
+    Completion,
+    Endpoint,
+    FirstTokenOutlook,
+    Forecast,
+    Health,
+    Load,
+    PoolEstimate,
+    Quantiles,
+)
 
 NOTHING: tuple[int, ...] = ()
 
@@ -79,11 +91,28 @@ class FleetReader:
             candidates.append(found)
         return candidates
 
+    def outlook(
+        self, key: Hashable, upcoming: Candidate, load: Load | None, prompt: PoolEstimate, now: float
+    ) -> FirstTokenOutlook | None:
+        """The first token of a pending attempt, and of one sent to `upcoming` now; `load`: there, with `prompt` for it;
+        None: it has left the fleet. Of an API nothing is known beyond the forecast made before."""
+        attempt, fresh = self._attempts.get(key), upcoming.forecast
+        if attempt is None:
+            return None
+        if load is not None and load.health is not Health.ASLEEP:
+            fresh = self.fresh_forecast(upcoming.endpoint.id, load, prompt, now)
+        known = attempt.outlook(key, now) or (attempt.sent_at, attempt.candidate.forecast, NEVER)
+        return FirstTokenOutlook(*known, fresh)
+
+    def fresh_forecast(self, endpoint_id: str, load: Load, prompt: PoolEstimate, now: float) -> Forecast:
+        """Forecast of the prompt, sent there now."""
+        (candidate,) = self.candidates({endpoint_id: load}, prompt, 0, 0.0, now, 0.0)
+        return candidate.forecast
+
     def continuation_ttft(self, endpoint_id: str, load: Load, prompt: PoolEstimate, written: int, now: float) -> float:
         """Expected seconds to the first token of a prompt and `written` tokens of its answer, sent there now."""
         longer = replace(prompt, tokens=prompt.counted_tokens() + written)
-        (candidate,) = self.candidates({endpoint_id: load}, longer, 0, 0.0, now, 0.0)
-        return candidate.forecast.p50
+        return self.fresh_forecast(endpoint_id, load, longer, now).p50
 
     def tpot_chance(self, candidate: Candidate, budget: float, now: float) -> float:
         """Probability of an answer sent there now to keep the TPOT budget."""

@@ -16,16 +16,20 @@ from policies.blame.blame import BLAME, Blame, Evidence, Fault, blame_of, reason
 from policies.fleet.adapter_slots import LOADED, UNKNOWN, AdapterSlots, AdapterWait
 from policies.fleet.endpoint_state import EWMA_WEIGHT, EndpointState
 from policies.latency.kv_loads import LEAST
-from policies.latency.token_counts import NO_QUEUE, PrefillQueue, TokenScale
+from policies.latency.token_counts import NO_QUEUE, PrefillQueue, PrefillTokens, TokenScale
 from policies.latency.tpot import MIN_TPOT, DecodingAnswer
 from policies.latency.ttft_predictor import MIN_TTFT, PrefillWork, TtftPredictor, TtftSample
 from policies.prefix_cache.endpoint_cache import PendingPrompt
 from policies.quota.external_use import ExternalUse
-from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, PoolEstimate
+from policies.types import TRAINED_SAMPLES, AttemptOutcome, Candidate, Forecast, Health, PoolEstimate
 
 OVERDUE_QUANTILE = 0.98  # of the forecast, after which an attempt counts as silent
 MIN_OVERDUE = 0.5  # s
 TRIAL = 0.4  # of the time until the deadline, from which the silence of a trial says something: half is what it gets
+LOST = 0.05  # of prompts: the engine has evicted a prefix that was believed cached
+STEP_S = (
+    1.0  # s in which an engine that reads a longer prompt writes a token of its answers: the slowest step, as counted
+)
 PACED = 8  # tokens from which an answer shows a pace
 OUTLIER = BLAME["server"]  # of a refusal that siblings do not share
 
@@ -78,6 +82,7 @@ class InFlightAttempt:
     external_use: ExternalUse | None = None  # of the route, where it has a limit and this is an API
     caller: str = ""  # name of the key, or an address; empty: the gateway itself
     paused: bool = False  # this process was paused meanwhile (`policies.fleet.pauses`): nothing of it tells a time
+    overdue: bool = False  # left as silent, for longer than a forecast can explain
     unread: bool = False  # the caller stopped reading for a while, so did the gateway: no pace can be learned
 
     @classmethod
@@ -169,6 +174,7 @@ class InFlightAttempt:
     def on_ended(self, key: Hashable, outcome: AttemptOutcome, now: float, report: AttemptReport) -> None:
         """Takes an attempt that has ended out of the counts of the endpoint, and settles the cost."""
         state = self.state
+        self.overdue = outcome is AttemptOutcome.SILENT and self._is_overdue(key, now)
         if self.first_at is None and outcome is AttemptOutcome.COMPLETED:
             state.inflight.on_first_token(key, now)
         elif self.first_at is None:
@@ -225,6 +231,38 @@ class InFlightAttempt:
         learner = state.predictor.learner_of(self.prompt.effort, now)
         learner.observe(self.sample(max(ttft - self._waited, MIN_TTFT)), now)
         return True
+
+    def outlook(self, key: Hashable, now: float) -> tuple[float, Forecast, float] | None:
+        """A time, the forecast of the first token from then on by what the engine has before and beside it now, and the
+        latest token of any answer there. None: of an API, and of an engine that was asleep, no more is known."""
+        state, inflight = self.state, self.state.inflight
+        if not state.pool.local or key not in inflight.prefilling or self.candidate.load.health is Health.ASLEEP:
+            return None
+        since, (cached, lost) = inflight.queue.started_at, inflight.prefills_of(key)
+        reported = self.reported_queue if since <= self.sent_at else 0.0  # a first token shows that it has ended
+        forecast, heard_at = self._forecast_of(cached, reported, now), max(state.heard_at, state.last_token_at)
+        if not state.interference.answers or now - max(since, heard_at) < STEP_S:
+            forecast = forecast.or_else(self._forecast_of(lost, reported, now), LOST)
+        return since, forecast, heard_at
+
+    def _is_overdue(self, key: Hashable, now: float) -> bool:
+        """No token has come for longer than a forecast can explain."""
+        forecast, since = self.candidate.forecast, self.sent_at
+        if (outlook := self.outlook(key, now)) is not None:
+            since, forecast = max(outlook[0], outlook[2]), outlook[1]
+        return self.stream and now - since > max(forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
+
+    def _forecast_of(self, prefills: PrefillTokens, reported: float, now: float) -> Forecast:
+        """TTFT from the begin of these prefills, the last of which is the attempt's own."""
+        predictor, ahead = self._predictor, prefills.tokens + reported - self.work.uncached
+        pairs = prefills.pairs + reported * self.queue.context_per_token
+        work = replace(self.work, queued_tokens=ahead, pairs=pairs)
+        return replace(
+            self.candidate.forecast,
+            point_estimate=self._waited + predictor.point_estimate(work, now),
+            ratios=predictor.quantiles(max(ahead, 0.0), now),
+            samples=predictor.samples,
+        )
 
     def learn_silence(self, now: float) -> None:
         """Teaches that no token has come by now."""
@@ -288,9 +326,7 @@ class InFlightAttempt:
         if former or (outcome is AttemptOutcome.SILENT and self.paused):
             callers.on_replied(key, self.caller, AttemptOutcome.CANCELLED, now)
         elif outcome is AttemptOutcome.SILENT:
-            patience = max(self.candidate.forecast.quantile(OVERDUE_QUANTILE), MIN_OVERDUE)
-            overdue = self.stream and now - self.sent_at > patience
-            callers.on_silent(key, self.caller, self.sent_at, now, overdue)
+            callers.on_silent(key, self.caller, self.sent_at, now, self.overdue)
         elif blame is None or not blame.evidence.is_failure:
             if blame is not None and blame.evidence is Evidence.BUSY:
                 self._on_busy(blame, report, now)

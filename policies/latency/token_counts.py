@@ -6,6 +6,7 @@ Prompt tokens in flight, without a first token yet, are exact, and known at once
   changes nothing.
 - Engines prefill first come, first served (vLLM's default): a first token proves that earlier attempts are almost
   done, and that the later ones begin now.
+- A step of an engine reads prompts that were sent later, too: its first tokens come together.
 - Time drains the queue at the learned prefill rate. A streamed attempt without a first token proves that some prefill
   is left, and keeps a remainder. An attempt without streaming shows no first token: it counts as decoding once its
   prefill time is over.
@@ -18,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from policies.latency.learned_state import LearnedRegression
 from policies.latency.online_learning import Regression
 from policies.types import NEVER
 
+STEP = 8192  # tokens that an engine reads in a step: vLLM's default on current GPUs
 REMAINDER = 0.1  # of the charge: about the share by which a prefill exceeds its predicted time
 
 PER_MESSAGE = 4.0  # tokens of a chat template (OpenAI's; ChatML and Llama 3 differ by about one)
@@ -64,11 +67,19 @@ class PrefillQueue:
 NO_QUEUE = PrefillQueue(0, 0, 0, NEVER)
 
 
+class PrefillTokens(NamedTuple):
+    """Tokens to compute, and their attention pairs."""
+
+    tokens: float
+    pairs: float
+
+
 @dataclass(slots=True)
 class PrefillCharge:
     """The prefill of an attempt without a first token."""
 
     tokens: int
+    context: int  # cached tokens, which these are computed on top of
     pairs: int
     remainder: int
     stream: bool
@@ -95,7 +106,7 @@ class InflightTokens:
         if not self.prefilling:
             self.queue.started_at = now
         pairs = tokens * (2 * context + tokens) // 2
-        charge = PrefillCharge(tokens, pairs, int(tokens * REMAINDER) if stream else 0, stream, now)
+        charge = PrefillCharge(tokens, context, pairs, int(tokens * REMAINDER) if stream else 0, stream, now)
         self.prefilling[key] = charge
         self._add(charge, 1)
 
@@ -109,6 +120,22 @@ class InflightTokens:
         self._start_decoding(key)
         ahead = next(iter(self.prefilling.values()), None)
         self.queue.started_at = now if ahead is None else max(now, ahead.sent_at)
+
+    def prefills_of(self, key: Hashable) -> tuple[PrefillTokens, PrefillTokens]:
+        """Prefills until the first token of `key`, and the same with nothing cached."""
+        charged: list[PrefillCharge] = []
+        later = later_pairs = 0
+        for sent, charge in reversed(self.prefilling.items()):
+            if charged or sent == key:
+                charged.append(charge)
+            else:
+                later, later_pairs = later + charge.tokens, later_pairs + charge.pairs
+        share = min(STEP / later, 1.0) if later else 0.0
+        tokens, pairs = share * later, share * later_pairs
+        whole = [charge.tokens + charge.context for charge in charged]
+        cached = tokens + sum(each.tokens for each in charged), pairs + sum(each.pairs for each in charged)
+        lost = tokens + sum(whole), pairs + sum(each * each / 2 for each in whole)
+        return PrefillTokens(*cached), PrefillTokens(*lost)
 
     def expire(self, now: float, rate: float) -> None:
         """Moves attempts which are not streamed to decoding when their prefill, at `rate` tokens/s, is over."""
@@ -135,7 +162,7 @@ class InflightTokens:
             return
         self._add(charge, -1)
         charge.pairs = charge.pairs * charge.remainder // max(charge.tokens, 1)
-        charge.tokens = charge.remainder
+        charge.tokens, charge.context = charge.remainder, 0
         self._add(charge, 1)
 
     def _start_decoding(self, key: Hashable) -> None:

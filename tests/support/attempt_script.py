@@ -34,7 +34,7 @@ from policies.attempts.attempt_events import (
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget, RetryBudget
 from policies.blame.blame import BLAME
-from policies.types import FOREVER, Candidate
+from policies.types import FOREVER, Attempt, Candidate, FirstTokenOutlook, Forecast
 from tests.support.decision_fleet import P90, candidate, decided
 
 A, B, C = candidate("a"), candidate("b"), candidate("c")
@@ -45,7 +45,8 @@ PATIENCE = 1.2 * P90 * 0.2  # s of silence until an attempt with a median TTFT o
 
 
 class GivenFacts(NoFacts):
-    """Facts that a test sets. `overtaken`: answers of the next looks, then no."""
+    """Facts that a test sets. `overtaken`: answers of the next looks, then no; `outlooks`: of the attempts, by number;
+    `now`: forecasts of endpoints by id, that have changed since the decision."""
 
     def __init__(
         self,
@@ -61,6 +62,8 @@ class GivenFacts(NoFacts):
         self.closed, self.saturated, self.windows = set(closed), saturated, frozenset(windows)
         self.overtaken = list(overtaken)
         self.peers = dict(peers or {})
+        self.outlooks: dict[int, FirstTokenOutlook] = {}
+        self.now: dict[str, Forecast] = {}
         self.seen = Progress(**progress)
 
     def is_closed(self, candidate: Candidate, now: float) -> bool:
@@ -68,6 +71,10 @@ class GivenFacts(NoFacts):
 
     def is_saturated(self) -> bool:
         return self.saturated
+
+    def outlook(self, attempt: Attempt, sent_at: float, upcoming: Candidate, now: float) -> FirstTokenOutlook:
+        own = self.outlooks.get(attempt.number) or super().outlook(attempt, sent_at, upcoming, now)
+        return replace(own, upcoming=self.now.get(upcoming.endpoint.id, upcoming.forecast))
 
     def is_overtaken(self, number: int) -> bool:
         return bool(self.overtaken) and self.overtaken.pop(0)

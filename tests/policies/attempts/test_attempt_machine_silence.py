@@ -10,7 +10,7 @@ import pytest
 from policies.attempts.attempt_events import AttemptStep, Begin, FirstToken, TimerFired
 from policies.attempts.attempt_machine import AttemptMachine
 from policies.attempts.budgets import HedgeBudget
-from policies.types import FOREVER, Candidate
+from policies.types import FOREVER, NEVER, Candidate, FirstTokenOutlook
 from tests.support.attempt_script import (
     PATIENCE,
     A,
@@ -129,6 +129,70 @@ def test_no_hedge_is_sent_while_others_wait_for_the_place() -> None:
     race = machine(A, B, hedge=True, facts=GivenFacts(saturated=True))
     step, _ = silence(race, race.on(Begin(), 0.0))
     assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
+
+
+# --------------------------------------------------------------------------- by what is known at the look
+
+
+def seen(since: float, heard_at: float = NEVER, **forecast: float) -> FirstTokenOutlook:
+    """Of an attempt at A."""
+    return FirstTokenOutlook(since, replace(A.forecast, **forecast), heard_at, B.forecast)
+
+
+def told_at_looks(race: AttemptMachine, facts: GivenFacts, outlook: FirstTokenOutlook, until: float) -> list[str]:
+    """Actions of the looks up to then, with this outlook of the first attempt."""
+    facts.outlooks[1] = outlook
+    step, found = race.on(Begin(), 0.0), list[str]()
+    while step.wake_at is not None and step.wake_at <= until:
+        step = race.on(TimerFired(), step.wake_at)
+        found += told(step)
+    return found
+
+
+def test_a_silence_that_a_long_prefill_ahead_explains_is_waited_for() -> None:
+    """The engine needs 0.6 s for what is ahead and the prompt, and the deadline is in 1 s."""
+    facts = GivenFacts()
+    behind = seen(0.0, point_estimate=0.6)
+    assert told_at_looks(machine(A, B, facts=facts), facts, behind, until=0.8) == []
+
+
+def test_a_first_token_of_the_prompt_ahead_restarts_the_clock() -> None:
+    """At 0.3 s, when the forecast of the sending is over by far."""
+    facts = GivenFacts()
+    race = machine(A, B, deadline=1.5, facts=facts)
+    assert told_at_looks(race, facts, seen(0.3), until=0.3 + 1.2 * P90 * 0.2 - 0.01) == []
+    step, left_at = silence(race, race.on(TimerFired(), 0.7))
+    assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
+    assert left_at < 1.2
+
+
+def test_an_attempt_is_not_left_for_an_endpoint_that_has_become_busy() -> None:
+    """The ranking is as old as the decision."""
+    facts = GivenFacts()
+    facts.now["b"] = replace(B.forecast, point_estimate=5.0)
+    race = machine(A, B, facts=facts)
+    step = race.on(Begin(), 0.0)
+    while step.wake_at is not None and step.wake_at < 1.0:
+        step = race.on(TimerFired(), step.wake_at)
+        assert told(step) == []
+
+
+def test_after_the_deadline_an_attempt_is_kept_while_its_engine_writes_other_answers() -> None:
+    """To leave costs a prefill, and to stay nothing. Without a token for anybody the engine is judged dead."""
+    facts = GivenFacts()
+    race = machine(A, B, deadline=0.4, facts=facts)
+    facts.now["b"] = replace(B.forecast, point_estimate=5.0)
+    assert told_at_looks(race, facts, seen(0.0, heard_at=3.0), until=3.9) == []
+    step, left_at = silence(race, race.on(TimerFired(), 3.9))
+    assert told(step) == ["cancel 1 silent", "open 2 fallback b"]
+    assert left_at == pytest.approx(3.0 + 3 * A.forecast.quantile(0.99))
+
+
+def test_after_the_deadline_no_hedge_is_sent_beside_an_engine_that_lives() -> None:
+    facts = GivenFacts()
+    race = machine(A, B, deadline=0.4, hedge=True, facts=facts)
+    facts.now["b"] = replace(B.forecast, point_estimate=5.0)
+    assert told_at_looks(race, facts, seen(0.0, heard_at=3.0), until=3.9) == []
 
 
 # --------------------------------------------------------------------------- a server that shows life

@@ -168,3 +168,19 @@ def test_a_later_guess_takes_no_more_of_the_next_candidates_time(own_p50: float)
     own, upcoming = Forecast(own_p50, COLD), Forecast(0.1, COLD, samples=3)
     asked_at = min(patience_until(own, upcoming.p50, 0.0, 1.0), leave_by(own, upcoming, 0.0, 1.0))
     assert 0.5 <= abandon_at(own, upcoming, 0.0, asked_at, 1.0) <= 1.0 - upcoming.p90
+
+
+def test_an_attempt_is_not_left_for_a_slightly_better_chance() -> None:
+    """Both prefills would be paid for: at the end of patience the second is likelier by less than a tenth."""
+    own, upcoming = taking(0.5), taking(0.6)
+    silent = patience_until(own, upcoming.p50, 0.0, 1.6)
+    gain = joint_probability(own, upcoming, silent, 1.6) - (1 - HUNG) * own.probability(1.6)
+    assert gain > 0
+    assert abandon_at(own, upcoming, 0.0, silent, 1.6) >= 1.6
+
+
+def test_tokens_of_other_answers_make_a_hang_unlikely() -> None:
+    """An engine that has written something since is slow: the silence is explained by its slowest answers alone."""
+    own, upcoming = taking(0.2), taking(0.4)
+    dead, alive = (abandon_at(own, upcoming, 0.0, 0.5, 1.0, heard_at) for heard_at in (-1.0, 0.4))
+    assert dead < 1.0 < alive
